@@ -52,7 +52,7 @@ class PortUsed(Exception):
 
 
 class Acceptor:
-    """The sockets of one address; `take` gets each accepted socket, which is its own from then on."""
+    """The sockets of one address; `take` receives and owns each accepted socket."""
 
     def __init__(self, take: Callable[[socket.socket], None], clock: Clock | None = None) -> None:
         self._take = take
@@ -62,15 +62,15 @@ class Acceptor:
         self._is_shared = False
         self._resumption: asyncio.TimerHandle | None = None
         self.port = 0
-        """The port in use, also where 0 was given."""
+        """The bound port, also if 0 was given."""
         self.failures: Counter[str] = Counter()
         """Failed accepts by the error's name."""
 
     async def bind(self, host: str, port: int, *, reuse_port: bool) -> None:
-        """The address is bound: the system completes connections, which wait in its queue.
+        """Bind the address: the system completes connections, which wait in its queue.
 
         Raises:
-            PortUsed: another process has the address, or it is not of this machine.
+            PortUsed: another process has bound the address, or it is not an address of this machine.
         """
         self._is_shared = reuse_port
         loop = asyncio.get_running_loop()
@@ -85,13 +85,13 @@ class Acceptor:
             raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({error.strerror})") from error
 
     def start(self) -> None:
-        """Connections are accepted from now on."""
+        """Begin to accept connections."""
         self._resumption = None
         for each in self._sockets:
             asyncio.get_running_loop().add_reader(each, self._accept, each)
 
     async def stop(self, wait_s: float) -> None:
-        """No connection comes any more; those that the system had completed were taken. Takes `wait_s` at most."""
+        """Accept the connections that the system has completed, then close. Takes `wait_s` at most."""
         filtered = [_drops_syn(each) for each in self._sockets] if self._is_shared else [False]
         if all(filtered):
             await self._clock.sleep(min(HANDSHAKE_S, wait_s))
@@ -101,7 +101,7 @@ class Acceptor:
         self.close()
 
     def close(self) -> None:
-        """Nothing listens."""
+        """Close the sockets."""
         self._pause()
         if self._resumption is not None:
             self._resumption.cancel()
@@ -110,7 +110,7 @@ class Acceptor:
         self._sockets.clear()
 
     def _accept(self, listening: socket.socket) -> bool:
-        """Accept what waits; return whether there may be more."""
+        """Accept waiting connections; return whether there may be more."""
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 accepted, _ = listening.accept()
@@ -125,7 +125,7 @@ class Acceptor:
         return True
 
     def _failed(self, error: OSError) -> bool:
-        """Return whether nothing can be accepted for now."""
+        """Count a failure; return whether accepting has to pause."""
         name = errno.errorcode.get(error.errno or 0, "unknown")
         self.failures[name] += 1
         if error.errno not in _EXHAUSTED:

@@ -1,18 +1,18 @@
-"""What a chat may say, the same for every model, before a template sees it.
+"""Checks of a chat before a template renders it, the same for every model.
 
     role        one of ROLES
     content     a string; or text parts; or null, when an assistant's message has tool_calls
-    characters  whatever UTF-8 can express: no lone surrogates
+    characters  valid in UTF-8: no lone surrogates
 
-Text parts become what the template was written for (`content_format.py`): the list of parts, or one string, the parts
-joined with a newline. Source: vLLM `entrypoints/chat_utils.py` and TensorRT-LLM `serve/chat_utils.py` join so.
+Text parts become what the template expects (`content_format.py`): a list of parts, or one string, the parts joined with
+a newline. Source: vLLM `entrypoints/chat_utils.py` and TensorRT-LLM `serve/chat_utils.py` join so.
 
-Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be taken out first (`split_images`), by whoever
-knows what the model has in their place:
+Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), with the
+model's rule for images:
 
-    a placeholder     a text part: the placeholder. A text that says it, too, is refused: it would count as an image
-    nobody knows      `IMAGE`, of which a template may make what it likes; before the first message that has one stands
-                      `UNKNOWN_FROM_HERE`: what is rendered up to there is what the model reads, too
+    a placeholder     a text part: the placeholder. Other text with the placeholder is refused: it would be an image
+    unknown           `IMAGE`, which a template may render in any way; `UNKNOWN_FROM_HERE` precedes the first message
+                      with an image: the text rendered before it equals the model's
 """
 
 import json
@@ -27,15 +27,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
 IMAGES_MAX = 128
-"""Of one chat. Workers may take fewer."""
+"""Images of one chat. Workers may accept fewer."""
 IMAGE: Mapping[str, Any] = {"type": "image"}
-"""What templates that loop over parts look for. It is no client's: it counts where it is this very object."""
+"""The part that templates check for. Only this very object counts, not an equal part of a client."""
 UNKNOWN_FROM_HERE = "\ue0fe\ue0ff"
-"""Characters for private use, so that nobody says them; in a text they end early what is known, and no more."""
+"""Private-use characters, absent from normal text; in a client's text they only shorten the known beginning."""
 
 
 class TextError(Exception):
-    """A model directory or a chat that cannot become tokens: `field` (a path), what was `found`, what is `allowed`."""
+    """A model directory or a chat that cannot be encoded: `field` (a path), what was `found`, what is `allowed`."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
         super().__init__(f"{field}: found {repr(found)[:_FOUND_CHARACTERS_MAX]}, allowed {allowed}")
@@ -45,11 +45,11 @@ class TextError(Exception):
 
 
 class HasImages(TextError):
-    """A chat with image parts, where text is wanted."""
+    """A chat with image parts where only text is allowed."""
 
 
 class SplitChat(NamedTuple):
-    """A chat without its image parts, and their URLs, in the order in which they stood."""
+    """A chat without its image parts, and their URLs in order."""
 
     messages: list[Message]
     urls: tuple[str, ...]
@@ -61,7 +61,7 @@ def digest_of(content: bytes) -> str:
 
 
 def checked_unicode(field: str, text: str) -> str:
-    """Return `text`; raise `TextError` where UTF-8 cannot express it."""
+    """Return `text`; raise `TextError` if it is not valid in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -72,10 +72,10 @@ def checked_unicode(field: str, text: str) -> str:
 def checked_messages(messages: Sequence[Message], *, keeps_parts: bool = False) -> list[Message]:
     """Return the messages, `content` a string or None, with `keeps_parts` also a list of text parts.
 
-    Characters are not looked at: `blame_characters` does that where it turns out that some cannot be.
+    Characters are not checked: `blame_characters` does that after an encoding error.
 
     Raises:
-        TextError: which names the place.
+        TextError: names the path.
     """
     return [
         message
@@ -86,7 +86,7 @@ def checked_messages(messages: Sequence[Message], *, keeps_parts: bool = False) 
 
 
 def blame_characters(messages: Sequence[Message]) -> None:
-    """Return when all contents can be expressed; raise `TextError`, which names the first that cannot."""
+    """Check that all contents are valid in UTF-8; raise `TextError`, which names the first that is not."""
     for at, message in enumerate(messages):
         content = message["content"]
         if isinstance(content, str):
@@ -107,12 +107,12 @@ def with_parsed_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def split_images(messages: Sequence[Message], placeholder: str) -> SplitChat:
-    """Return the chat with `placeholder` for each image; empty: nobody knows what the model has there.
+    """Return the chat with `placeholder` for each image; empty: the model's rule is unknown.
 
-    Only content is looked at, for images alone: the rest is checked where the chat is rendered.
+    Only images in contents are checked; the rest is checked when the chat is rendered.
 
     Raises:
-        TextError: an image part that is none, a text with the placeholder, more than `IMAGES_MAX`.
+        TextError: a malformed image part, a text with the placeholder, more than `IMAGES_MAX`.
     """
     split: list[Message] = []
     urls: list[str] = []
@@ -132,7 +132,7 @@ def split_images(messages: Sequence[Message], placeholder: str) -> SplitChat:
 
 
 def _without_image(where: str, part: object, placeholder: str, urls: list[str]) -> object:
-    """Return the part, or what stands for its image, whose URL goes to `urls`."""
+    """Return the part, or the replacement of its image; append the image's URL to `urls`."""
     if not isinstance(part, Mapping) or part.get("type") != "image_url":
         text = part.get("text") if isinstance(part, Mapping) else None
         _check_text(f"{where}.text", text if isinstance(text, str) else "", placeholder)

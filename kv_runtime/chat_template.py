@@ -1,14 +1,14 @@
-"""A chat becomes text: a model's own template renders it in a sandbox (`template_sandbox.py`), within bounds.
+"""Renders a chat as text with a model's own template, in a sandbox (`template_sandbox.py`), within bounds.
 
     messages       checked (`chat_messages.py`), calls' arguments as objects, parts as the template wants them
-    tools          render with the template "tool_use" where the model has one
+    tools          render with the template "tool_use" if the model has one
     documents, reasoning_effort, template_kwargs      variables of the template, besides the special tokens; names that
                    the rendering itself sets are refused. Source: vLLM gives `reasoning_effort` and `documents` so.
-    continue_final_message      the text ends with the last message, so that the model goes on with it; then there is no
+    continue_final_message      the text ends with the last message, which the model continues; then there is no
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
-Rendering is a function of its arguments. It is given up when it becomes too long or takes too long; both are looked at
-whenever the template writes something.
+Rendering is a function of its arguments. It is aborted when the text is too long or rendering takes too long; both are
+checked whenever the template writes something.
 """
 
 import json
@@ -42,10 +42,10 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continu
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a chat is rendered; what is left out is as clients of the OpenAI interface expect."""
+    """Options for rendering a chat; defaults are those of the OpenAI interface."""
 
     add_generation_prompt: bool
-    """Whether it ends where the assistant's answer begins; yes, unless the final message is continued."""
+    """Whether the text ends where the assistant's answer begins; by default, unless the final message is continued."""
     continue_final_message: bool
     tools: Sequence[Tool] | None
     documents: Sequence[Mapping[str, Any]] | None
@@ -54,7 +54,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class ChatTemplate:
-    """A model's own template, compiled. `digest` covers all that rendering depends on beside the chat."""
+    """A model's own template, compiled. `digest` covers all inputs of rendering besides the chat."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ChatTemplate:
         render_s: float = RENDER_S,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        """Compile `sources`: "default", and where the model has it "tool_use", which renders chats with tools.
+        """Compile `sources`: "default", and optionally "tool_use", which renders chats with tools.
 
         `special_tokens` are the template's variables (`bos_token`, ...). Raises `TextError` for a template that does
         not parse.
@@ -82,11 +82,11 @@ class ChatTemplate:
         self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
 
     def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Return the chat as the model reads it; raise `TextError` for one that the template refuses."""
+        """Render a chat; raise `TextError` for one that the template refuses."""
         return self.render_utf8(messages, **options).decode()
 
     def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return the same in UTF-8."""
+        """Render a chat in UTF-8."""
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
         checked = checked_messages(messages, keeps_parts=self._keeps_parts[name])
         variables = _variables(with_parsed_calls(checked), options, self.special_tokens)
@@ -94,7 +94,7 @@ class ChatTemplate:
             rendered = self._written(self._templates[name], variables)
         except TextError:
             raise
-        except Exception as error:  # a template may fail in any way that an expression may
+        except Exception as error:  # a template's expressions may raise anything
             raise TextError("messages", str(error), "a chat that the model's template renders") from error
         if options.get("continue_final_message"):
             rendered = _continued(rendered, checked)
@@ -105,7 +105,7 @@ class ChatTemplate:
             return checked_unicode("messages", rendered).encode()
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
-        """Return what the template writes; raise `TextError` when that is too much."""
+        """Return the rendered text; raise `TextError` beyond a bound."""
         pieces, length, until_s = [], 0, self._now() + self._render_s
         for piece in template.root_render_func(template.new_context(variables)):
             pieces.append(piece)
@@ -140,7 +140,7 @@ def read_template(directory: Path, instead: str = "") -> ChatTemplate:
 
 
 def file_content(path: Path) -> bytes:
-    """Return the file's bytes; raise `TextError` where it cannot be read."""
+    """Return the file's bytes; raise `TextError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -170,7 +170,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the template sees."""
+    """Return the variables of the template."""
     given = options.get("template_kwargs") or {}
     for name in _RESERVED:
         if name in given:
@@ -192,7 +192,7 @@ def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens
 
 
 def _continued(rendered: str, messages: Sequence[Message]) -> str:
-    """Return what is rendered up to the end of the last message's text, whose spaces the template may have cut off."""
+    """Return the rendered text up to the end of the last message's text, which the template may have stripped."""
     content = messages[-1]["content"] if messages else None
     if isinstance(content, list):
         content = content[-1].get("text") if content else None

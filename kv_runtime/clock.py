@@ -1,4 +1,4 @@
-"""Time as an argument: the real clock, and one that only a test moves."""
+"""Time as an argument: the real clock, and a manual one for tests."""
 
 import asyncio
 import heapq
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a shell knows of time. `now` and `sleep` go by the same hands."""
+    """The time source of shells. `now` and `sleep` use the same clock."""
 
     def now(self) -> float:
         """Return monotonic seconds since some moment; never less than before."""
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until `advance`: the verified fake of `SystemClock`, for one event loop."""
+    """A clock that moves only by `advance`: the verified fake of `SystemClock`, for one event loop."""
 
     def __init__(self, now_s: float = 0.0, wall_ns: int = 0) -> None:
         self._now_s = now_s
@@ -65,9 +65,9 @@ class ManualClock:
     async def advance(self, seconds: float) -> None:
         """Move the clock on by `seconds`, stopping at every deadline on the way to let that sleeper run.
 
-        Sleepers wake in the order of their deadlines, equal ones in the order in which they lay down, and each reads
+        Sleepers wake in the order of their deadlines, equal ones in the order of their calls, and each reads
         its own deadline on the clock. A sleeper runs to its next wait; if that is a sleep which ends on the way, it
-        wakes again. Tasks that began before the call have come to their first sleep.
+        wakes again. Tasks that began before the call have reached their first sleep.
         """
         assert seconds >= 0
         target_s = self._now_s + seconds

@@ -1,4 +1,4 @@
-"""Configuration shown to people: the effective tree as YAML, and what each setting means, is and may be."""
+"""Configuration as text: the effective tree as YAML, and the meaning, default and range of each setting."""
 
 import re
 from collections.abc import Iterator
@@ -48,9 +48,9 @@ def settings_of(kind: type[BaseModel], above: str = "") -> Iterator[Setting]:
 
 
 def render(settings: BaseModel) -> str:
-    """Return the tree as YAML that loads again, but for secrets: they are masked, and a mask is refused as a guess.
+    """Return the tree as YAML that can be loaded again, except for secrets: they are masked, and a mask is refused.
 
-    Where the command line has `--explain`, a comment above each setting says its meaning and what is allowed.
+    With `--explain` on the command line, a comment above each setting has its meaning and range.
     """
     context = click.get_current_context(silent=True)
     values = settings.model_dump(mode="json")
@@ -126,7 +126,7 @@ def _bounds(constraint: object) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a default as YAML knows it."""
+    """Convert a default for YAML."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, SecretStr):

@@ -26,7 +26,7 @@ CONNECTIONS_MAX = 16_384
 CONTROL_CONNECTIONS_MAX = 32
 """Of a control plane; `RESERVED` includes these."""
 CONNECTIONS_MIN = 16
-"""What a server may have however few files are left."""
+"""The minimum for a server, with however few free files."""
 CLOSING_MAX = 8
 """Connections above the bound while idle ones are being closed; closing takes one turn of the event loop."""
 

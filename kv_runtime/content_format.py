@@ -1,12 +1,12 @@
-"""Whether a template was written for a list of content parts, or for content that is a string.
+"""Detects whether a template expects content as a list of parts, or as a string.
 
-    it loops over a message's `content`      the list       ("openai")
-    it does not                              one string     ("string")
+    loops over a message's `content`         a list         ("openai")
+    does not                                 a string       ("string")
 
-A message is what a loop over `messages` yields, or one of them picked by its place; `messages` and a message's content
-may have gone through assignments, slices and filters; a bare `content` counts, since macros are given it by that name.
+A message is the variable of a loop over `messages`, or an indexed item of it; `messages` and a message's content may
+pass through assignments, slices and filters; a bare `content` counts, since macros receive it by that name.
 Source: the rule of vLLM, `--chat-template-content-format auto`. A string stays a string in both: templates that loop
-ask first, and transformers passes it so.
+check its type first, and transformers passes it so.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def loops_over_parts(template: nodes.Template) -> bool:
 
 
 def _aliases(template: nodes.Template, names: set[str], is_one: Callable[[nodes.Node, set[str]], bool]) -> set[str]:
-    """Return `names` and all that are assigned one of them."""
+    """Return `names` and all variables that are assigned one of them."""
     for _ in range(_NEVER_MORE_THAN):
         more = {name for name, value in _assignments(template) if is_one(value, names)}
         if more <= names:

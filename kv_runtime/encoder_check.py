@@ -1,10 +1,10 @@
-"""Whether two encoders are equal, as far as a fixed corpus can tell.
+"""Compares two encoders on a fixed corpus.
 
     TEXTS            languages and scripts, code, numbers, white space of every kind, emoji, broken and long text
-    every added token, alone and doubled, among words, spaces and line ends, and cut short by a character
-    MIXES            pieces of all that one after the other, drawn by a fixed generator
+    every added token, single and doubled, among words, spaces and line ends, and cut short by a character
+    MIXES            sequences of pieces of all these, drawn by a fixed generator
 
-Each text is encoded with and without what the model wants around a prompt.
+Each text is encoded with and without the model's special tokens.
 """
 
 from collections.abc import Iterator
@@ -62,14 +62,14 @@ TEXTS = (*_CODE, *_PROSE, *_AWKWARD, "\n".join((*_PROSE, *_CODE)) * 4)
 
 
 class Packs(Protocol):
-    """What is checked."""
+    """An encoder to check."""
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids as little-endian u32s."""
 
 
 def first_difference(truth: Tokenizer, candidate: Packs) -> str:
-    """Return where `candidate` first fails to encode as `truth` does; empty: nowhere."""
+    """Return the first text that `candidate` encodes differently from `truth`; empty: none."""
     for text in check_texts([token.content for token in truth.get_added_tokens_decoder().values()]):
         for specials in (False, True):
             expected = truth.encode(text, add_special_tokens=specials).ids

@@ -1,12 +1,12 @@
-"""Text to token ids: the `tokenizers` library is the truth, `fastokens` is fast, and is used where it proved equal.
+"""Text to token ids: `tokenizers` is the reference; `fastokens` is faster and is used if it is equal.
 
     wanted   used
-    hf       the truth
-    auto     the fast one where it encodes all of the self-check as the truth does; else the truth, and why
-    fast     the fast one; a model for which it is not equal is refused
+    hf       the reference
+    auto     the fast one if it passes the self-check; else the reference, with the reason
+    fast     the fast one; a model that fails the self-check is refused
 
-The self-check is a fixed corpus (`encoder_check.py`), in all of which every added token of the model stands once among
-words, spaces and its like. Should the fast one fail at a text later on, that text gets the truth's ids, and is counted.
+The self-check is a fixed corpus (`encoder_check.py`) with every added token of the model among words and spaces. If the
+fast one raises for a text later, the reference encodes that text, and the failure is counted.
 """
 
 import array
@@ -20,26 +20,26 @@ from kv_runtime.chat_messages import TextError
 from kv_runtime.encoder_check import first_difference
 
 CONFIGURED = "configured"
-"""The reason of an encoder that was asked for."""
+"""The reason of a configured encoder."""
 
 Wanted = Literal["auto", "hf", "fast"]
 
 
 class Encoder(Protocol):
-    """What turns text into ids. Several threads may use it at once."""
+    """Encodes text. Thread-safe."""
 
     name: str
     reason: str
-    """Why it is this one."""
+    """Why this encoder was chosen."""
     failures: int
-    """Texts at which it failed, and which another encoded."""
+    """Texts for which it failed and the reference was used."""
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids as little-endian u32s; with what the model wants around a prompt, if so asked."""
+        """Return the ids as little-endian u32s, optionally with the model's special tokens around them."""
 
 
 class HfEncoder:
-    """The truth. Its batches let other threads run meanwhile; a single text would hold the interpreter."""
+    """The reference. Its batch call releases the interpreter; its call for one text does not."""
 
     name = "hf"
     failures = 0
@@ -58,14 +58,14 @@ class HfEncoder:
 
 
 class EncodesFlat(Protocol):
-    """What is asked of the fast library."""
+    """The used interface of the fast library."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = ...) -> tuple[bytes, bytes]:  # noqa: FBT001
         """Return the ids of all inputs as little-endian u32s, and where each begins."""
 
 
 class FastEncoder:
-    """The fast one, with the truth behind it."""
+    """The fast encoder, with the reference as fallback."""
 
     name = "fast"
 
@@ -79,7 +79,7 @@ class FastEncoder:
         """Return the ids."""
         try:
             return self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
-        except Exception:  # noqa: BLE001 - whatever its regular expressions ran into
+        except Exception:  # noqa: BLE001 - its regular expressions may raise anything
             self.failures += 1
             return self._truth.pack(text, add_special_tokens=add_special_tokens)
 
@@ -88,7 +88,7 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
     """Return the encoder of the model whose `tokenizer.json` holds `content`, read as `tokenizer`.
 
     Raises:
-        TextError: the fast one is wanted, and is not equal.
+        TextError: the fast one is required and not equal.
     """
     if wanted == "hf":
         return HfEncoder(tokenizer, CONFIGURED)
@@ -97,7 +97,7 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         fast.no_truncation()
         fast.no_padding()
         candidate = FastEncoder(fast, HfEncoder(tokenizer, ""), "equal in the self-check")
-    except Exception as error:  # noqa: BLE001 - a model that it does not know, whatever it says of it
+    except Exception as error:  # noqa: BLE001 - it raises various errors for unknown models
         why = f"fastokens does not read it: {error}"
     else:
         why = first_difference(tokenizer, candidate)

@@ -1,6 +1,6 @@
 """Extras of the distribution: which packages a command needs beyond `pip install kv-router`.
 
-The metadata of the installation says what an extra contains. Sources without metadata are not checked.
+The contents of an extra are read from the installation's metadata. Sources without metadata are not checked.
 """
 
 import os
@@ -15,7 +15,7 @@ import click
 
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
-"""Where a wheel has `bench` and `dashboards`; a checkout has them beside this package, and no such directory."""
+"""The directory of `bench` and `dashboards` in a wheel; a checkout has them beside this package instead."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
@@ -85,7 +85,7 @@ class InstalledCommands(click.Group):
 
 
 def _without(extra: str, program: str, name: str) -> click.Command:
-    """Return the command of a missing extra: whatever its arguments, it says what to install."""
+    """Return the command of a missing extra: with any arguments, it says what to install."""
     anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     text = f"needs {DISTRIBUTION}[{extra}]"
     return click.Command(

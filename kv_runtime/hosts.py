@@ -1,16 +1,16 @@
-"""Names by which a server may be called, so that a page of another site cannot reach it under a name of its own.
+"""The allowed `Host` names of a server, against DNS rebinding.
 
-A browser lets a page talk to the site that the page is from. Whoever owns that site's name can let it point to this
-server (DNS rebinding), and is given away by `Host` alone:
+A browser lets a page send requests to its own site. The owner of that site's name can point it to this server; only
+`Host` reveals this:
 
 | `Host` names | served |
 |---|---|
-| an IP address, `localhost` | always: no foreign name server was asked |
+| an IP address, `localhost` | always: no foreign name server was involved |
 | the name that the server is bound to, a name of the setting | always; `*` in the setting allows all |
 | this machine's own name | unless the server is bound to loopback |
-| any other name, what is neither host nor host:port, nothing | never |
+| any other name, a value that is neither host nor host:port, an empty value | never |
 
-A request of HTTP/1.0 without `Host` is served: a browser sends one.
+An HTTP/1.0 request without `Host` is served: browsers always send one.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 100
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` can be reached from this machine alone."""
+    """Return whether `host` can be reached only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -51,22 +51,22 @@ def _checked_origin(origin: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(_checked_name)]
-"""A name that a server may be called by, in lower case; `*`: any."""
+"""An allowed name of a server, in lower case; `*`: any."""
 WebOrigin = Annotated[str, AfterValidator(_checked_origin)]
-"""What a browser sends as `Origin`, in lower case; `*`: any."""
+"""An `Origin` as browsers send it, in lower case; `*`: any."""
 
 
 class HostNames:
     """The names of one server."""
 
     def __init__(self, bound: str, named: Iterable[str] = (), *, setting: str = "control.hosts") -> None:
-        """`bound` is the address that it listens at, `named` what `setting` says."""
+        """`bound` is the listening address, `named` the value of `setting`."""
         own = set() if is_loopback(bound) else {socket.gethostname().lower()}
         self._names = {"localhost", bound.lower(), *own, *named}
         self._setting = setting
 
     def refusal(self, host: str) -> str:
-        """Return why a request with this `Host` is refused; empty where it is served."""
+        """Return why a request with this `Host` is refused; empty if it is served."""
         shown = host[:_SHOWN_CHARACTERS]
         if not _HOST.fullmatch(host):
             return f"host: found {shown!r}, allowed host or host:port"

@@ -33,19 +33,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
-"""What needs no token: it changes nothing and names no request."""
+"""Paths without a token: they change nothing and show no request."""
 
 HEAD_S = 30.0
-"""Within which a request's head must be whole, from its connection's beginning or from the answer before it."""
+"""Time for a request's head, from the beginning of its connection or from the response before it."""
 LINGER_S = 2.0
-"""How long the rest of a refused body is read and dropped, in seconds, so that the client reads the answer."""
+"""Seconds for which the rest of a refused body is read and dropped, so that the client reads the response."""
 RESET_LOOK_S = 0.1
-"""How often it is looked whether a client that sends no more has reset its connection."""
+"""How often half-closed connections are checked for a reset by the client."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HOST_NAMES = web.AppKey("host_names", HostNames)
 _SERVER: web.AppKey["HttpServer"] = web.AppKey("server")
 _REFUSED_BYTES_MAX = 64 << 10
-"""What is read of a connection that is refused, so that its client gets the refusal instead of a reset."""
+"""Bytes read of a refused connection, so that its client gets the refusal instead of a reset."""
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
 _SHOWN_CHARACTERS_MAX = 100
@@ -54,7 +54,7 @@ _REFUSAL = (
     b"retry-after: 1\r\nconnection: close\r\n\r\n%b"
 )
 _METRICS_TURN_S = 0.001
-"""How long a scrape computes before all else has a turn of the event loop."""
+"""How long a scrape computes before it yields to the event loop."""
 
 _log = structlog.get_logger("http")
 
@@ -79,9 +79,9 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 @web.middleware
 async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every refusal of the framework an OpenAI body, and every fault of ours a 500 that tells no secret.
+    """Give every refusal of the framework an OpenAI body, and every error of ours a 500 without details.
 
-    An answer that had begun is cut instead, so that nobody takes it for a whole one.
+    A response that had begun is cut instead, so that clients do not take it for complete.
     """
     try:
         return await handler(request)
@@ -96,7 +96,7 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
         return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}", kind)
-    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+    except Exception as error:  # noqa: BLE001 - the outermost handler: the client gets a response
         if isinstance(error, ConnectionError) and _is_disconnected(request):
             return _cut(request)
         _log.exception("request_failed", path=request.path)
@@ -110,7 +110,7 @@ def _shown(path: str) -> str:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Return the response, which ends its connection: the rest of its request's body cannot be read."""
+    """Make the response end its connection: the rest of the request's body cannot be read."""
     response.force_close()
     return response
 
@@ -124,17 +124,17 @@ def _is_disconnected(request: web.Request) -> bool:
 
 
 def _cut(request: web.Request) -> web.Response:
-    """End the connection. The response goes nowhere; an exception instead would be logged as the framework's fault."""
+    """Abort the connection. The returned response is not sent; an exception would be logged by the framework."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
 
 
 def require_token(token: str) -> Middleware:
-    """Return a middleware that wants `Authorization: Bearer <token>` on all but `OPEN_PATHS`; none without a token.
+    """Return a middleware that requires `Authorization: Bearer <token>` on all but `OPEN_PATHS`; "": no token.
 
-    A request without it must call the server by one of its names, and must not be for a page of another site: a
-    browser sends such requests for whoever looks at that page.
+    A request without it must name the server in `Host`, and must not have the `Origin` of another site: a browser sends
+    such requests for any page that its user visits.
     """
     expected = f"Bearer {token}".encode()
 
@@ -169,14 +169,14 @@ def _host_refusal(request: web.Request) -> web.Response | None:
 
 
 def _is_for_another_site(request: web.Request) -> bool:
-    """Return whether it names an origin other than the address that it calls, which is one of ours."""
+    """Return whether the origin differs from the called address, which is one of ours."""
     origin = request.headers.get("Origin")
     return origin is not None and origin.partition("://")[2] != request.host
 
 
 @web.middleware
 async def _plain_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a body in a content coding: a small one may become a large one, and no handler decodes it."""
+    """Refuse a body with a content coding: it may expand, and no handler decodes it."""
     coding = ", ".join(request.headers.getall("Content-Encoding", ()))
     if coding.lower() in {"", "identity"}:
         return await handler(request)
@@ -195,12 +195,12 @@ async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _without_versions(_: web.Request, response: web.StreamResponse) -> None:
-    """Do not tell clients which software and version answers."""
+    """Remove the software and its version from responses."""
     response.headers.popall("Server", None)
 
 
 class _Some(Collector):
-    """Families that are shown as if there were no others."""
+    """A collector of only these families."""
 
     def __init__(self, *families: Metric) -> None:
         self._families = families
@@ -210,10 +210,10 @@ class _Some(Collector):
 
 
 def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time.perf_counter) -> Handler:
-    """Return a handler that shows `registry` in the format that the scraper accepts; `now` is in seconds.
+    """Return a handler that serves `registry` in the format that the scraper accepts; `now` is in seconds.
 
-    Families are made one by one, and everybody else goes on once they have taken a millisecond: of a large fleet all
-    take 10 ms and more. Between every two would be too often: turns of a loaded loop are long, and scrapers time out.
+    Families are made one by one; after each millisecond the handler yields to the event loop: for a large fleet all
+    take 10 ms and more. Yielding after each family would be too often: a loaded loop is slow, and scrapers time out.
     """
 
     async def metrics(request: web.Request) -> web.Response:
@@ -230,7 +230,7 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
 
 
 def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
-    """Refuse what `Expect` asks for, where the client would send its body in vain or waits for something unknown."""
+    """Refuse an `Expect` header if the body would be refused, or the expectation is unknown."""
     expected = request.headers.get("Expect", "")
     if not expected or request.version < HttpVersion11:
         return None
@@ -246,7 +246,7 @@ def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
 
 def _unrouted(response: web.Response) -> web.Response:
     """Return a response that ends its connection and does not pass the application, which removes `Server`."""
-    response.headers["Server"] = ""  # without one the framework adds its own
+    response.headers["Server"] = ""  # without it the framework adds its own
     return _last(response)
 
 
@@ -256,7 +256,7 @@ def _server_families(request: web.Request) -> Iterable[Family]:
 
 
 class _Connection(web.RequestHandler):
-    """A connection that answers what is no request as all else: with an OpenAI error body, and no traceback."""
+    """A connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
 
     __slots__ = ("_answered", "_connections", "_is_half_closed", "_request")
 
@@ -280,18 +280,18 @@ class _Connection(web.RequestHandler):
         self._connections.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count the connection no more."""
+        """Stop counting the connection."""
         self._connections.closed(self)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # the event loop reads it
-        """The client sends no more: return whether requests that it sent are still answered.
+        """The client has closed its sending side: return whether its requests are still answered.
 
-        Requests that were received are answered, then the connection closes. Until an answer begins, an interim answer
-        (RFC 9110, 15.2) finds out whether the client is gone. A client of HTTP/1.0, which has no interim answers, or of
-        an answer that has begun is taken for gone.
+        Received requests are answered, then the connection closes. Until a response begins, an interim response (RFC
+        9110, 15.2) detects whether the client is gone. An HTTP/1.0 client, which knows no interim responses, and a
+        client whose response has begun count as gone.
         """
-        if self._is_half_closed:  # it is called again when reading is resumed
+        if self._is_half_closed:  # called again when reading is resumed
             return True
         request = self._request
         if request is None and getattr(self, "_request_count", 0) <= self._answered:
@@ -305,14 +305,14 @@ class _Connection(web.RequestHandler):
         return True
 
     def began(self, request: web.BaseRequest) -> None:
-        """A request is served from now on."""
+        """A request begins to be served."""
         self._request = request
         self._connections.began(self)
         if self._is_half_closed:
             self._go_on_half_closed(request)
 
     def ended(self) -> None:
-        """The answer is made, or the client is gone."""
+        """The response is complete, or the client is gone."""
         self._request = None
         self._answered += 1
         self._connections.ended(self)
@@ -326,7 +326,7 @@ class _Connection(web.RequestHandler):
             self.transport.write(_CONTINUE)
 
     def _look_for_reset(self) -> None:
-        """End the connection once the client's system has reset it: a half-closed connection is not read any more."""
+        """End the connection once the client has reset it: a half-closed connection is not read any more."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -337,16 +337,16 @@ class _Connection(web.RequestHandler):
             asyncio.get_running_loop().call_later(RESET_LOOK_S, self._look_for_reset)
 
     def shut(self) -> None:
-        """Close the connection without waiting for the client; bytes that the client does not read are dropped."""
+        """Close the connection without waiting for the client; unread bytes are dropped."""
         if self.transport is not None and self.transport.get_write_buffer_size():
             self.transport.abort()
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        """Read on. What is malformed within a body ends the body too: the framework lets its reader wait.
+        """Receive bytes. Malformed bytes within a body end the body, too: the framework would let its reader wait.
 
-        `_messages` and `_request_count` are the framework's own. Where a version has them not, the body ends by its
-        bound in time, and a half-closed connection ends at once.
+        `_messages` and `_request_count` are private to the framework. If a version lacks them, the body ends by its
+        time limit, and a half-closed connection ends at once.
         """
         super().data_received(data)
         request = self._request
@@ -354,7 +354,7 @@ class _Connection(web.RequestHandler):
             request.content.set_exception(web.RequestPayloadError("found bytes that are no chunk, allowed chunks"))
 
     def log_exception(self, *args: object, **kw: Any) -> None:  # noqa: ANN401 - as the framework has it
-        """Log a fault of ours, but no body that the client sent badly or slowly: the client has its answer."""
+        """Log errors of ours, but not malformed or slow bodies: the client has its response."""
         if isinstance(kw.get("exc_info"), BodyTooSlow | web.RequestPayloadError):
             _log.debug("request_malformed", peer=str(self.peername), reason=str(kw["exc_info"]))
         else:
@@ -367,10 +367,10 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer; the connection ends with it."""
+        """Return the error response; the connection ends with it."""
         if request.writer.output_size:
             raise ConnectionError("a part of another answer was sent")
-        if status < 500:  # noqa: PLR2004 - the first that says that the fault is ours
+        if status < 500:  # noqa: PLR2004 - the first server error
             _log.debug("request_malformed", peer=request.remote, reason=message)
             text = _first_line(message or "it cannot be read")
             response = error_response(status, f"request: {text}", "invalid_request_error")
@@ -381,7 +381,7 @@ class _Connection(web.RequestHandler):
 
 
 class HttpServer:
-    """An application on an address: bound by `start`, given up at the end of `run`."""
+    """An application on an address: bound by `start`, released at the end of `run`."""
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ class HttpServer:
         connections_max: int = CONNECTIONS_MAX,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`hosts` are the names that it may be called by; without them those of its address.
+        """`hosts` are the allowed names in `Host`; without them those of its address.
 
         `connections_max` bounds open connections; `connections_bound` lowers the bound to what `files` allow at the
         start.
@@ -420,10 +420,10 @@ class HttpServer:
         self._openings: set[asyncio.Task[None]] = set()
 
     async def start(self, *, reuse_port: bool = False) -> None:
-        """The address is bound and served.
+        """Bind and serve the address.
 
         Raises:
-            PortUsed: another process has it.
+            PortUsed: another process has bound it.
         """
         await self._runner.setup()
         server = self._runner.server
@@ -439,7 +439,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port in use, also where 0 was asked for."""
+        """The bound port, also if 0 was configured."""
         return self._acceptor.port or self._port
 
     def families(self) -> Iterable[Family]:
@@ -447,7 +447,7 @@ class HttpServer:
         return connection_families(self._connections.statistics(), self._acceptor.failures)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; then refuse connections, and give running requests `drain_s` to end."""
+        """Serve until `stop` is set; then refuse connections and wait up to `drain_s` for running requests."""
         try:
             await stop.wait()
         finally:

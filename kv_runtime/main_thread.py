@@ -1,12 +1,12 @@
-"""A process that keeps its main thread for libraries which want it, with its event loop in a thread beside.
+"""A process with its main thread free for libraries that need it, and its event loop in another thread.
 
-    main thread    the functions that are given to `ThreadCall`, one after another; between them it waits
-    event loop     all else, in the thread `event-loop`, on uvloop
+    main thread    runs the functions given to `ThreadCall`, one after another
+    event loop     everything else, in the thread `event-loop`, on uvloop
 
-    SIGINT, SIGTERM    read from a wakeup descriptor: also heard while the main thread is in a call for minutes
+    SIGINT, SIGTERM    read from a wakeup descriptor, also during a long call on the main thread
     the first          sets `stop`
-    the second         cancels what runs
-    a later one        once the event loop has ended: the process ends with exit code 1, whatever the main thread does
+    the second         cancels running work
+    a later one        after the event loop has ended: ends the process with exit code 1, whatever the main thread does
 
 MPI is such a library: MPI_Finalize belongs to the thread that called MPI_Init, and Python finalizes on the main thread.
 Source: MPI standard, MPI_Init_thread (the "main thread" is the one that calls it) and MPI_Finalize; mpi4py, `mpi4py.rc`
@@ -37,10 +37,10 @@ _SIGNALS_AT_ONCE = 64
 
 
 class ThreadCall(Protocol):
-    """Runs a function on another thread and awaits what it returns, as `asyncio.to_thread` does."""
+    """Runs a function on another thread and awaits its result, as `asyncio.to_thread` does."""
 
     def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]:
-        """Return what the function returns; raise what it raises."""
+        """Return the function's result, or raise its error."""
 
 
 class MainThread:
@@ -50,31 +50,31 @@ class MainThread:
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
 
     async def call(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns on the main thread; one that has not begun is not run once cancelled."""
+        """Run the function on the main thread; a cancelled one that has not begun is not run."""
         future: Future[T] = Future()
         self._work.put((function, future))
         return await asyncio.wrap_future(future)
 
     def serve(self) -> None:
-        """Run what is asked for until `close`."""
+        """Run functions until `close`."""
         while (work := self._work.get()) is not None:
             function, future = work
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 result = function()
-            except BaseException as error:  # noqa: BLE001  it belongs to the caller
+            except BaseException as error:  # noqa: BLE001  raised at the caller
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
     def close(self) -> None:
-        """Let `serve` return, after what was asked for before."""
+        """Let `serve` return after the functions that were called before."""
         self._work.put(None)
 
 
 def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop, call)` as the process's whole life, on uvloop beside the main thread; otherwise as `run_process`.
+    """Run `main(stop, call)` on uvloop in a thread beside the main thread; otherwise as `run_process`.
 
     `call` runs a function on the main thread, which must be the caller of this function.
     """

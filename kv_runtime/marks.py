@@ -1,14 +1,14 @@
-"""Added tokens at which a text may be cut, because the tokenizer finds them wherever they stand.
+"""Marks: added tokens before which a text may be cut, because the tokenizer finds them in any context.
 
-The `tokenizers` library takes added tokens out of a text before it looks at the rest: first those that are not
-normalized, leftmost, then longest. What lies between is encoded by itself. So a text may be cut before each of them,
-if no neighbour can take it away. A token is a mark when it
+The `tokenizers` library extracts added tokens from a text first: those that are not normalized, leftmost, then longest.
+The text between them is encoded separately. So a text may be cut before each of them, if no overlapping token wins. A
+token is a mark when it
 
-    is not normalized, wants to be no word, swallows no space before it
-    neither begins nor ends with white space, which others swallow
-    lies within no other such token, but at its beginning, and no other, nor itself, ends as it begins
+    is not normalized, is not `single_word`, and does not strip the space before it
+    neither begins nor ends with white space, which other tokens may strip
+    is part of no other such token, except as its beginning, and no token, including itself, ends with its beginning
 
-and the template, or one of the special tokens that it may write, mentions it: others would be searched for in vain.
+and the template, or one of its special tokens, contains it: other marks never occur.
 Source: tokenizers 0.23, `AddedVocabulary`.
 """
 
@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 
 def mark_pattern(added: Iterable[AddedToken], written: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the marks among the `added` tokens that `written` mentions. Of none: nowhere."""
+    """Return a pattern that finds the marks among the `added` tokens in `written`; without marks it matches nothing."""
     found_first = [token for token in added if not token.normalized]
     contents = [token.content for token in found_first]
     marks = [

@@ -1,18 +1,18 @@
-"""A nats-server with JetStream as a child of this process, for whoever has none: one host, loopback only, no accounts.
+"""An embedded nats-server with JetStream, a child of this process: one host, loopback only, no accounts.
 
     start   the port is probed, then a private directory is made for the configuration (and for the store, unless one
-            is given), then the server is started; it is ready when its log says so. Failure leaves nothing behind.
-    in use  its exit surfaces in `wait` and `run`
-    stop    SIGTERM, SIGKILL after a budget; the private directory goes
+            is given), then the server is started; its log reports when it is ready. A failure leaves nothing behind.
+    in use  `wait` and `run` raise when it exits
+    stop    SIGTERM, SIGKILL after a budget; the private directory is removed
 
-A process that is killed leaves its private directory behind; the next server that starts on the machine removes it. A
-directory in use is known by the lock on its `.owner`, which its process holds for as long as it lives.
+A killed process leaves its private directory behind; the next server that starts on the machine removes it. A directory
+in use has a lock on its `.owner`, held by its process.
 
 The server does not outlive its parent, even if that is killed: the child asks the kernel for SIGTERM at its parent's
-death (`prctl`, Linux), then becomes nats-server by exec. It also leaves the terminal's process group, lest Ctrl-C end
-it before the parts that still drain into it, and locks its store, which the server itself does not: two servers would
-ruin it. A short Python program does this rather than `preexec_fn`, which may deadlock in a process with threads. On
-other systems than Linux a killed parent leaves the server running.
+death (`prctl`, Linux), then becomes nats-server by exec. It also leaves the terminal's process group, so that Ctrl-C
+does not end it before the draining parts, and locks its store, which nats-server does not: two servers would damage it.
+A short Python program does this rather than `preexec_fn`, which may deadlock in a process with threads. On other
+systems than Linux a killed parent leaves the server running.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _IN_USE = "address already in use"
 _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
-"""How names of private directories begin, and what stands before that until they are locked."""
+"""The prefix of private directories' names, and the prefix before that until they are locked."""
 _OWNER, _STORE = ".owner", "store"
 _STORE_LOCKED = "store is locked by another server"
 
@@ -76,8 +76,8 @@ class NatsServerError(Exception):
 class EmbeddedNats:
     """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
 
-    Start it in the event loop of a thread that lives as long as the server is needed: the kernel takes the end of that
-    thread for the parent's death.
+    Start it in the event loop of a thread that runs as long as the server is needed: to the kernel, the end of that
+    thread is the parent's death.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class EmbeddedNats:
 
         Args:
             port: 0 lets the system choose one.
-            store_dir: where streams live; made where missing, kept afterwards. None: a private one, which `stop`
+            store_dir: directory of the streams; created if missing, not removed. None: a private one, which `stop`
                 removes.
-            store_bytes_max: how much all streams on disk may take; one whose own limit does not fit is refused.
+            store_bytes_max: limit of all streams on disk; a stream whose own limit does not fit is refused.
             memory_bytes_max: the same for streams in memory.
-            start_s: how long the server may take until it is ready; a large store is read first.
-            stop_s: how long it may take to end by itself.
+            start_s: time until the server is ready; it reads a large store first.
+            stop_s: time for it to end by itself.
             on_log_line: called in the event loop with every line of the server's log.
         """
         self._port = port
@@ -114,7 +114,7 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """Where clients connect, once the server has started."""
+        """The address for clients, once the server has started."""
         return f"nats://{HOST}:{self._running().port}"
 
     @property
@@ -135,8 +135,8 @@ class EmbeddedNats:
         """Start the server; it accepts connections afterwards.
 
         Raises:
-            NatsServerError: no binary, a port or store in use, a server that ended or was not ready in time. Nothing
-                is left running.
+            NatsServerError: no binary, a port or store in use, a server that ended or was not ready in time. No
+                process remains.
         """
         assert self._private is None
         binary = find_binary()
@@ -191,7 +191,7 @@ class EmbeddedNats:
         """Return when `stop` was called and the server has ended.
 
         Raises:
-            NatsServerError: it ended by itself.
+            NatsServerError: the server ended by itself.
         """
         child = self._running()
         await asyncio.shield(child.ended)
@@ -199,11 +199,11 @@ class EmbeddedNats:
             raise NatsServerError(f"nats-server ended (exit status {child.exit_status}); its log:\n{child.log_tail()}")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch over the server until `stop` is set, as a part of a process; raise as `wait` does. It stays up."""
+        """Watch the server until `stop` is set, as a part of a process; raise as `wait`. The server keeps running."""
         await until(stop, self.wait())
 
     async def stop(self) -> None:
-        """Have the server gone, and the private directory with it; does nothing where there is none.
+        """Stop the server and remove the private directory; no effect if there is none.
 
         When cancelled it kills the server at once.
         """
@@ -222,7 +222,7 @@ class EmbeddedNats:
 
 
 class _PrivateDirectory:
-    """A directory of this process, locked until `remove`; it has its name only once it is locked."""
+    """A directory of this process, locked until `remove`; it gets its final name once it is locked."""
 
     def __init__(self) -> None:
         made = Path(tempfile.mkdtemp(prefix=_UNLOCKED + _PRIVATE))
@@ -236,7 +236,7 @@ class _PrivateDirectory:
 
 
 def remove_abandoned() -> None:
-    """Remove private directories of this user's processes that were killed; one that has a server still stays."""
+    """Remove private directories of this user's killed processes, unless a server still uses them."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid == os.getuid() and _is_unlocked(path / _OWNER) and not _is_served(path):
@@ -250,7 +250,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _is_unlocked(path: Path) -> bool:
-    """Return whether no process holds the lock; raise `OSError` where there is no such file."""
+    """Return whether no process holds the lock; raise `OSError` if there is no such file."""
     lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,7 +263,7 @@ def _is_unlocked(path: Path) -> bool:
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """The process: reads its log to the end, whoever waits for it."""
+    """The server process; reads its log to the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_log_line: Callable[[str], None] | None) -> None:
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -310,7 +310,7 @@ class _Child(asyncio.SubprocessProtocol):
         self.ended.set_result(None)
 
     async def end(self, budget_s: float) -> None:
-        """Return when the process is gone: by itself within the budget, or killed."""
+        """End the process: by SIGTERM within the budget, else by SIGKILL."""
         self.is_stopping = True
         self._signal(signal.SIGTERM)
         try:

@@ -1,6 +1,6 @@
-"""A bound in time for the body of a request to an aiohttp server: the rule of the router's data plane.
+"""A time limit for the body of a request to an aiohttp server: the rule of the router's data plane.
 
-A body of n bytes is whole within `BODY_S + n / RATE_MIN_BYTES_S` and within `TOTAL_S`; else its request gets 408.
+A body of n bytes must be complete within `BODY_S + n / RATE_MIN_BYTES_S` and `TOTAL_S`; else its request gets 408.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class BodyTooSlow(Exception):
 
 
 class BodyWatch:
-    """Watches a body from its head on; one that is too slow raises `BodyTooSlow` where it is read."""
+    """Watches a body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
 
     def __init__(self, body: StreamReader) -> None:
         self._body = body
@@ -26,7 +26,7 @@ class BodyWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
-        """Look whether the body is in time, now and when it would be too late."""
+        """Check the body's time limit, now and at its deadline."""
         if self._body.is_eof():
             return
         found = self._body.total_bytes
@@ -39,6 +39,6 @@ class BodyWatch:
         self._body.set_exception(BodyTooSlow(f"body: found {found} bytes within {took_s:.0f} s, allowed {allowed}"))
 
     def stop(self) -> None:
-        """The request is over."""
+        """End the watch."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,24 +1,24 @@
-"""Every task and every thread has an owner; this is the only module that makes any.
+"""Runs the parts of a process: every task and every thread has an owner, and only this module makes them.
 
 A process is a set of parts in stages. `run_parts` runs them all, and ends in one of five ways:
 
     a part raises               the others are cancelled; the error is raised, with a note that names the part
-    a part returns before stop  the same, with `PartEnded`: what should run for ever and does not is broken
+    a part returns before stop  the same, with `PartEnded`: a part must run until stop
     stop is set                 stages are asked to stop in rising order, each once the one before has returned:
-                                sources (stage 0) first, so that the queues behind them run dry
-    a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained as ever
-    the drain budget is spent   what still runs is cancelled and named in `DrainOverdue`
+                                sources (stage 0) first, so that the queues behind them empty
+    a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained
+    the drain budget is spent   parts that still run are cancelled and named in `DrainOverdue`
 
-When stop is set and a part counts what it has `in_progress`, the log says how much there is and how long it may take
-(`drain_began`), and in the end how long it took and what was cut off (`drain_ended`).
+When stop is set and a part counts its work `in_progress`, the log has the amount and the budget (`drain_began`), and in
+the end the duration and the parts that were cut off (`drain_ended`).
 
 Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event`, and returns soon after it is set.
 
-A `SupervisedThread` survives what nobody expected its work to raise:
+A `SupervisedThread` survives unexpected errors of its work:
 
-    the work raises                            counted, logged; after a pause it begins again, in the same thread
+    the work raises                            counted, logged; restarted after a pause, in the same thread
     again, and often (`Restarts`)              given up
-    once it was asked to stop                  given up: what it had still to do is not done
+    after stop was set                         given up: the rest of the work is lost
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _log = structlog.get_logger("supervise")
 
 
 class PartEnded(Exception):
-    """A part returned, or cancelled itself, though nobody had asked it to stop."""
+    """A part returned, or cancelled itself, before stop was set."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"part {name!r} ended before it was asked to stop")
@@ -59,7 +59,7 @@ class PartEnded(Exception):
 
 
 class PartGaveUp(Exception):
-    """A part cannot go on, and the others need not be cut off for it: they drain, and the process ends with this."""
+    """A part cannot continue; the others drain, and the process ends with this error."""
 
 
 class DrainOverdue(Exception):
@@ -81,7 +81,7 @@ class ThreadStuck(Exception):
 
 
 class TaskSetFull(Exception):
-    """A task set holds as many tasks as it may; this one was not begun."""
+    """The task set is full; the task was not started."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} tasks run already")
@@ -97,18 +97,18 @@ class Part:
     stage: int = 0
     """Lower stages stop first; sources are 0."""
     in_progress: Callable[[], Mapping[str, int]] | None = None
-    """Counts what the part finishes before it returns, by name, such as `requests`, for the log; may return nothing."""
+    """Counts the work that the part finishes before it returns, by name, such as `requests`; may be empty."""
 
 
 async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: float, clock: Clock | None = None) -> None:
-    """Run all parts until `stop` is set and every part has returned; afterwards no task of theirs is left.
+    """Run all parts until `stop` is set and every part has returned; no task of theirs remains.
 
     Names must differ. `drain_s` is for all stages together. Cancelling the caller cancels all parts at once.
 
     Raises:
         DrainOverdue: parts were cancelled for being slow.
-        PartGaveUp: a part did, and the others have drained.
-        Exception: what a part raised (`PartEnded` where it returned early); several errors in one ExceptionGroup.
+        PartGaveUp: a part gave up, and the others have drained.
+        Exception: raised by a part (`PartEnded` if it returned early); several errors in one ExceptionGroup.
     """
     given_up: list[Exception] = []
     try:
@@ -129,7 +129,7 @@ def _raise(errors: list[Exception]) -> None:
 async def _run_stages(
     parts: list[Part], stop: asyncio.Event, drain_s: float, clock: Clock, given_up: list[Exception]
 ) -> tuple[str, ...]:
-    """Return the names of the parts that had to be cancelled; `given_up` has what parts gave up for."""
+    """Return the names of the parts that had to be cancelled; append the errors of parts that gave up to `given_up`."""
     assert len({part.name for part in parts}) == len(parts)
     stops = {part.stage: asyncio.Event() for part in parts}
     async with asyncio.TaskGroup() as group:
@@ -150,7 +150,7 @@ async def _run_stages(
 
 
 class _Drain:
-    """What the log says when parts are asked to stop, and when they have; nothing where no part counts anything."""
+    """Logs the begin and end of draining, if any part counts its work."""
 
     def __init__(self, parts: list[Part], drain_s: float, clock: Clock) -> None:
         self._counts = [part.in_progress for part in parts if part.in_progress is not None]
@@ -171,7 +171,7 @@ class _Drain:
 
 
 async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:
-    """Run the part; `stop` is its stage's, and `stop_all` says whether it may return at all."""
+    """Run the part; `stop` is its stage's; it may return only once `stop_all` is set."""
     try:
         await part.run(stop)
     except asyncio.CancelledError:
@@ -189,7 +189,7 @@ async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, gi
 
 
 def _is_cancelled() -> bool:
-    """Return whether somebody asked the current task to end; else its CancelledError comes from what it awaited."""
+    """Return whether the current task was cancelled; else its CancelledError comes from an awaited object."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -205,12 +205,12 @@ def thread_part(name: str, target: Callable[[threading.Event], None], *, stage: 
     """Return a part that runs the blocking `target(stop)` in a thread of its own.
 
     A thread cannot be cancelled: if the part is, the thread is asked to stop, and `ThreadStuck` raised if it has not
-    returned within `join_s`. What `target` raises, the part raises.
+    returned within `join_s`. Errors of `target` are raised by the part.
     """
 
     async def run(stop: asyncio.Event) -> None:
         stop_thread, outcome = threading.Event(), ThreadOutcome[None]()
-        outcome.set_running_or_notify_cancel()  # from now on a cancelled awaiter leaves it as it is
+        outcome.set_running_or_notify_cancel()  # a cancelled awaiter does not cancel it any more
         threading.Thread(target=_settle, args=(outcome, target, stop_thread), name=name, daemon=False).start()
         try:
             await until(stop, asyncio.wrap_future(outcome))
@@ -239,10 +239,9 @@ def _settle(outcome: ThreadOutcome[None], target: Callable[[threading.Event], No
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often work may fail: with `failures_max` failures within `window_s` it is given up.
+    """The restart policy of work: with `failures_max` failures within `window_s` it is given up.
 
-    Before it begins again there is a pause of `pause_s`, twice as long for each further failure within the window, and
-    `pause_max_s` at most.
+    The pause before a restart is `pause_s`, doubled for each further failure within the window, at most `pause_max_s`.
     """
 
     failures_max: int = 5
@@ -256,11 +255,11 @@ class Restarts:
 
 
 RESTARTS = Restarts()
-"""For work that may fail now and then, and not on and on: five failures are over within seconds."""
+"""For work that may fail occasionally: five failures in a row are given up within seconds."""
 
 
 class SupervisedThread:
-    """Blocking `work(stop)`, which begins again when it raises. What it keeps between runs, the work itself restores.
+    """Blocking `work(stop)`, restarted when it raises. The work itself restores its state after a restart.
 
     `failures_total` and `failure` may be read from any thread.
     """
@@ -278,13 +277,13 @@ class SupervisedThread:
         self._failed_at_s: deque[float] = deque(maxlen=restarts.failures_max)
         self.failures_total = 0
         self.failure = ""
-        """What the work raised, cut short, until it begins again; empty while it is at work."""
+        """The last error, shortened, until the restart; empty while the work runs."""
 
     def run(self, stop: threading.Event) -> None:
         """Return once the work has.
 
         Raises:
-            PartGaveUp: it failed too often, or when it was to end; the last failure is its cause.
+            PartGaveUp: it failed too often, or after stop was set; the last failure is its cause.
         """
         while True:
             try:
@@ -298,14 +297,14 @@ class SupervisedThread:
                 return
 
     def part(self, *, stage: int = 0, join_s: float = 5.0) -> Part:
-        """Return the part of a process that it is."""
+        """Return the thread as a part of a process."""
         return thread_part(self._name, self.run, stage=stage, join_s=join_s)
 
     def _failed(self, error: Exception) -> float | None:
-        """Return how long to wait until the work begins again; None: it does not."""
+        """Return the pause before the restart; None: no restart."""
         now_s, allowed = self._clock.now(), self._restarts
         self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
-        self.failures_total += 1  # whoever sees it counted sees why, until the work begins again
+        self.failures_total += 1  # after `failure`: a reader that sees the count sees the reason
         self._failed_at_s.append(now_s)
         recent = sum(now_s - each < allowed.window_s for each in self._failed_at_s)
         pause_s = None if recent >= allowed.failures_max else allowed.pause_after_s(recent)
@@ -314,9 +313,9 @@ class SupervisedThread:
 
 
 async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """Return what `work` returns, or None once `stop` is set, when `work` has been cancelled and has ended.
+    """Return what `work` returns; None if `stop` is set first: `work` is then cancelled and awaited.
 
-    What `work` raises is raised. This costs two tasks: it is for waits, not for every message of a stream.
+    Errors of `work` are raised. This costs two tasks: use it for waits, not for every message of a stream.
     """
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
@@ -329,7 +328,7 @@ async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 
 class TaskSet:
-    """At most `limit` short-lived tasks, owned by whoever entered it: `async with TaskSet(100) as tasks`.
+    """At most `limit` short-lived tasks, owned by the task that entered it: `async with TaskSet(100) as tasks`.
 
     Leaving the block waits for them, and cancels them when the owner is cancelled or fails. A task that raises cancels
     the others and the owner, and leaves the block in an ExceptionGroup.
@@ -353,7 +352,7 @@ class TaskSet:
         await self._group.__aexit__(kind, error, traceback)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
-        """Begin `work` and return its task, which may be cancelled alone; raise `TaskSetFull` at the limit."""
+        """Start `work` and return its task, which may be cancelled separately; raise `TaskSetFull` at the limit."""
         if self._running >= self._limit:
             work.close()
             raise TaskSetFull(self._limit)
@@ -369,8 +368,8 @@ class TaskSet:
 def install_signals(stop: asyncio.Event) -> Callable[[], None]:
     """Let SIGINT and SIGTERM set `stop`; return a function that undoes this.
 
-    A signal that comes when `stop` is set already cancels the calling task at once; the next one does what the system
-    does with it. Only for the main thread's event loop.
+    A further signal cancels the calling task at once; the next one has the system's default effect. Only for the main
+    thread's event loop.
     """
     loop, caller = asyncio.get_running_loop(), asyncio.current_task()
     assert caller is not None
@@ -391,10 +390,10 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
 
 
 def map_large_blocks() -> None:
-    """Each block of memory of 1 MiB and more is a mapping of its own from now on, where the C library is glibc.
+    """Make glibc allocate blocks of 1 MiB and more as separate mappings; no effect with other C libraries.
 
     By default glibc takes blocks of up to 32 MiB from its heap, once larger ones were freed. A buffer that grows there
-    is copied again and again, 32 MiB at a time: tens of milliseconds in which nothing else runs. A mapping moves.
+    is copied repeatedly, up to 32 MiB at a time: tens of milliseconds in which nothing else runs. A mapping is moved.
     Source: mallopt(3), `M_MMAP_THRESHOLD`.
     """
     with suppress(AttributeError, OSError):
@@ -402,11 +401,11 @@ def map_large_blocks() -> None:
 
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` as the process's whole life, on uvloop; SIGINT and SIGTERM set `stop`.
+    """Run `main(stop)` on uvloop until the process ends; SIGINT and SIGTERM set `stop`.
 
-    It may open as many files as the hard limit allows: every connection takes one.
-    A second signal cuts off what is still running: the process ends at once, with exit code 1 and a line that says so.
-    So does a drain that took too long.
+    The limit of open files is raised to the hard limit: every connection takes one.
+    A second signal cuts off running work: the process ends at once, with exit code 1 and a line with the reason.
+    A drain beyond its budget ends the same way.
     """
 
     async def main_task() -> None:
@@ -425,7 +424,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
 
 @contextmanager
 def exit_with_reason() -> Iterator[None]:
-    """Turn a process's life that was cut off into its exit, with code 1 and a line that says by what."""
+    """Exit with code 1 and a line with the reason if the process was cut off."""
     try:
         yield
     except asyncio.CancelledError:

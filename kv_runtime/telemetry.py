@@ -1,4 +1,4 @@
-"""Logs and metrics: how a process says what happened, and how it shows how it is.
+"""Logs and metrics of a process.
 
 Logs are past-tense facts with fields. Metrics are a projection of frozen statistics at scrape time (`Projection`); a
 process has one registry, its own.
@@ -37,7 +37,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -> None:
-    """Every log line of this process, libraries' too, goes to standard error from `level` up, as JSON or for people."""
+    """Write log lines of this process and its libraries, from `level` up, to standard error, as JSON or for people."""
     number = logging.getLevelNamesMapping()[level.upper()]
     for_people = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     enrich: list[Processor] = [
@@ -74,7 +74,7 @@ def _renderer(*, for_people: bool) -> Processor:
 class RateLimitedLog:
     """A log that writes an event of one key at most once in `period_s` seconds.
 
-    The next line of that key has a field `suppressed`: how many events were left out since the last one. Two events
+    The next line of that key has a field `suppressed`: the number of events left out since the last one. Two events
     have the same key if they have the same name and an equal `key`, such as a reason. Memory is bounded: once
     `keys_max` keys were logged within the period, the events of all further keys share one line a period.
     For one thread.
@@ -130,7 +130,7 @@ class RateLimitedLog:
 
 
 class _Line:
-    """When a key was logged last, on the clock, and how many of its events were left out since."""
+    """When a key was logged last, and the number of its events suppressed since."""
 
     __slots__ = ("suppressed", "written_s")
 
@@ -140,13 +140,13 @@ class _Line:
 
 
 def new_registry() -> CollectorRegistry:
-    """Return the process's registry; counters in it carry no `_created` series, which nobody here reads."""
+    """Return the process's registry; counters in it have no `_created` series."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it untyped
     return CollectorRegistry()
 
 
 class LoopLag:
-    """How late the event loop is: a part of a process that sleeps, and observes how much longer that took."""
+    """Measures how late the event loop is: a part of a process that sleeps and observes the excess."""
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._clock = clock
@@ -166,7 +166,7 @@ class LoopLag:
 
 
 class Projection(Collector):
-    """Samples made from statistics when they are scraped, never before."""
+    """Samples made from statistics at scrape time."""
 
     def __init__(self, registry: CollectorRegistry, families: Callable[[], Iterable[Family]]) -> None:
         self._families = families
@@ -177,7 +177,7 @@ class Projection(Collector):
         return ()
 
     def collect(self) -> Iterator[Family]:
-        """Yield the families of this moment."""
+        """Yield the current families."""
         yield from self._families()
 
 
@@ -198,12 +198,12 @@ def gauge(name: str, meaning: str, labels: Iterable[str] = (), samples: Iterable
 
 
 class Distribution:
-    """How observations lie between bounds. Observing is an append, so a request may do it often, in any thread.
+    """A histogram of observations. `observe` is an append, cheap and thread-safe.
 
-    What was observed is sorted in by `settle`, which whoever reads calls too; one thread alone may. Whoever observes
-    for long without being read settles now and then: its length is what waits.
+    `settle` sorts new observations into buckets; reading calls it, too. Only one thread may call it. An owner that is
+    rarely read calls it now and then: `len` is the number of observations that wait.
 
-    `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last of them, above every bound.
+    `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last count, those above every bound.
     """
 
     __slots__ = ("_counts", "_total", "_waiting", "bounds", "observe")
@@ -214,13 +214,13 @@ class Distribution:
         self._total: float = 0
         self._waiting: list[float] = []
         self.observe: Callable[[float], None] = self._waiting.append
-        """One more was seen."""
+        """Add an observation."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Sort all waiting observations into buckets."""
         seen = sorted(self._waiting[:])
         del self._waiting[: len(seen)]
         self._total += sum(seen)
@@ -233,19 +233,19 @@ class Distribution:
 
     @property
     def counts(self) -> list[int]:
-        """How many there are between the bounds."""
+        """The number of observations in each bucket."""
         self.settle()
         return self._counts
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """The sum of all observations."""
         self.settle()
         return self._total
 
 
 class Count:
-    """How often something happened."""
+    """A count."""
 
     __slots__ = ("value",)
 
@@ -254,7 +254,7 @@ class Count:
 
 
 class Mean:
-    """How many were seen, and their sum: of what only the mean is asked."""
+    """The number of observations and their sum: for metrics that need only the mean."""
 
     __slots__ = ("count", "total")
 
@@ -263,7 +263,7 @@ class Mean:
         self.total: float = 0
 
     def observe(self, value: float) -> None:
-        """One more was seen."""
+        """Add an observation."""
         self.count += 1
         self.total += value
 
@@ -271,9 +271,9 @@ class Mean:
 def histogram(
     name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Distribution]]
 ) -> Family:
-    """Return a histogram family `kvrouter_<name>`: label values, then what was observed of them.
+    """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
 
-    There is no `_sum` where a bound is below 0: it might fall, which a reader takes for a restart.
+    There is no `_sum` if a bound is below 0: it might decrease, which a reader takes for a restart.
     """
     family = HistogramMetricFamily(PREFIX + name, meaning, labels=(names := tuple(labels)))
     for values, seen in samples:
@@ -282,13 +282,13 @@ def histogram(
             cumulative += count
             buckets.append((str(floatToGoString(bound)), float(cumulative)))  # type: ignore[no-untyped-call]
         family.add_metric(values, buckets, seen.total)
-        if seen.bounds[0] < 0:  # of these the library leaves out the count as well
+        if seen.bounds[0] < 0:  # for these the library omits the count as well
             family.add_sample(f"{family.name}_count", dict(zip(names, values, strict=True)), float(cumulative))
     return family
 
 
 def summary(name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Mean]]) -> Family:
-    """Return a summary family `kvrouter_<name>` without quantiles: label values, then what was observed of them."""
+    """Return a summary family `kvrouter_<name>` without quantiles: label values, then the mean."""
     family = SummaryMetricFamily(PREFIX + name, meaning, labels=list(labels))
     for values, seen in samples:
         family.add_metric(values, seen.count, seen.total)

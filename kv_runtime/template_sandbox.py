@@ -3,9 +3,9 @@
 Source: transformers 4.57, `utils/chat_template_utils.py`, `_compile_jinja_template`. A template sees no date
 (`strftime_now` is not defined), no file and no network.
 
-A rendering looks up several attributes a message, and the sandbox asks much about each. What it would answer of plain
-dicts, of strings' methods, of a loop and of a namespace is known, and is answered at once: only names that stand for
-data, or for methods that neither change nor format anything.
+A rendering looks up several attributes per message, and the sandbox's checks are slow. For plain dicts, methods of
+strings, loops and namespaces the result is known and returned at once: only for names of data, and of methods that
+neither change nor format anything.
 """
 
 import json
@@ -25,10 +25,10 @@ _LOOP_NAMES = frozenset(name for name in dir(LoopContext) if name[0] != "_")
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with its answers for what chats consist of."""
+    """The sandbox, with shortcuts for the types in chats."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - as the base class has it
-        """Return what the sandbox would."""
+        """Return the sandbox's result."""
         kind = type(obj)
         if kind is dict:
             if attribute not in _DICT_NAMES:
@@ -43,13 +43,13 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - as the base class has it
-        """Return what the sandbox would."""
+        """Return the sandbox's result."""
         if type(obj) is dict and type(argument) is str and argument in obj:
             return obj[argument]
         return super().getitem(obj, argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805, PYI063
-        """Return what the sandbox would."""
+        """Return the sandbox's result."""
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _STRING_METHODS:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
@@ -66,12 +66,12 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
+    """`{% generation %}` marks the assistant's text for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the block's statements in a scope of their own."""
+        """Return the block's statements in their own scope."""
         lineno = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
 

@@ -2,23 +2,23 @@
 
 There are two kinds of model:
 
-    "byte"       built in, for simulated workers and tests. Ids 0..255 are UTF-8 bytes, the ids above are the template's
-                 own, which no text of a user can write. Message by message:
+    "byte"       built in, for simulated workers and tests. Ids 0..255 are UTF-8 bytes; the ids above belong to the
+                 template, and a user's text cannot produce them. Message by message:
 
                      [<|tools|> json <|end|>]  { <|role|> content [<|calls|> json] <|end|> }  [<|assistant|>]
 
-                 so the tokens of messages[:k] begin those of messages; and a prompt, with the UTF-8 that was
-                 answered to it, begins the prompt of the next turn. Documents and template variables have no place.
+                 so the tokens of messages[:k] are a prefix of those of messages; a prompt and the UTF-8 of its
+                 answer are a prefix of the next turn's prompt. Documents and template variables are ignored.
     a directory  `tokenizer.json` and `tokenizer_config.json`, the template in the latter or in `chat_template.jinja`.
-                 Exactly what the engine itself would encode: a special token in a user's text is that token there too.
+                 Encodes exactly as the engine does: a special token in a user's text becomes that token.
 
-Text of a directory's model may be cut before a mark: an added token that the tokenizer takes out before it looks at the
-rest, whatever stands around it (`marks.py`). What was encoded up to a mark need not be encoded again:
+Text of a directory's model may be cut before a mark: an added token that the tokenizer extracts before it encodes the
+rest, whatever surrounds it (`marks.py`). Text before a mark need not be encoded again:
 
-    pack_marked(text) = pack_marked(text[:at]) + pack_marked(text[at:])     for every `at` of cut_places(text)
+    pack_marked(text) = pack_marked(text[:at]) + pack_marked(text[at:])     for every `at` of mark_spans(text)
 
-Packed ids are little-endian u32s. Everything but a detokenizer is immutable and may be used by several threads at once;
-long texts belong off the event loop.
+Packed ids are little-endian u32s. Everything except detokenizers is immutable and thread-safe;
+long texts should be encoded off the event loop.
 """
 
 import codecs
@@ -55,7 +55,7 @@ BYTE_MODEL = "byte"
 _BYTE_IDS = 256
 _ROLE_TOKENS = {
     "system": "<|system|>",
-    "developer": "<|system|>",  # OpenAI's newer word for it
+    "developer": "<|system|>",  # OpenAI's newer name
     "user": "<|user|>",
     "assistant": "<|assistant|>",
     "tool": "<|tool|>",
@@ -65,20 +65,20 @@ _BYTE_SPECIALS = (*dict.fromkeys(_ROLE_TOKENS.values()), _END, _TOOLS, _CALLS)
 
 _REPLACEMENT = "\ufffd"
 _HELD_TOKENS_MAX = 8
-"""A character is at most four bytes, so at most four tokens: what stays broken for longer is none."""
+"""A character is at most four bytes, so at most four tokens; text that is broken for longer is invalid."""
 
 
 class Detokenizer(Protocol):
-    """Turns one answer's tokens into text as they come. What it returned, joined, is `decode` of all of them.
+    """Turns the tokens of one response into text as they come. The joined text equals `decode` of all tokens.
 
-    That holds for tokens whose text is UTF-8. Of other tokens every broken character becomes one or more U+FFFD.
+    That holds for tokens whose text is UTF-8. In other tokens every broken character becomes one or more U+FFFD.
     """
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` complete; a character whose bytes are not all there is kept back."""
+        """Return the text that `ids` complete; an incomplete character is held back."""
 
     def flush(self) -> str:
-        """Return what was kept back; the answer is over."""
+        """Return the text that was held back; the response is over."""
 
 
 class Text(ABC):
@@ -89,14 +89,14 @@ class Text(ABC):
     vocab_size: int
     """Every id is below it."""
     special_ids: Mapping[str, int]
-    """Tokens that stand for no text."""
+    """Tokens without text."""
     eos_ids: frozenset[int]
     bos_id: int | None = None
-    """The token that texts begin with, where the model has one."""
+    """The token at the beginning of texts, if the model has one."""
 
     @abstractmethod
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """Return the packed tokens of a completion's prompt, with those that the model wants around it, if so asked.
+        """Return the packed tokens of a completion's prompt, by default with the model's special tokens around it.
 
         Raises:
             TextError: lone surrogates.
@@ -129,24 +129,24 @@ class Text(ABC):
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes that a token stands for amid a text, a special one its name; None where nobody can tell."""
+        """Return a token's bytes within a text, for a special token its name; None if unknown."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return what `pack` does as numbers."""
+        """Return the result of `pack` as numbers."""
         return _unpacked(self.pack(text, add_special_tokens=add_special_tokens))
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
-        """Return what `pack_chat` does as numbers."""
+        """Return the result of `pack_chat` as numbers."""
         return _unpacked(self.pack_chat(messages, **options))
 
 
 def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:
     """Return the model's text: "byte", or a local directory, whose `encoder` encodes.
 
-    `chat_template` is a Jinja file that stands for the directory's own template; empty: that one.
+    `chat_template` is a Jinja file that replaces the directory's own template; empty: no replacement.
 
     Raises:
-        TextError: anything else, broken files, or a fast encoder that is wanted and not equal.
+        TextError: another path, broken files, or a fast encoder that is required and not equal.
     """
     if model_path == BYTE_MODEL:
         if chat_template:
@@ -161,7 +161,7 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
         raise TextError(str(path), str(error), "what the tokenizers library writes") from error
-    tokenizer.no_truncation()  # a file may ask for either; a prompt is neither cut nor filled up
+    tokenizer.no_truncation()  # a file may enable either; a prompt is neither truncated nor padded
     tokenizer.no_padding()
     chosen = choose_encoder(tokenizer, content, encoder)
     return TokenizerText(tokenizer, digest_of(content), read_template(directory, chat_template), chosen)
@@ -181,14 +181,14 @@ class ByteText(Text):
         return _packed_characters(checked_unicode("text", text).encode().decode("latin-1"))
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return the pieces that the module's first lines draw: a mark's id, then a text's bytes, whatever it says."""
+        """Return the pieces in the module's docstring: a mark's id, then the bytes of a text."""
         characters: list[str] = []
         for mark, text in _byte_pieces(messages, options):
             characters += chr(self.special_ids[mark]), text.encode().decode("latin-1")
         return _packed_characters("".join(characters))
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Return the pieces as they are called: it cannot be told which of the marks a user wrote."""
+        """Return the pieces by name; marks in a user's text look the same."""
         return "".join(mark + text for mark, text in _byte_pieces(messages, options))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -212,7 +212,7 @@ class TokenizerText(Text):
     def __init__(
         self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: Encoder | None = None
     ) -> None:
-        """Read with `tokenizer`, and encode with `encoder`, or the tokenizer too."""
+        """Decode with `tokenizer`, and encode with `encoder` (None: with the tokenizer)."""
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
         self._template = template
@@ -231,7 +231,7 @@ class TokenizerText(Text):
         return self.encoder.pack(checked_unicode("text", text), add_special_tokens=add_special_tokens)
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return the rendered chat's tokens; the template has already written what the model wants around it."""
+        """Return the rendered chat's tokens; the template has already written the special tokens."""
         return self.pack_marked(self._template.render(messages, **options))
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
@@ -243,11 +243,11 @@ class TokenizerText(Text):
         return self._template.render_utf8(messages, **options)
 
     def pack_marked(self, text: str) -> bytes:
-        """Return the tokens of a rendered chat, or of a part of one that was cut at `mark_spans`."""
+        """Return the tokens of a rendered chat, or of a part of one that was cut before a mark."""
         return self.encoder.pack(text, add_special_tokens=False)
 
     def mark_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where marks stand in the text, begin and end of each: it may be cut before them."""
+        """Return begin and end of each mark in the text; the text may be cut before each."""
         return [match.span() for match in self._marks.finditer(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -258,7 +258,7 @@ class TokenizerText(Text):
         return _PrefixDetokenizer(self._tokenizer, frozenset(self.special_ids.values()))
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return what the token adds to itself: decoders treat the first token of a text differently."""
+        """Return the text that the token adds behind itself: decoders treat the first token of a text differently."""
         name = self._tokenizer.id_to_token(token_id)
         if name is None or name in self.special_ids:
             return None if name is None else name.encode()
@@ -280,7 +280,7 @@ class _ByteDetokenizer:
 
 
 class _SpecialsShown:
-    """Shows some special tokens by their names. Behind one the text begins anew, as decoders begin one."""
+    """Shows some special tokens by their names. Text after one is decoded like the beginning of a text."""
 
     def __init__(self, inner: Detokenizer, names: Mapping[int, str]) -> None:
         self._inner, self._names = inner, names
@@ -297,11 +297,11 @@ class _SpecialsShown:
 
 
 class _PrefixDetokenizer:
-    """Decodes a window of tokens; what is longer than the text it had told is new.
+    """Decodes a window of tokens; the text beyond that returned before is new.
 
     The window begins one text before the new tokens, since decoders treat the first token differently (they strip its
-    space). Text that ends in U+FFFD may be half a character, and waits. (The library's own DecodeStream raises on
-    tokens that are not UTF-8, which a model may produce, and cannot say what it kept back.)
+    space). Text that ends in U+FFFD may be half a character and is held back. (The library's own DecodeStream raises on
+    tokens that are not UTF-8, which a model may produce, and does not return held-back text at the end.)
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
@@ -341,7 +341,7 @@ def _json(field: str, value: object) -> str:
 
 
 def _byte_pieces(messages: Sequence[Message], options: ChatOptions) -> list[tuple[str, str]]:
-    """Return marks, and the text after each."""
+    """Return pairs of a mark and the text after it."""
     checked = checked_messages(messages)
     blame_characters(checked)
     tools, continues = options.get("tools"), options.get("continue_final_message", False)

@@ -1,4 +1,4 @@
-"""The bytes that a token's name spells, for tokens that are no whole characters.
+"""The bytes of a token by its name, for tokens that are not complete characters.
 
     <0xE2>         the byte: vocabularies with byte fallback
     âĢ             a character for each byte: byte-level vocabularies. Printable Latin-1 stands for itself; the other
@@ -13,7 +13,7 @@ _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 
 
 def spelt_bytes(name: str) -> bytes | None:
-    """Return the bytes; None where the name is of neither kind."""
+    """Return the bytes; None if the name is of neither kind."""
     if spelt := _FALLBACK.fullmatch(name):
         return bytes.fromhex(spelt[1])
     try:

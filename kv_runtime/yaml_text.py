@@ -1,4 +1,4 @@
-"""YAML text as values. A key that stands twice in one mapping is refused: which of its values is meant is not known.
+"""Loads YAML text. A repeated key in a mapping is refused: its value would be ambiguous.
 
 Source: YAML 1.2.2, 3.2.1.1: the keys of a mapping are unique.
 """
@@ -9,7 +9,7 @@ import yaml
 
 
 class KeysRepeated(yaml.YAMLError):
-    """Keys stand twice or more; `problems` names each with its path and its lines."""
+    """Repeated keys; `problems` names each with its path and its lines."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -37,7 +37,7 @@ def load_yaml(text: str) -> object:
 
 
 def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    """Yield the keys that stand twice in the mappings of a tree; an alias may make the tree recursive."""
+    """Yield the repeated keys in the mappings of a tree; an alias may make the tree recursive."""
     if id(node) in seen:
         return
     seen.add(id(node))

@@ -1,4 +1,4 @@
-"""The event log's client. `connection` is the door; the rest is what it is made of."""
+"""The event log's client: `connection.EventLog`; the other modules are its parts."""
 
 from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog
 from kv_runtime.event_log.errors import (

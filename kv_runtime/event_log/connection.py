@@ -1,8 +1,8 @@
 """One connection to the event log: streams, confirmed publishing, ordered reading, objects, and core NATS beside it.
 
-Everything foreign ends here: callers see `BrokerUnavailable` and `LogMessage`. A lost connection is found again by
-itself, for as long as it takes. `run`, a part of the process, then makes streams again that are gone, and sees to it
-that what is followed goes on (`reading.py`). An `on_message` that raises is our fault: `run` raises it.
+Callers see none of the NATS client's types: only `BrokerUnavailable` and `LogMessage`. A lost connection reconnects by
+itself, without a time limit. `run`, a part of the process, then creates missing streams again and resumes readings
+(`reading.py`). An error raised by an `on_message` is a bug of ours: `run` raises it.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 
 WINDOW_MESSAGES = 256
-"""Publications of one connection that may be unconfirmed; more of them hide a longer way to the server."""
+"""Unconfirmed publications of one connection; a larger window hides a longer round trip."""
 CONFIRM_S = 5.0
 _CONNECT_S = 5
 _RECONNECT_WAIT_S = 1
 _PING_S, _PINGS_MISSED_MAX = 1, 2
-"""A frozen server is lost after 3 s: before the 5 s after which its silence would be taken for that of the workers."""
+"""A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX = 65_536
-"""Announced messages of one subscription that wait to be taken; with the client's own bound of 128 MiB."""
+"""Pending core NATS messages of one subscription, besides the client's own bound of 128 MiB."""
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 _USER_INFO = re.compile(r"//[^/@]*@")
 
@@ -46,7 +46,7 @@ _log = structlog.get_logger("event_log")
 
 
 class EventLog:
-    """One connection. Made by `connect`; `run` watches over it; `close` ends it."""
+    """One connection. `connect` makes it, `run` maintains it, `close` ends it."""
 
     def __init__(
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
@@ -80,19 +80,19 @@ class EventLog:
         on_found: Callable[[], None] = lambda: None,
         confirm_s: float = CONFIRM_S,
     ) -> Self:
-        """Return a connected client; `on_lost` and `on_found` tell of the connection from then on.
+        """Return a connected client; `on_lost` and `on_found` report changes of the connection.
 
         Args:
             url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
-            name: how the server is told of us.
-            user: where the server knows users by name.
-            token: the user's password; without `user`, what the server wants of everyone.
-            on_lost: called when the connection is gone.
+            name: our name for the server.
+            user: for servers with named users.
+            token: the user's password; without `user`, the server's common token.
+            on_lost: called when the connection is lost.
             on_found: called when it is back.
             confirm_s: how long the server may take to confirm a publication, or to answer.
 
         Raises:
-            BrokerUnavailable: there is no server at `url`, or it refuses us.
+            BrokerUnavailable: there is no server at `url`, or it refuses the connection.
         """
         log = cls(url, on_lost, on_found, confirm_s=confirm_s)
         await log._connect(name, user, token)
@@ -121,7 +121,7 @@ class EventLog:
 
     @contextmanager
     def _credentials_named(self) -> Iterator[None]:
-        """Where a server refused the credentials, the error says that; the client says only that it has no server."""
+        """Name refused credentials in the error; the client's own error says only that there is no server."""
         try:
             yield
         except NatsError as error:
@@ -167,7 +167,7 @@ class EventLog:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached at this moment, as far as is known: a frozen one is found out in 3 s."""
+        """Whether the server is reachable, as far as is known: a frozen one is detected within 3 s."""
         return self._client.is_connected
 
     def statistics(self) -> LogStatistics:
@@ -182,11 +182,11 @@ class EventLog:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch over the streams and what is followed until `stop` is set.
+        """Maintain streams and readings until `stop` is set.
 
         Raises:
-            BrokerUnavailable: the server ended the connection, and will not have another.
-            Exception: what an `on_message` raised.
+            BrokerUnavailable: the server ended the connection and refuses another.
+            Exception: raised by an `on_message`.
         """
         while not stop.is_set():
             self._due.clear()
@@ -208,26 +208,26 @@ class EventLog:
                 if reading.is_broken or reading.is_silent:
                     await reading.begin()
         except BrokerUnavailable as error:
-            self._streams_doubtful = True  # the stream may be gone: it is made again before the next attempt
+            self._streams_doubtful = True  # the stream may be gone: it is created again before the next attempt
             _log.warning("log_not_followed", reason=str(error))
 
     async def _ensure_again(self, config: StreamConfig) -> None:
         try:
             await self._ensure(config)
-        except StreamUnfit as error:  # somebody replaced it under us; it is still read, and worth more than none
+        except StreamUnfit as error:  # it was replaced meanwhile; it is still read
             _log.error("stream_unfit", reason=str(error))
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """The stream exists with these limits, now and whenever the log was lost and found; the rest of it stays.
+        """Create or update the stream with these limits, now and after each reconnect; other settings stay.
 
         Raises:
-            StreamUnfit: there is one of the name that cannot be ours (`streams.py`).
-            BrokerUnavailable: also where the server refuses the limits, with its reason.
+            StreamUnfit: the existing stream cannot be ours (`streams.py`).
+            BrokerUnavailable: also if the server refuses the limits, with its reason.
         """
         await self._ensure(spec.config())
 
     async def ensure_bucket(self, bucket: str, *, replicas: int, max_bytes: int) -> None:
-        """The bucket exists, for at most so many bytes, as `ensure_stream` has it; raises as that does."""
+        """Create or update the bucket, of at most `max_bytes`, as `ensure_stream` does; raises as that does."""
         await self._ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
 
     async def _ensure(self, config: StreamConfig) -> None:
@@ -237,27 +237,27 @@ class EventLog:
         self._ensured[config.name] = config
 
     async def stream_state(self, name: str) -> StreamState:
-        """Return what is in a stream now; raise `BrokerUnavailable` where there is none, too."""
+        """Return the state of a stream; raise `BrokerUnavailable` also if it does not exist."""
         with self._reachable(f"stream {name}"):
             return await streams.state_of(self._client, name, self._timeout_s)
 
     async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
-        """Return the message of `subject` at `seq`, or the first behind it; None where there is none."""
+        """Return the message of `subject` at `seq`, or the first behind it; None if there is none."""
         with self._reachable(f"message {seq} of {stream}"):
             return await lookup.message_from(self._client, stream, seq, self._timeout_s, subject)
 
     async def seq_at(self, stream: str, time_ns: int) -> int:
-        """Return the place of the stream's last message of that time or earlier (`lookup.py`)."""
+        """Return the seq of the stream's last message of that time or earlier (`lookup.py`)."""
         with self._reachable(f"messages of {stream} by time"):
             return await lookup.seq_at(self._client, stream, time_ns, self._timeout_s)
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
-        """The stream has no messages up to this one any more, and those behind it."""
+        """Delete the stream's messages up to this one."""
         with self._reachable(f"purge {stream}"):
             await self._context.purge_stream(stream, seq=up_to_seq + 1)
 
     def objects(self, bucket: str) -> ObjectBucket:
-        """Return the objects of a bucket, whether or not it is there."""
+        """Return the objects of a bucket, which need not exist."""
         return ObjectBucket(self._client, self._context, bucket)
 
     async def publish(
@@ -269,18 +269,18 @@ class EventLog:
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> int:
-        """Return the message's place in its stream, where it now is, once for each `message_id`.
+        """Publish a message, once for each `message_id`; return its seq in the stream.
 
         Args:
             subject: where it is published.
             data: its bytes.
-            message_id: by which the server drops repetitions; empty: it does not.
-            headers: what readers get beside the bytes.
-            after_seq: the place that the newest message of the subject must have; 0: the subject has none.
+            message_id: the server drops repetitions by it; empty: it does not.
+            headers: for readers, besides the bytes.
+            after_seq: the required seq of the subject's newest message; 0: the subject has none.
 
         Raises:
             LastSequenceDiffers: the newest message of the subject is not at `after_seq`; nothing was stored.
-            BrokerUnavailable: as `send` has it.
+            BrokerUnavailable: as `send`.
         """
         return await (await self.send(subject, data, message_id, headers=headers, after_seq=after_seq))
 
@@ -293,26 +293,26 @@ class EventLog:
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> asyncio.Future[int]:
-        """Hand the message over; return the future of its place in its stream (`window.py`).
+        """Send a message; return the future of its seq in the stream (`window.py`).
 
-        Messages of one caller are handed over in the order of its calls. At most `WINDOW_MESSAGES` of a connection are
-        unconfirmed: with more, this waits. The future ends with `BrokerUnavailable` when the server refuses, is lost,
-        or does not confirm in time; it is then not known whether the stream has the message.
+        Messages of one caller are sent in the order of its calls. At most `WINDOW_MESSAGES` of a connection are
+        unconfirmed; beyond that this waits. The future ends with `BrokerUnavailable` when the server refuses, is lost,
+        or does not confirm in time; the stream may then have the message or not.
 
         Raises:
-            BrokerUnavailable: the server is away now, or the message is larger than it takes.
+            BrokerUnavailable: the server is away, or the message is too large for it.
         """
         with mapped(f"publish {subject}"):
             return await self._window.send(subject, data, message_id, headers=headers, after_seq=after_seq)
 
     async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
-        """The message was handed to core NATS: whoever listens now hears it, nobody else ever does."""
+        """Publish on core NATS: only present subscribers receive the message."""
         with self._reachable(f"announce {subject}"):
             await self._client.publish(subject, data, reply=reply)
 
     @contextmanager
     def _reachable(self, what: str) -> Iterator[None]:
-        """Refuse at once while the server is away: kept until it is back, old news would be told as new."""
+        """Refuse at once while the server is away: a delayed message would look new."""
         if not self.is_connected:
             raise BrokerUnavailable(f"{what}: not connected")
         with mapped(what):
@@ -321,10 +321,10 @@ class EventLog:
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """`on_message` gets every message of the stream behind `after_seq` that it still has, in order, once.
+        """Call `on_message` with every message of the stream behind `after_seq` that it still has, in order, once.
 
-        Where the stream is not the one of birth `created`, or ends before `after_seq`, it gets all of them. One at a
-        time: the server sends no faster than they are taken. `run` has to run. The reading says how far it is.
+        If the stream was not created at `created`, or ends before `after_seq`, it gets all messages. It gets one at a
+        time: the server sends no faster than they are processed. `run` has to run. The reading has the progress.
         """
         reading = Reading(
             self._client,
@@ -342,15 +342,15 @@ class EventLog:
         return reading
 
     async def leave(self, reading: Reading) -> None:
-        """Nothing of what was followed is told any more."""
+        """End a reading."""
         self._readings.remove(reading)
         with mapped("leave"):
             await reading.end()
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """`on_message` gets what is announced on `subject` from now on, one at a time.
+        """Call `on_message` with core NATS messages on `subject` from now on, one at a time.
 
-        Beyond `LISTEN_MESSAGES_MAX` that wait, further ones are dropped and counted.
+        Beyond `LISTEN_MESSAGES_MAX` pending messages, further ones are dropped and counted.
         """
         deliver = self._guarded(on_message)
 
@@ -373,11 +373,11 @@ class EventLog:
         return deliver
 
     def new_inbox(self) -> str:
-        """Return a subject that nobody else uses, for answers."""
+        """Return a new unique subject for answers."""
         return self._client.new_inbox()
 
     async def close(self) -> None:
-        """The connection is gone, nothing is told any more; what was announced before has left, if it could."""
+        """Close the connection and end all subscriptions; flush published messages if possible."""
         self._closing = True
         with suppress(NatsError, TimeoutError, OSError):
             for reading in self._readings:
@@ -386,6 +386,6 @@ class EventLog:
                 await unsubscribe()
             if self.is_connected:
                 await self._client.flush(timeout=1)
-        with suppress(RuntimeError, OSError):  # it writes what is pending, also to a transport that is closed already
+        with suppress(RuntimeError, OSError):  # it writes pending bytes, also to a closed transport
             await self._client.close()
         self._window.fail("the connection was closed")

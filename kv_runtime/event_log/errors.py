@@ -1,4 +1,4 @@
-"""What goes wrong with the event log, by whose fault, and the seam at which the client's exceptions end."""
+"""The errors of the event log, and the mapping of the NATS client's exceptions to them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,23 +7,23 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError, ServiceUnavailableError
 
 _NO_PEERS_YET = 10005
-"""A cluster's word while too few of its servers have found each other for a stream's replicas."""
+"""A cluster's code while too few of its servers are connected for a stream's replicas."""
 
 
 class BrokerUnavailable(Exception):
-    """The server cannot be reached, or did not do as asked; what was meant to be done may be tried again."""
+    """The server is unreachable or refused; the operation may be repeated."""
 
 
 class LastSequenceDiffers(BrokerUnavailable):
-    """The newest message of a subject has another place than the publication requires; nothing was stored."""
+    """The newest message of a subject has another seq than the publication requires; nothing was stored."""
 
 
 class BrokerSilent(BrokerUnavailable):
-    """The server did not answer in time, or says that it cannot yet: a cluster without leaders does so."""
+    """The server did not answer in time, or reports that it cannot yet, as a cluster without leaders."""
 
 
 class StreamUnfit(Exception):
-    """A stream of that name exists, with a setting that cannot be ours and that is not ours to change."""
+    """A stream of that name exists with a setting that we do not use and must not change."""
 
     def __init__(self, stream: str, field: str, found: object, allowed: object) -> None:
         super().__init__(f"stream {stream}: {field}: found {found}, allowed {allowed}")
@@ -38,12 +38,12 @@ class NoSuchObject(KeyError):
 
 
 class ObjectDamaged(Exception):
-    """What the bucket has under the name is not what was put there."""
+    """The bytes under the name are not those that were put."""
 
 
 @contextmanager
 def mapped(what: str) -> Iterator[None]:
-    """Raise what the client raises as `BrokerUnavailable`, with `what` before its words."""
+    """Map the client's exceptions to `BrokerUnavailable`, with `what` before the message."""
     try:
         yield
     except (TimeoutError, ServiceUnavailableError) as error:

@@ -1,7 +1,7 @@
-"""A stream's messages by place and by time: single ones, for those who need not read it in order.
+"""Single messages of a stream by seq and by time, without reading it in order.
 
-A message is found by its place or, where that is empty, as the first behind it. Times are the server's; it gives later
-messages later times, unless its clock is set back or another server of a cluster takes over.
+A seq without a message gives the first message behind it. Times are the server's; they ascend, unless its clock is set
+back or another server of a cluster takes over.
 """
 
 import base64
@@ -52,21 +52,21 @@ async def message_from(
 
 
 def _headers(block: bytes) -> Mapping[str, str] | None:
-    """Return the fields of a block of headers: a line with the version, then `name: value`, each line ended by CRLF."""
+    """Parse a block of headers: a line with the version, then `name: value`, each line ended by CRLF."""
     lines = block.decode(errors="replace").split("\r\n")[1:]
     fields = (line.partition(":") for line in lines if line)
     return {name: value.strip() for name, _, value in fields} or None
 
 
 async def seq_at(client: Client, stream: str, time_ns: int, timeout_s: float) -> int:
-    """Return the place of the last message of that time or earlier; the one before the first where all are later.
+    """Return the seq of the last message of that time or earlier; that before the first if all are later.
 
     Raises:
         NatsError: there is no such stream, or no answer.
     """
     state = await state_of(client, stream, timeout_s)
     low, high = state.first_seq - 1, state.last_seq
-    while low < high:  # what is at `low` is not later, what is behind `high` is
+    while low < high:  # the message at `low` is not later, those behind `high` are
         middle = (low + high + 1) // 2
         found = await message_from(client, stream, middle, timeout_s)
         if found is None or found.time_ns > time_ns:

@@ -1,4 +1,4 @@
-"""The connection's figures, and their metrics: whoever has a log yields `log_families` at scrape time."""
+"""The statistics of a connection, and their metrics: its owner yields `log_families` at scrape time."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,11 +14,11 @@ class LogStatistics(NamedTuple):
     unconfirmed: int
     """Publications on their way."""
     publish_failures_total: int
-    """Publications that were handed over, and ended without being confirmed."""
+    """Publications that were sent and not confirmed."""
     dropped_total: int
-    """Announced messages (heartbeats, load reports, answers) that came faster than they were taken."""
+    """Core NATS messages (heartbeats, load reports, answers) that came faster than they were processed."""
     read_anew_total: int
-    """Times that a followed stream turned out to be another one, or to have lost its end."""
+    """Times that a followed stream was another one, or had lost its end."""
 
 
 def log_families(statistics: LogStatistics) -> Iterator[Family]:

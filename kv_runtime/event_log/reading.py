@@ -1,12 +1,13 @@
-"""A stream being read in order: an ordered push consumer that the server forgets with the connection.
+"""Reads a stream in order: an ordered push consumer, which the server deletes with the connection.
 
-    the connection is a new one, a message is missing,     go on after the last message that was told
-    or the server said nothing for `SILENCE_S`
-    the stream is another than before, or ends before      the log was lost: begin at its beginning; what had been
-    the last message that was told                         told may be told again
-    the last message that was told was removed, and more   go on with the first that is still there
+    a new connection, a missing message, or a server       continue after the last delivered message
+    that was silent for `SILENCE_S`
+    another stream than before, or one that ends before    the log was lost: begin at its beginning; messages may be
+    the last delivered message                             delivered again
+    the stream dropped messages behind the last            continue with the first message that it still has
+    delivered one
 
-The server sends no faster than messages are taken (flow control), and says every `HEARTBEAT_S` that it is there.
+The server sends no faster than messages are processed (flow control), and sends a heartbeat every `HEARTBEAT_S`.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ _log = structlog.get_logger("event_log")
 
 
 class LogMessage(NamedTuple):
-    """A message as read; `reply` is where an answer goes, if one is wanted.
+    """A received message; `reply` is the subject for an answer, if one is wanted.
 
-    `stream_seq` and `time_ns`, the server's time of it since 1970, are 0 on core NATS. `headers` are those of the
-    publisher; None where it set none.
+    `stream_seq` and `time_ns`, the server's time since 1970, are 0 on core NATS. `headers` are the publisher's; None if
+    it set none.
     """
 
     subject: str
@@ -50,10 +51,10 @@ OnMessage = Callable[[LogMessage], Awaitable[None]]
 
 
 class _Delivery(NamedTuple):
-    """What a message's reply subject says.
+    """The delivery data in a message's reply subject.
 
-    `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`; 9 tokens, before whose stream
-    newer servers put two: the domain and the account's hash.
+    `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`; 9 tokens; newer
+    servers put two before the stream: the domain and the account's hash.
     """
 
     stream_seq: int
@@ -69,7 +70,7 @@ def _delivery(reply: str) -> _Delivery:
 
 
 class Reading:
-    """One stream being read; `begin` makes its consumer, and makes it anew."""
+    """The reading of one stream; `begin` creates its consumer, and replaces it."""
 
     def __init__(
         self,
@@ -93,22 +94,22 @@ class Reading:
         self._received_at_s = 0.0
         self.is_broken = False
         self.created = created
-        """The stream's birth: of the one that is read."""
+        """When the stream that is read was created."""
         self.delivered_seq = after_seq
-        """Place in it of the last message that was told, and taken; 0: none."""
+        """Seq of the last delivered and processed message; 0: none."""
         self.delivered_total = 0
         self.unread = 0
-        """Messages that it had behind that, when last heard."""
+        """Messages behind that, by the server's last message."""
         self.read_anew_total = 0
-        """How often the log turned out to be lost."""
+        """How often the log was lost."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server let its heartbeats fail; a reader that is still being told something hears none."""
+        """Whether the server's heartbeats are overdue; False while a message is being processed."""
         return not self._lock.locked() and asyncio.get_running_loop().time() - self._received_at_s > SILENCE_S
 
     async def begin(self) -> None:
-        """The stream is read on after what was told already; from its beginning where it is another one.
+        """Read on after the last delivered message; from the beginning if the stream is another one.
 
         Raises:
             BrokerUnavailable: there is no such stream, or no answer.
@@ -149,13 +150,13 @@ class Reading:
         )
 
     async def end(self) -> None:
-        """Nothing is told any more."""
+        """End the subscription."""
         unsubscribe, self._unsubscribe = self._unsubscribe, None
         if unsubscribe is not None:
             await unsubscribe()
 
     async def _on_message(self, message: Msg) -> None:
-        async with self._lock:  # of a subscription that `begin` has dropped, nothing gets here
+        async with self._lock:  # no message of a subscription that `begin` ended gets here
             self._received_at_s = asyncio.get_running_loop().time()
             if not message.reply.startswith(_OF_STREAM):
                 await self._obey(message)
@@ -172,7 +173,7 @@ class Reading:
             self.delivered_total += 1
 
     async def _obey(self, message: Msg) -> None:
-        """Take what the server says of the reading: a heartbeat, a question whether we keep up, or its end."""
+        """Handle a control message: a heartbeat, a flow control request, or the end of the consumer."""
         headers = message.headers or {}
         if answer_to := message.reply or headers.get(Header.CONSUMER_STALLED):
             await self._client.publish(answer_to)
@@ -180,7 +181,7 @@ class Reading:
         if headers.get(Header.STATUS) != _IDLE or (sent is not None and int(sent) != self._received):
             self._break()
         elif not answer_to:
-            self.unread = 0  # with nothing held back, it is idle for want of messages: what was unread is gone
+            self.unread = 0  # an idle server without flow control has no more messages: unread ones were dropped
 
     def _break(self) -> None:
         self.is_broken = True

@@ -1,9 +1,9 @@
-"""Streams: what each keeps, that it exists so, and what is in it.
+"""Streams: their settings, creating and updating them, and their state.
 
-there is none                                   made
-there is one, a setting of `_FIXED` differs     `StreamUnfit`: it is somebody else's, or was made for another use
-there is one, a setting of `_TENDED` differs    updated
-any other setting                               stays as it is
+no stream of the name                           created
+a stream with another setting of `_FIXED`       `StreamUnfit`: it was made by another owner, or for another use
+a stream with another setting of `_TENDED`      updated
+any other setting                               unchanged
 """
 
 from datetime import UTC, datetime, timedelta
@@ -29,17 +29,17 @@ _FIXED = (
     "deny_purge",
     "allow_rollup_hdrs",
 )
-"""Had we not found them so, the log would not keep what we rely on, or would tell something else."""
+"""With other values the log would not store what we rely on, or would deliver something else."""
 _TENDED = ("subjects", "max_age", "max_bytes", "max_msgs_per_subject", "duplicate_window", "num_replicas")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME_IN_USE = 10058
-"""The server's word that a stream of the name was made meanwhile, with other settings."""
+"""The server's code for a stream of the name that was created meanwhile, with other settings."""
 
 
 class StreamSpec(NamedTuple):
-    """What a stream keeps; `per_subject` bounds the messages of one subject (-1: no bound).
+    """The limits of a stream; `per_subject` bounds the messages of one subject (-1: no bound).
 
-    `replicas` is how many servers of a cluster have it: 1, 3 or 5; a single server has 1.
+    `replicas` is the number of a cluster's servers that store it: 1, 3 or 5; 1 for a single server.
     """
 
     name: str
@@ -51,7 +51,7 @@ class StreamSpec(NamedTuple):
     replicas: int = 1
 
     def config(self) -> StreamConfig:
-        """Return the settings of such a stream: on disk, the oldest go first, nothing is copied from elsewhere."""
+        """Return the settings of the stream: on disk, the oldest messages are dropped first, no mirror or sources."""
         return StreamConfig(
             name=self.name,
             subjects=list(self.subjects),
@@ -68,10 +68,10 @@ class StreamSpec(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """What is in a stream now; one without messages has `first_seq` above `last_seq`, and no times (0).
+    """The state of a stream; without messages `first_seq` is above `last_seq`, and times are 0.
 
-    `created` is when the server made it, in its own words: a stream of the same name that was made at another time is
-    another one. Times are those of the server, since 1970.
+    `created` is the creation time in the server's text: a stream of the same name with another time is another stream.
+    Times are the server's, since 1970.
     """
 
     created: str
@@ -83,11 +83,11 @@ class StreamState(NamedTuple):
 
 
 async def ensure(context: JetStreamContext, wanted: StreamConfig) -> None:
-    """The stream exists as wanted, whoever else ensures it meanwhile.
+    """Create or update a stream; other processes may do the same meanwhile.
 
     Raises:
-        StreamUnfit: there is one that cannot be ours.
-        NatsError: the server refuses it, for instance for want of room.
+        StreamUnfit: the existing stream cannot be ours.
+        NatsError: the server refuses it, for instance for want of space.
     """
     assert wanted.name is not None
     present = await _config(context, wanted.name)
@@ -138,7 +138,7 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 async def state_of(client: Client, name: str, timeout_s: float) -> StreamState:
-    """Return what is in a stream; the client's own reader of this answer leaves the times out.
+    """Return the state of a stream; the client's own parser of this answer omits the times.
 
     Raises:
         NatsError: there is no such stream, or no answer.

@@ -1,12 +1,12 @@
-"""Publications on their way: handed over in order, confirmed later, at most `limit` unconfirmed.
+"""Unconfirmed publications: sent in order, confirmed later, at most `limit` at a time.
 
-    send                     waits for room, hands the message over, returns the future of its place in the stream
-    the server confirms      the future ends with the place
-    the server refuses,      the future ends with `BrokerUnavailable`; the server may have the message nevertheless,
-    or says nothing for      which a repetition with the same message id finds out
+    send                     waits for capacity, sends the message, returns the future of its seq in the stream
+    the server confirms      the future ends with the seq
+    the server refuses,      the future ends with `BrokerUnavailable`; the server may have stored the message: it is
+    or no answer comes for   safe to repeat it with the same message id
     `timeout_s`, or `fail`
 
-A future that ends, however it ends, makes room and is forgotten: nothing outlives it. The client's own asynchronous
+A future that ends, in any way, frees its capacity and is forgotten. The client's own asynchronous
 publishing leaves its futures pending for ever when an answer is lost with the connection.
 """
 
@@ -48,13 +48,13 @@ class SendWindow:
         self._numbers = itertools.count(1)
         self._inbox = ""
         self.failures_total = 0
-        """Publications that were handed over, and ended without being confirmed."""
+        """Publications that were sent and not confirmed."""
 
     def __len__(self) -> int:
         return len(self._unconfirmed)
 
     async def open(self) -> None:
-        """Confirmations are heard; the client is connected."""
+        """Subscribe to confirmations; the client is connected."""
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
 
@@ -67,13 +67,13 @@ class SendWindow:
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> asyncio.Future[int]:
-        """Hand the message over once there is room; return the future of its place in its stream.
+        """Send a message once there is capacity; return the future of its seq in the stream.
 
         The future ends with `LastSequenceDiffers` if the newest message of the subject is not at `after_seq`.
 
         Raises:
             BrokerUnavailable: the server is away.
-            NatsError: the message is larger than the server takes.
+            NatsError: the message is too large for the server.
         """
         self._require_connection(subject)
         await self._capacity.acquire()
@@ -81,7 +81,7 @@ class SendWindow:
         publication = _Publication(subject, self._timeout_s, lambda: self._forget(number))
         self._unconfirmed[number] = publication
         try:
-            self._require_connection(subject)  # waiting for room may have taken long
+            self._require_connection(subject)  # the wait may have taken long
             wanted = _headers(message_id, headers, after_seq)
             await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=wanted)
         except BaseException:
@@ -99,7 +99,7 @@ class SendWindow:
         self._capacity.release()
 
     def fail(self, why: str) -> None:
-        """All that is on its way ends with `BrokerUnavailable`."""
+        """End all unconfirmed publications with `BrokerUnavailable`."""
         for publication in list(self._unconfirmed.values()):
             publication.fail(why)
 
@@ -132,7 +132,7 @@ def _headers(message_id: str, more: Mapping[str, str] | None, after_seq: int | N
 
 
 class _Publication:
-    """One message on its way, and the time after which it is given up."""
+    """One unconfirmed message, and its timeout."""
 
     __slots__ = ("_on_end", "_subject", "_timer", "future")
 
