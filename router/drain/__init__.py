@@ -1,1 +1,1 @@
-"""Draining a worker: it gets no new requests, and prefixes that it alone holds are computed elsewhere first."""
+"""Draining a worker: it gets no new requests, and prefixes that only it holds are computed elsewhere first."""

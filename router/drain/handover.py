@@ -39,13 +39,13 @@ from router.fleet.ledger import Ledger
 from router.request.serving import Serving
 
 HANDOVERS_MAX = 16
-"""Of as many workers at one time."""
+"""Hand-overs at the same time, each of one worker."""
 _RUNS_MAX = 256
 _LOOKED_AT = 32
 """Prompts that are looked up in one turn of the loop: a few ms."""
 _LOOK_S = 0.05
 _PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
-"""What workers compute prompts for, by their role."""
+"""The phase for which prompts are computed, by the worker's role."""
 
 _log = structlog.get_logger("router")
 
@@ -64,11 +64,11 @@ class Handover:
 
     @property
     def defaults(self) -> tuple[int, float]:
-        """Tokens and seconds of a hand-over of which nothing else is said."""
+        """Default tokens and seconds of a hand-over."""
         return self._section.tokens, self._section.within_s
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Hand over what is begun until `stop` is set; then what is on its way is given up."""
+        """Run hand-overs until `stop` is set; then give up the running ones."""
         async with TaskSet(HANDOVERS_MAX) as tasks:
             self._tasks = tasks
             await stop.wait()
@@ -77,10 +77,10 @@ class Handover:
                 task.cancel()
 
     def begin(self, registration: WorkerRegistered, budget_tokens: int, within_s: float) -> None:
-        """What a worker that drains holds alone is being handed over; nothing happens while that is so already.
+        """Start handing over what only this draining worker holds; do nothing if that runs already.
 
         Raises:
-            TaskSetFull: too many are on their way.
+            TaskSetFull: too many hand-overs are running.
         """
         if any(
             run.registration.instance == registration.instance
@@ -98,14 +98,14 @@ class Handover:
             del self._runs[next(iter(self._runs))]
 
     def cancel(self, worker_id: str, reason: str) -> None:
-        """The hand-over of a worker ends now, if there is one; `reason` is shown."""
+        """End the hand-over of a worker now, if there is one; `reason` is shown."""
         for run, task in self._running.items():
             if run.registration.worker_id == worker_id:
                 run.reason = reason
                 task.cancel()
 
     def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:
-        """Return how far a worker's is, of this life of it where one is named; None where there is none."""
+        """Return the status of a worker's hand-over, of this instance if given; None if there is none."""
         run = self._runs.get(worker_id)
         if run is None or instance not in (None, run.registration.instance):
             return None
@@ -210,7 +210,7 @@ class Handover:
     async def _warmed(
         self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt
     ) -> tuple[WarmingOutcome, str, str]:
-        """Return what became of a prefix, the worker that was chosen for it, and why it was not warmed."""
+        """Return the outcome of a prefix, the chosen worker, and why it was not warmed."""
         left_s = run.left_s(self._clock.now())
         if left_s <= 0:
             return "skipped", "", "the time is over"
@@ -235,7 +235,7 @@ class Handover:
     # ------------------------------------------------------------------------------------------- figures
 
     def families(self) -> Iterator[Family]:
-        """Yield what was handed over, and what prompts are kept for it."""
+        """Yield the metrics of hand-overs, and of the prompts kept for them."""
         outcomes = [((outcome,), float(self._outcomes[outcome])) for outcome in OUTCOMES]
         yield counter(
             "handover_prefixes", "Prefixes of workers that drain, by what became of them", ("outcome",), outcomes
@@ -249,7 +249,7 @@ class Handover:
 
 
 def promised_requests(ledger: Ledger, registration: WorkerRegistered) -> int:
-    """Return how many requests routers have promised to a worker that are not over."""
+    """Return how many requests are promised to a worker and not over."""
     return sum(ledger.load_of(rank).active_requests for rank in registration.ranks)
 
 

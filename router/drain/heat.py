@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from router.prompt.chains import BLOCK_BYTES, block_count
 
 HALF_LIFE_S = 300.0
-"""What was asked five minutes ago counts half: people who talk with a model come again within minutes."""
+"""A request five minutes ago counts half: users of a chat come back within minutes."""
 BLOCKS_MAX = 1 << 17
 """Some 50 ms; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
 _BlockNumbers = NDArray[np.intp]
@@ -30,7 +30,7 @@ _HASH = np.dtype("<u8")
 
 
 class PromptHolding(NamedTuple):
-    """A prompt that was asked, and how many of its leading blocks lie on GPUs: at the worker, at the best of others."""
+    """A requested prompt, and how many of its leading blocks lie on GPUs: at the worker, at the best other rank."""
 
     sequence_hashes: bytes
     received_s: float
@@ -39,9 +39,9 @@ class PromptHolding(NamedTuple):
 
 
 class HotPrefix(NamedTuple):
-    """The first `blocks` blocks of a prompt, which is named by its place in what was given.
+    """The first `blocks` blocks of a prompt, which is given by its index in the input.
 
-    `new_blocks` of them are held by the worker alone, and by no prefix listed before; `heat` is theirs.
+    `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs.
     """
 
     prompt: int
@@ -60,7 +60,7 @@ def hot_prefixes(
     budget_tokens: int,
     half_life_s: float = HALF_LIFE_S,
 ) -> list[HotPrefix]:
-    """Return what is to be handed over, in this order; their new blocks cost no more than the budget."""
+    """Return the prefixes to hand over, in this order; their new blocks cost no more than the budget."""
     selected, lengths = _looked_at(prompts)
     if not selected:
         return []
@@ -88,7 +88,7 @@ def _prefix(prompts: Sequence[PromptHolding], at: int, blocks: int, heat: NDArra
 
 
 def _looked_at(prompts: Sequence[PromptHolding]) -> tuple[list[int], list[int]]:
-    """Return which prompts have blocks that the worker alone holds, newest first, and how many."""
+    """Return the prompts with blocks that only the worker holds, newest first, and how many blocks."""
     selected, lengths, remaining = list[int](), list[int](), BLOCKS_MAX
     for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].received_s):
         blocks = _exclusive_blocks(prompts[at])
@@ -109,13 +109,13 @@ def _exclusive_hashes(prompt: PromptHolding) -> NDArray[np.uint64]:
 
 
 def _leading(block_numbers: _BlockNumbers, is_bought: NDArray[np.bool_]) -> _BlockNumbers:
-    """Return the places before the first that is not bought."""
+    """Return the block numbers before the first one that is not bought."""
     bought = is_bought[block_numbers]
     return block_numbers if bought.all() else block_numbers[: int(bought.argmin())]
 
 
 def _longest(runs: Sequence[_BlockNumbers], blocks: int) -> list[_BlockNumbers]:
-    """Return the runs, but empty ones for those that go on in another: one request computes both."""
+    """Return the runs, with empty ones for those that are part of another: one request computes both."""
     goes_on = np.zeros(blocks, dtype=np.bool_)
     for run in runs:
         goes_on[run[:-1]] = True
@@ -123,10 +123,10 @@ def _longest(runs: Sequence[_BlockNumbers], blocks: int) -> list[_BlockNumbers]:
 
 
 def _by_value(runs: Sequence[_BlockNumbers], heat: NDArray[np.float64]) -> list[tuple[int, _BlockNumbers]]:
-    """Return runs and what of each is new, always the one whose new blocks are hottest on average.
+    """Return runs with their new blocks, always next the one whose new blocks are hottest on average.
 
-    What is listed takes from a run its first blocks, which are its hottest: a value that was right once is too high at
-    most, so that of the run on top alone is looked at again.
+    Listing a run removes the first blocks of others, which are their hottest: a stored value can only be too high, so
+    that only the run on top needs to be evaluated again.
     """
     listed: list[tuple[int, _BlockNumbers]] = []
     is_listed = np.zeros(len(heat), dtype=np.bool_)

@@ -8,7 +8,7 @@ import msgspec
 from kv_protocol.fleet import WorkerRegistered
 
 SHOWN_MAX = 32
-"""Prefixes of a list that people are shown."""
+"""Prefixes of a list that are shown."""
 
 State = Literal["looking", "warming", "waiting", "over"]
 WarmingOutcome = Literal["warmed", "failed", "skipped"]
@@ -16,7 +16,7 @@ OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
 
 
 class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix of the list, and what became of it. `outcome` is empty until that is known; `reason` says why not."""
+    """A prefix of the list, and its outcome, empty until it is known; `reason` says why it was not warmed."""
 
     model: str
     tokens: int
@@ -31,7 +31,7 @@ class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a hand-over is. `prompts` were looked at, the last time; `reason`: why nothing is handed over."""
+    """The status of a hand-over. `prompts`: prompts in the last pass; `reason`: why nothing is handed over."""
 
     state: State
     reason: str
@@ -49,7 +49,7 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoverRun:
-    """One worker's hand-over on its way; who hands over writes it."""
+    """One worker's running hand-over; `Handover` writes it."""
 
     __slots__ = (
         "began_s",
@@ -84,22 +84,22 @@ class HandoverRun:
         self.ended_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
-        """Return how long it may take still."""
+        """Return the remaining time."""
         return self.began_s + self.within_s - now_s
 
     def warmed_blocks(self, chain: bytes) -> int:
-        """Return how many leading blocks of a chain were warmed: who computed them may not have said so yet."""
+        """Return how many leading blocks of a chain were warmed: their events may not have come yet."""
         blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
         return max((count for count, block in blocks if block in self.warmed), default=0)
 
     def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
-        """It is known what became of the prefix at a place of the list."""
+        """Set the outcome of the prefix at an index of the list."""
         self.counts[outcome] += 1
         if at < SHOWN_MAX:
             self.shown[at] = msgspec.structs.replace(self.shown[at], outcome=outcome, worker=worker, reason=reason)
 
     def status_at(self, now_s: float) -> HandoverStatus:
-        """Return how far it is."""
+        """Return the present status."""
         return HandoverStatus(
             state=self.state,
             reason=self.reason,

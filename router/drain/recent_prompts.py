@@ -12,11 +12,11 @@ from router.prompt.chains import BLOCK_BYTES
 
 TOKEN_BYTES = 4
 ENTRY_BYTES = 512
-"""What an entry takes beside its ids and hashes: so much at most counts for it."""
+"""Upper bound of an entry's size without its ids and hashes."""
 
 
 class RecentPrompt(NamedTuple):
-    """A prompt: the name that was asked for, its adapter and salt (empty: none), token ids and hashes, both packed."""
+    """A prompt: the requested name, its adapter and salt (empty: none), token ids and hashes, both packed."""
 
     model: str
     lora: str
@@ -27,14 +27,14 @@ class RecentPrompt(NamedTuple):
     received_s: float
 
     def ids_of(self, blocks: int) -> bytes:
-        """Return the ids by which a worker computes so many blocks, and one more where there is one.
+        """Return the ids with which a worker computes this many blocks, and one more id if there is one.
 
         With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
         """
         return self.ids[: (blocks * self.hashing.block_size + 1) * TOKEN_BYTES]
 
     def hashes_of(self, blocks: int) -> bytes:
-        """Return the hashes of so many blocks."""
+        """Return the hashes of this many blocks."""
         return self.sequence_hashes[: blocks * BLOCK_BYTES]
 
 
@@ -47,10 +47,10 @@ class RecentPrompts:
         self._bytes_max = bytes_max
         self._prompts: deque[RecentPrompt] = deque()
         self.size_bytes = 0
-        """What they take."""
+        """Their size."""
 
     def add(self, prompt: RecentPrompt) -> None:
-        """Keep it; the oldest give way, and it itself where it alone is too long."""
+        """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
         if not prompt.ids or not self._bytes_max:
             return
         prompts = self._prompts
@@ -61,7 +61,7 @@ class RecentPrompts:
         self.size_bytes = size_bytes
 
     def newest_first(self) -> list[RecentPrompt]:
-        """Return all of them as they are now."""
+        """Return all prompts."""
         return list(reversed(self._prompts))
 
 

@@ -41,14 +41,14 @@ _LOOK_S = 0.05
 _FIELDS = ("handover_tokens", "handover_s")
 
 Publish = Callable[[str, FleetEvent], Awaitable[web.Response | None]]
-"""Tells the fleet of a model's worker; returns what is answered where that cannot be done."""
+"""Publishes an event of a model's worker; returns an error response if that fails."""
 
 
 _log = structlog.get_logger("router")
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's draining stands. `running_requests` are those that routers have promised to it."""
+    """The status of a worker's draining. `running_requests` are promised to it by all routers."""
 
     worker_id: str
     state: Literal["serving", "draining", "drained", "left"]
@@ -57,13 +57,13 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainRoutes:
-    """The endpoints; `handover` None: nothing is handed over here."""
+    """The endpoints; without `handover` nothing is handed over."""
 
     def __init__(self, routing: Routing, handover: Handover | None, publish: Publish) -> None:
         self._routing, self._handover, self._publish = routing, handover, publish
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Return them, for an application to add."""
+        """Return the routes, for an application to add."""
         path = "/v1/workers/{id}/drain"
         return [web.post(path, self._begin), web.get(path, self._show), web.delete(path, self._put_back)]
 
@@ -124,7 +124,7 @@ class DrainRoutes:
         return unknown_worker(worker_id) if status is None else json_response(status)
 
     def _status(self, worker_id: str) -> DrainStatus | None:
-        """Return how it stands; None of a worker that is not known, and was not."""
+        """Return the status; None for a worker that is and was unknown."""
         worker, ledger = self._routing.state.fleet.worker(worker_id), self._routing.state.ledger
         instance = None if worker is None else worker.registration.instance
         handover = None if self._handover is None else self._handover.status(worker_id, instance)
@@ -143,10 +143,10 @@ class DrainRoutes:
 
 
 def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
-    """Return how many tokens a body allows a hand-over, and how long; what it does not name is as given.
+    """Return the tokens and the seconds that a body allows a hand-over; missing fields have the given values.
 
     Raises:
-        RequestInvalid: it says what it may not.
+        RequestInvalid: a value is invalid.
     """
     try:
         named = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
@@ -164,7 +164,7 @@ def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
 
 
 def unknown_worker(worker_id: str) -> web.Response:
-    """Return the answer about a worker that is not registered."""
+    """Return the error response for a worker that is not registered."""
     message = f"id: found {as_json(worker_id)}, allowed a registered worker"
     return error_response(404, message, "invalid_request_error", param="id")
 

@@ -40,7 +40,7 @@ _ANSWER_BYTES_MAX = 4 << 20
 
 
 class Wish(NamedTuple):
-    """A prompt to be computed, as a request of its own: what routing reads of it, and what a worker is sent."""
+    """A prompt to be computed, as a request of its own: its routing fields, and its body for a worker."""
 
     route: RouteRequest
     inbound: Inbound
@@ -49,7 +49,7 @@ class Wish(NamedTuple):
 
 
 def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
-    """Return the first `blocks` blocks of a prompt as a request; `route` has who it is, and whom it may not go to."""
+    """Return the first `blocks` blocks of a prompt as a request; `route` has its id and the excluded ranks."""
     ids, hashes = recent.ids_of(blocks), recent.hashes_of(blocks)
     count = len(ids) // TOKEN_BYTES
     fields = {
@@ -74,14 +74,14 @@ class Warming:
         self._serving, self._upstreams = serving, upstreams
 
     def decide(self, route: RouteRequest) -> Verdict | None:
-        """Return what the policy in force says of it now; None where nobody may take it."""
+        """Return the decision of the policy in force; None if no rank is eligible."""
         try:
             return self._serving.routing.decide(route)
         except (NoEligibleWorker, WorkerNotNamed):
             return None
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
-        """The winner was asked for the prompt, and has answered; return why it has not computed it, if it has not."""
+        """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
         call = await self._ask(wish, verdict, None, within_s)
         if not call.fault and verdict.request.phase == "prefill":
             await self._let_fetch(wish, verdict, call.body, within_s)
@@ -91,7 +91,7 @@ class Warming:
         try:
             answer = prefill_answer(body, limit_tokens=None)
         except AnswerUnusable:
-            return  # it hands nothing over: there is nothing to fetch
+            return  # there is nothing to fetch
         worker = self._serving.routing.state.fleet.worker(verdict.winner.worker_id)
         if answer.is_final or worker is None:
             return
@@ -122,7 +122,7 @@ class Warming:
             async with asyncio.timeout(within_s):
                 await warming.over.wait()
         except TimeoutError:
-            pass  # it is given up, and says so
+            pass  # `finally` gives the call up
         finally:
             answer.give_up()
             warming.settle()
@@ -130,7 +130,7 @@ class Warming:
 
 
 class _WarmingCall:
-    """A call as it goes; `over` is set when nothing more comes of it, and then it is to be settled."""
+    """A running call; `over` is set at its end, and then `settle` must be called."""
 
     __slots__ = ("_answer", "_attempt", "_serving", "over")
 
@@ -140,7 +140,7 @@ class _WarmingCall:
 
     @property
     def fault(self) -> str:
-        """Why it did not do what it was to; empty where it did."""
+        """Why the call failed; empty if it succeeded."""
         attempt = self._attempt
         if attempt.reason:
             return f"{attempt.phase}: {attempt.reason}"
@@ -148,11 +148,11 @@ class _WarmingCall:
 
     @property
     def body(self) -> bytes:
-        """What came of the answer."""
+        """The answer's body, as far as it was received."""
         return self._answer.body
 
     def settle(self) -> None:
-        """Nothing is promised any more, and what it says of the worker is known."""
+        """End the lease, and report the outcome to the worker's breaker."""
         attempt = self._attempt
         is_gone = attempt.phase == "local"
         if is_gone or self.fault:
@@ -171,11 +171,11 @@ class _WarmingCall:
     # ------------------------------------------------------------ as the call's watcher
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
-        """Return nothing to be said with the answer; None where it is of no use."""
+        """Return no additional lines; None if the answer is of no use."""
         return b"" if self._attempt.on_status(status, headers, self._serving.busy_s) else None
 
     def on_dropped(self) -> None:
-        """The answer that is of no use is out of the way."""
+        """The useless answer is dropped."""
         self.over.set()
 
     def on_first_byte(self) -> None:
@@ -183,15 +183,15 @@ class _WarmingCall:
         self._attempt.lease.first_token()
 
     def on_bytes(self) -> None:
-        """It goes on."""
+        """The answer goes on."""
         self._attempt.lease.on_bytes()
 
     def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - it is gathered
-        """It is whole."""
+        """The answer is complete."""
         self.over.set()
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
-        """Return that nothing goes on elsewhere."""
+        """Return None: the stream ends."""
         return None
 
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: ARG002, FBT001 - a callback's facts
@@ -200,6 +200,6 @@ class _WarmingCall:
         self.over.set()
 
     def on_gone(self) -> None:
-        """It was given up, which says nothing of the worker."""
+        """The call was given up, which says nothing of the worker."""
         self._attempt.phase, self._attempt.reason = "local", "given up: it took too long, or the router stops"
         self.over.set()

@@ -1,4 +1,4 @@
-"""How many answers met their target, from a histogram.
+"""Counts the answers that met their target, from a histogram.
 
     within(bound) = cumulative count at the last edge <= bound, and a linear part of the bucket that `bound` lies in
 

@@ -1,4 +1,4 @@
-"""The configuration of pools: NVIDIA Dynamo's JSON in full, and keys of ours in its object `pools`.
+"""The configuration of pools: NVIDIA Dynamo's complete JSON, and additional keys in its object `pools`.
 
     {"mode": "disagg",                              or "agg"; disagg without it
      "enable_priority_retry": false,
@@ -48,7 +48,7 @@ _ISL_KEYS = ("isl_min", "isl_max", "isl_resolution")
 
 
 class PoolsConfig(Own, frozen=True, kw_only=True):
-    """All of it. `groups`: prefill and decode, or agg; `pools` has every namespace of theirs."""
+    """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces."""
 
     mode: Literal["disagg", "agg"]
     retry: bool
@@ -57,7 +57,7 @@ class PoolsConfig(Own, frozen=True, kw_only=True):
 
 
 def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> PoolsConfig:  # noqa: ANN401 - any JSON
-    """Return the configuration that the JSON value says; `given` pools stand instead of its own.
+    """Return the configuration from a JSON value; `given` pools replace those of the configuration.
 
     Raises:
         PoolsConfigInvalid: with every problem found.
@@ -163,7 +163,7 @@ def _axis(strategy: Found, name: AxisName) -> Axis:
 
 
 def _mapping(strategy: Found, key: str, axes: tuple[Axis, ...] | None, count: int) -> PoolMapping:
-    """Return the mapping; without axes that may be as they are, nothing is said of its shape."""
+    """Return the mapping; with invalid axes its shape is not checked."""
     found = strategy.value(key)
     if axes is not None:
         _check_mapping(strategy, strategy.at(key), found, axes, count)

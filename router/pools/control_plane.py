@@ -16,7 +16,7 @@ from router.pools.service import PoolService
 
 
 class PoolControl:
-    """The endpoints for those who run it."""
+    """The endpoints for operators."""
 
     def __init__(self, service: PoolService) -> None:
         self._service = service

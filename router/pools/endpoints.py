@@ -21,7 +21,7 @@ Endpoint = Callable[[Exchange], None]
 
 
 class PoolEndpoints:
-    """Called with every exchange of the data plane."""
+    """The data plane's service."""
 
     def __init__(self, service: PoolService) -> None:
         self._service = service
@@ -79,12 +79,12 @@ class PoolEndpoints:
 
 
 class SelectionOnly(PoolRequestReader):
-    """`/v1/pools/select`: which pools a request would be for, and why."""
+    """`/v1/pools/select`: the pools that a request would be sent to, and why."""
 
     __slots__ = ()
 
     def begin(self) -> None:
-        """It is on its way."""
+        """Start reading the request."""
         self.exchange.on_gone(self.stop_reading)
         self.read()
 

@@ -14,7 +14,7 @@ _FOUND_CHARACTERS_MAX = 80
 
 
 class PoolsConfigInvalid(Exception):
-    """The configuration may not be as it is; `problems` names each value by its path."""
+    """The configuration is invalid; `problems` names each value by its path."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(["configuration of pools:", *(f"  {problem}" for problem in problems)]))
@@ -22,13 +22,13 @@ class PoolsConfigInvalid(Exception):
 
 
 class Words(str):
-    """What was found, said in words: a value is shown as it stands there."""
+    """A finding in words: it is shown unchanged, without quotes."""
 
     __slots__ = ()
 
 
 class Found:
-    """One object of the configuration, its path, and where problems and warnings of all objects are gathered."""
+    """One object of the configuration, its path, and the lists of problems and warnings of all objects."""
 
     def __init__(self, values: Mapping[str, Any], path: str, problems: list[str], warnings: list[str]) -> None:
         self._values, self._path = values, path
@@ -40,24 +40,24 @@ class Found:
         return f"{self._path}.{key}" if self._path else key
 
     def has(self, key: str) -> bool:
-        """Return whether there is such a key, and not null."""
+        """Return whether the key exists, and is not null."""
         return self._values.get(key) is not None
 
     def problem(self, key: str, found: object, allowed: str) -> None:
-        """Tell of a value that may not be."""
+        """Report an invalid value."""
         self.problem_at(self.at(key), found, allowed)
 
     def problem_at(self, path: str, found: object, allowed: str) -> None:
-        """Tell of a value that may not be, wherever it is."""
+        """Report an invalid value at any path."""
         self.problems.append(f"{path}: found {shown(found)}, allowed {allowed}")
 
     def value(self, key: str) -> Any:  # noqa: ANN401 - whatever stands there
-        """Return what stands there, None where nothing does; it is known from now on."""
+        """Return the value of the key, None without one; the key counts as read from now on."""
         self._read.add(key)
         return self._values.get(key)
 
     def renamed(self, key: str, old: str) -> str:
-        """Return the name under which `key` is given: its old one is read too, and warned of."""
+        """Return the name under which `key` is given: its old name is accepted with a warning."""
         if old not in self._values:
             return key
         self._read.add(old)
@@ -82,7 +82,7 @@ class Found:
         return kind(found)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false."""
+        """Return a boolean."""
         found = self.value(key)
         if found is None:
             return default
@@ -92,7 +92,7 @@ class Found:
         return found
 
     def items(self, key: str, allowed: str) -> list[Any]:
-        """Return a list; `allowed` says of what."""
+        """Return a list; `allowed` describes its items."""
         found = self.value(key)
         if not isinstance(found, list):
             self.problem(key, found, allowed)
@@ -100,41 +100,41 @@ class Found:
         return found
 
     def within(self, key: str, *, required: bool = True) -> "Found | None":
-        """Return the object there; None where it is missing, or none."""
+        """Return the object at the key; None if it is missing, or no object."""
         found = self.value(key)
         if found is None and not required:
             return None
         return self.inner(found, self.at(key))
 
     def inner(self, found: object, path: str) -> "Found | None":
-        """Return an object that stands at `path`; None where it is none."""
+        """Return the object at `path`; None if it is no object."""
         if not isinstance(found, dict):
             self.problem_at(path, found, "an object")
             return None
         return Found(found, path, self.problems, self.warnings)
 
     def unread(self) -> list[str]:
-        """Return the keys that nobody has read."""
+        """Return the keys that were not read."""
         return [key for key in self._values if key not in self._read]
 
     def refuse_others(self) -> None:
-        """What was not read may not be there."""
+        """Report all keys that were not read as problems."""
         for key in self.unread():
             self.problem(key, self._values[key], f"no other keys than {', '.join(sorted(self._read))}")
 
     def warn_of_others(self) -> None:
-        """What was not read has no effect, and is warned of."""
+        """Warn of all keys that were not read: they have no effect."""
         self.warnings.extend(f"{self.at(key)} has no effect" for key in self.unread())
 
 
 def is_number(found: object, *, integer: bool = False) -> bool:
-    """Return whether it is a finite number; true and false are none."""
+    """Return whether it is a finite number; true and false are not."""
     kinds = int if integer else (int, float)
     return isinstance(found, kinds) and not isinstance(found, bool) and math.isfinite(found)
 
 
 def shown(found: object) -> str:
-    """Return what was found, cut where it is long; nothing is `none`."""
+    """Return the value as text, shortened if it is long; null is `none`."""
     if found is None:
         return "none"
     if isinstance(found, Words):

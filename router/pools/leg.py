@@ -32,7 +32,7 @@ _log = structlog.get_logger("pools")
 
 
 class Outbound(NamedTuple):
-    """What every pool of a phase is asked: path, header lines ended by CRLF each, body."""
+    """The call to every pool of a phase: path, header lines ended by CRLF each, body."""
 
     path: str
     headers: bytes
@@ -41,9 +41,9 @@ class Outbound(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What became of a phase: the pool that was asked last, and the status of its answer, 0 where there was none.
+    """The result of a phase: the pool that was tried last, and the status of its answer, 0 without one.
 
-    `refusal`: nothing was passed on, and this is to be said.
+    `refusal`: nothing was passed on, and the client gets this.
     """
 
     outcome: AttemptOutcome
@@ -54,13 +54,13 @@ class Ended(NamedTuple):
 
 
 def pool_failed(namespace: str, reason: str) -> Refusal:
-    """Return that the last pool that was asked failed."""
+    """Return a refusal: the last pool that was tried failed."""
     message = f"pool {namespace} failed: {reason}"
     return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
 
 
 class PoolPhaseRun:
-    """A phase on its way, the watcher of its own calls, which `ask` sends; `ended` is told once what became of it.
+    """A running phase, the handler of its own calls, which `ask` sends; `ended` is called once with the result.
 
     `lines`, given a pool, returns the header lines that its answer is passed on with.
     """
@@ -86,7 +86,7 @@ class PoolPhaseRun:
         service.metrics.planned(plan)
 
     def begin(self) -> None:
-        """The next router is asked."""
+        """Ask the next router."""
         self._status, self._retry_after = 0, b""
         url, out = self._targets[self._at][1], self._outbound
         limits = self._service.call_limits(streamed=out.streamed)
@@ -97,34 +97,34 @@ class PoolPhaseRun:
         return self._at + 1 == len(self._targets)
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
-        """Return what the answer is passed on with; None where the next router is to be asked."""
+        """Return header lines to add to the answer; None if the next router is to be asked."""
         self._status, self._retry_after = status, headers.get(b"retry-after", b"")
         is_failed = status >= _SERVER_FAULT or status in _REDIRECTS
         return None if is_failed and not self._is_last else self._lines(self._targets[self._at][0])
 
     def on_dropped(self) -> None:
-        """The answer that was not wanted is out of the way."""
+        """The unwanted answer is dropped."""
         self._next(f"status {self._status}")
 
     def on_first_byte(self) -> None:
         """The answer has begun."""
 
     def on_bytes(self) -> None:
-        """It goes on."""
+        """The answer goes on."""
 
     def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - passed on, unread
-        """It was passed on, whole."""
+        """The complete answer was passed on."""
         if self._status < _REDIRECTS.start:
             self._end("ok")
         else:
             self._end("refused" if _CLIENT_FAULT <= self._status < _SERVER_FAULT else "failed")
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
-        """Return that nothing follows what the client has."""
+        """Return None: the stream ends."""
         return None
 
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
-        """The router failed; the next is asked, unless there are bytes of this one's answer already."""
+        """The router failed. The next one is asked, unless the client has part of this one's answer."""
         namespace, url = self._targets[self._at]
         if phase == "local":
             self._end("cancelled", refusals.unavailable(reason, "overloaded"))
@@ -141,7 +141,7 @@ class PoolPhaseRun:
             self._next(f"{phase}: {reason}")
 
     def on_gone(self) -> None:
-        """Nobody waits for it any more."""
+        """The client left."""
         self._end("cancelled")
 
     def _next(self, reason: str) -> None:

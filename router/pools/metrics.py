@@ -34,10 +34,10 @@ class PoolMetrics:
         self._probes = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
         self._requests = Counter(dict.fromkeys(REQUEST_OUTCOMES, 0))
         self.inflight = 0
-        """Requests being served."""
+        """Requests in flight."""
 
     def planned(self, plan: PoolSequence) -> None:
-        """A pool was chosen for one phase of a request; by each cause, those that it was not."""
+        """A pool was chosen for one phase of a request; count it, and the pools passed over, by cause."""
         selection = plan.selection
         why = "grid" if selection.override is None else "override"
         self._selections[selection.phase, selection.namespace, why] += 1
@@ -46,11 +46,11 @@ class PoolMetrics:
                 self._passed_over[selection.phase, candidate.namespace, cause] += 1
 
     def attempted(self, phase: PoolPhase, namespace: str, outcome: AttemptOutcome) -> None:
-        """A pool was asked, and this became of it."""
+        """A pool was tried, with this outcome."""
         self._attempts[phase, namespace, outcome] += 1
 
     def looked(self, namespace: str, outcome: LookOutcome) -> None:
-        """A router of a pool was looked at."""
+        """A router of a pool was probed."""
         self._probes[namespace, outcome] += 1
 
     def began(self) -> None:
@@ -58,12 +58,12 @@ class PoolMetrics:
         self.inflight += 1
 
     def ended(self, outcome: AttemptOutcome) -> None:
-        """A request that began is over."""
+        """A request ended."""
         self.inflight -= 1
         self._requests[outcome] += 1
 
     def families(self) -> Iterator[Family]:
-        """Yield all that was counted so far, and how pools stand."""
+        """Yield all counters, and the status of pools."""
         at = ("phase", "pool")
         for name, meaning, labels, counts in (
             ("pool_selections", "Requests that a pool was chosen for", (*at, "by"), self._selections),

@@ -1,4 +1,4 @@
-"""What is observed of pools, the limits by which they are judged, and their status."""
+"""Observations of pools, the limits by which they are judged, and their status."""
 
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,7 @@ TARGETS: tuple[Target, ...] = ("ttft", "itl")
 
 
 class LiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a pool is passed over, and when no longer. Of a bound that is None nothing is judged."""
+    """When a pool becomes unfit, and fit again. A bound that is None is not checked."""
 
     failures_max: int = 2
     successes_min: int = 2
@@ -27,26 +27,26 @@ class LiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float = 30.0
 
     def bound_ms(self, target: Target) -> float | None:
-        """Return within how many milliseconds an answer should have begun, or its tokens follow each other."""
+        """Return the target's bound in milliseconds: for an answer's beginning, or for the time between its tokens."""
         return self.ttft_bound_ms if target == "ttft" else self.itl_bound_ms
 
 
 class Attained(NamedTuple):
-    """Answers of a router since it began: those within the bound, and all."""
+    """Answers of a router since its start: those within the bound, and all."""
 
     within: float = 0.0
     total: float = 0.0
 
 
 class Queue(NamedTuple):
-    """Requests that wait: in a router for room in its fleet, and in the engines that it sends to."""
+    """Waiting requests: in a router, and in the engines behind it."""
 
     router: int
     engines: int = 0
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """A router was asked how it is. What it does not say is None; `reason` says why it is not ready."""
+    """The result of probing a router. Unstated values are None; `reason` says why it is not ready."""
 
     now_s: float
     namespace: str
@@ -59,7 +59,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """No connection to a router could be made for a request."""
+    """A request could not connect to a router."""
 
     now_s: float
     namespace: str
@@ -68,7 +68,7 @@ class AttemptFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool at this moment. `causes` say why it is not fit, `reasons` in words; ratios are of the last window."""
+    """A pool's present status. `causes` and `reasons` (in words) of being unfit; ratios are of the last window."""
 
     namespace: str
     fitness: Fitness
@@ -81,7 +81,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(NamedTuple):
-    """A pool's fitness became another one."""
+    """A pool's fitness changed."""
 
     namespace: str
     before: Fitness

@@ -38,13 +38,13 @@ from router.server.plane import HttpPlane
 from router.server.sites import CORS_HEADERS
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
-"""Without it a router takes no request of one phase from anybody."""
+"""Setting without which a router refuses requests of one phase."""
 _OWN_STAGES = 2
-"""Of the process itself."""
+"""Stages of the process itself."""
 
 
 class OpenedRouter(NamedTuple):
-    """A router of this process: addresses, that of its event log too; its mode and index; its parts, to be run."""
+    """A router in this process: its addresses and its event log's; its mode and index; its parts, to be run."""
 
     data_url: str
     control_url: str
@@ -56,11 +56,11 @@ class OpenedRouter(NamedTuple):
 
 
 OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable[OpenedRouter]]
-"""Starts a router; what it leaves behind goes with the stack."""
+"""Starts a router; its resources are released with the stack."""
 
 
 class Wanted(NamedTuple):
-    """What is to be run. `text` is the tokenizer; without one lengths are estimated."""
+    """The process's settings. `text` is the tokenizer; without one lengths are estimated."""
 
     config: PoolsConfig
     identity: Identity
@@ -71,12 +71,12 @@ class Wanted(NamedTuple):
 async def open_own_routers(
     config: PoolsConfig, open_router: OpenRouter, stop: asyncio.Event, cleanup: AsyncExitStack
 ) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
-    """Start the routers that files are named of, each once; return the configuration with their addresses, and them.
+    """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
 
-    Those of a disagg configuration take requests of one phase.
+    Routers of a disagg configuration accept requests of one phase.
 
     Raises:
-        ConfigurationError: a file says what it may not. And what `open_router` raises.
+        ConfigurationError: a file is invalid. Also what `open_router` raises.
     """
     opened: dict[str, OpenedRouter] = {}
     pools = dict(config.pools)
@@ -93,7 +93,7 @@ async def open_own_routers(
 
 
 def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
-    """Return the parts of a router of this process, which stop after the process's own."""
+    """Return the parts of a router in this process; they stop after the process's own."""
     return [replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES) for part in router.parts]
 
 
@@ -101,7 +101,7 @@ class PoolsProcess:
     """The parts; `start` binds the addresses, and `parts` run."""
 
     def __init__(self, wanted: Wanted) -> None:
-        """Raises `TextError` where there is no such tokenizer."""
+        """Raises `TextError` if there is no such tokenizer."""
         config, identity, settings, text = wanted
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
         urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
@@ -136,13 +136,13 @@ class PoolsProcess:
         self._endpoints(exchange)
 
     async def start(self) -> None:
-        """Both planes' addresses are bound; raises `PortUsed`."""
+        """Bind the addresses of both planes; raises `PortUsed`."""
         data = self._settings.data
         await self.control.start()
         await self.data.start(data.host, data.port, reuse_port=data.reuse_port)
 
     def parts(self) -> list[Part]:
-        """Return what runs; what a later stage is needed for stops before it."""
+        """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("pools-data-plane", self.data.run, 0, self.data.in_progress),
             Part("pools-control-plane", self.control.run, 1),
@@ -154,5 +154,5 @@ class PoolsProcess:
 
     @property
     def drain_s(self) -> float:
-        """How long its parts may take to stop."""
+        """Longest time that its parts take to stop."""
         return self._settings.data.drain_s + 2 * self.data.limits.linger_s + 1

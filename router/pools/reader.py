@@ -1,4 +1,4 @@
-"""Reads a request to pools: from the client's bytes to what the grids select by.
+"""Reads a request to pools: from the client's bytes to the input of the grids.
 
 | read | from |
 |---|---|
@@ -35,7 +35,7 @@ from router.request.refusals import Refusal
 from router.server.exchange import Exchange
 
 _HASHING = Hashing(64)
-"""Of prompts whose hashes nobody reads."""
+"""For prompts whose hashes are not used."""
 _MS_PER_S = 1000
 _ID_BYTES = 4
 
@@ -44,7 +44,7 @@ _log = structlog.get_logger("pools")
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as selection sees it."""
+    """The input of a request's selection."""
 
     request_id: str
     model: str
@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolRequestReader(ABC):
-    """One request as it is read; `body`, `inbound`, `question` and `plans` are there when `_on_parsed` is called."""
+    """Reads one request. `body`, `inbound`, `question` and `plans` are set when `_on_parsed` is called."""
 
     __slots__ = ("_awaited", "_over", "body", "exchange", "inbound", "plans", "question", "service")
 
@@ -69,18 +69,18 @@ class PoolRequestReader(ABC):
 
     @abstractmethod
     def _on_parsed(self) -> None:
-        """Go on: what is asked is known."""
+        """Continue with the parsed request."""
 
     @abstractmethod
     def _refuse(self, refusal: Refusal) -> None:
-        """It ends here."""
+        """End the request with this refusal."""
 
     def read(self) -> None:
-        """The request is read; `_on_parsed` or `_refuse` is called, now or later."""
+        """Read the request; `_on_parsed` or `_refuse` is called, now or later."""
         self._refusing(self._read)
 
     def stop_reading(self) -> None:
-        """Nobody waits for it any more; neither is called."""
+        """Stop: neither `_on_parsed` nor `_refuse` is called any more."""
         self._over = True
         if self._awaited is not None:
             self._awaited.cancel()
@@ -99,7 +99,7 @@ class PoolRequestReader(ABC):
             self._refusing(lambda: self._measure(awaited.result()))
 
     def _measure(self, read: ReadBody) -> None:
-        """Go on as soon as the prompt's length is known, where a grid reads it."""
+        """Continue as soon as the prompt's length is known, if a grid reads it."""
         self.body, inbound = read
         self.inbound = inbound
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
@@ -152,7 +152,7 @@ class PoolRequestReader(ABC):
 
 
 def _count_of_ids(inbound: Inbound) -> int | None:
-    """Return how many token ids a request brings; None where it brings text."""
+    """Return how many token ids a request has; None if it has text."""
     given = inbound.token_data()
     if given is None and isinstance(inbound, CompletionInbound) and bytes(memoryview(inbound.prompt)[:1]) == b"[":
         read = inbound.read_prompt()

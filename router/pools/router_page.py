@@ -1,4 +1,4 @@
-"""Parses what a pool's router says of itself, as text and JSON.
+"""Parses a pool's router's own answers, as text and JSON.
 
 | asked | plane | read |
 |---|---|---|
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class PageUnreadable(Exception):
-    """A router's answer is not what a router says."""
+    """A router's answer has an unexpected format."""
 
 
 class _Readiness(msgspec.Struct):
@@ -49,7 +49,7 @@ class _Models(msgspec.Struct):
 
 
 class Busyness(NamedTuple):
-    """What a router's metrics say of its load; None: nothing, or nothing is asked of it."""
+    """A router's load, by its metrics; None: not stated, or not checked."""
 
     queue: Queue | None = None
     ttft: Attained | None = None
@@ -57,13 +57,13 @@ class Busyness(NamedTuple):
 
 
 def not_ready(body: bytes) -> str:
-    """Return why a router is not ready, empty where it is; raise `PageUnreadable`."""
+    """Return why a router is not ready, empty if it is; raise `PageUnreadable`."""
     readiness = _decoded(body, _Readiness, "/ready")
     return "" if readiness.ready else f"not ready: {'; '.join(readiness.reasons) or 'it does not say why'}"
 
 
 def not_serving(body: bytes, models: Collection[str]) -> str:
-    """Return why a router serves none of `models`, empty where it does; raise `PageUnreadable`."""
+    """Return why a router serves none of `models`, empty if it serves one; raise `PageUnreadable`."""
     found = [each.id for each in _decoded(body, _Models, "/v1/models").data]
     if not set(models).isdisjoint(found):
         return ""
@@ -71,7 +71,7 @@ def not_serving(body: bytes, models: Collection[str]) -> str:
 
 
 def busyness(page: bytes, limits: LiveLimits) -> Busyness:
-    """Return what the metrics say; latencies against the bounds of `limits`. Raise `PageUnreadable`."""
+    """Return the load by the metrics; latencies against the bounds of `limits`. Raise `PageUnreadable`."""
     lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(_OPENINGS)]
     waiting: defaultdict[str, float] = defaultdict(float)
     buckets: dict[Target, defaultdict[float, float]] = {"ttft": defaultdict(float), "itl": defaultdict(float)}

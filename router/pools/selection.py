@@ -1,4 +1,4 @@
-"""Selects the pool of a request: a cell of a grid, unless a priority rule says otherwise. Pure.
+"""Selects the pool of a request: a cell of a grid, unless a priority rule overrides it. Pure.
 
     step  = (most - least) / resolution                        of an axis
     index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0: below `least` is 0, `most` the last
@@ -46,7 +46,7 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def midpoint(self) -> float:
-        """What stands for an absent value."""
+        """Replacement of an absent value."""
         total = self.least + self.most
         return total // 2 if self.name in TOKEN_AXES else total / 2
 
@@ -60,7 +60,7 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The pools of one phase, by index: their namespaces, how fast each is (less is faster), and who goes where."""
+    """The pools of one phase, by index: namespaces, priorities (smaller is faster), and the rules of selection."""
 
     phase: PoolPhase
     namespaces: tuple[str, ...]
@@ -71,19 +71,19 @@ class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_isl(self) -> bool:
-        """Whether the prompt's length matters."""
+        """Whether the prompt's length is used."""
         return any(axis.name in TOKEN_AXES for axis in self.axes)
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """How fast an answer should come, in milliseconds; None: not said."""
+    """Latency targets in milliseconds; None: not stated."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
 
 
 class SelectionInput(msgspec.Struct, frozen=True):
-    """What selection reads of a request; None: not said, or not known."""
+    """What selection reads of a request; None: not stated, or unknown."""
 
     isl_tokens: int | None = None
     targets: Targets = Targets()
@@ -91,7 +91,7 @@ class SelectionInput(msgspec.Struct, frozen=True):
 
 
 class Coordinate(msgspec.Struct, frozen=True):
-    """Where a request lies on an axis. `clamped`: outside the axis, and counted into its first or last cell."""
+    """A request's position on an axis. `clamped`: outside the axis, counted into its first or last cell."""
 
     axis: AxisName
     value: float
@@ -101,7 +101,7 @@ class Coordinate(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one phase, and why. `override`: the index of the rule that matched; None: the grid's word holds."""
+    """The pool of one phase, and why. `override`: index of the rule that matched; None: chosen by the grid."""
 
     phase: PoolPhase
     pool: int
@@ -113,7 +113,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def select(group: PoolGroup, selection_input: SelectionInput, defaults: Targets) -> Selection:
-    """Return the pool of `group` that the request is for."""
+    """Return the pool of `group` for the request."""
     coordinates = tuple(_coordinate(axis, selection_input, defaults) for axis in group.axes)
     grid_pool = _cell(group.mapping, coordinates)
     override = _override(group.overrides, selection_input.priority)

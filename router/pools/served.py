@@ -34,13 +34,13 @@ from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, HeaderLines
 
 ANSWER_BYTES_MAX = 4 << 20
-"""Of a prefill pool: text of one token, and what its engine hands over."""
+"""Of a prefill pool's answer: text of one token, and the engine's handoff."""
 _OK = 200
 _log = structlog.get_logger("pools")
 
 
 class PoolServed(PoolRequestReader):
-    """One request: `begin` starts it; it counts until it is over."""
+    """One request. `begin` starts it; it is counted until it is over."""
 
     __slots__ = ("_prefill",)
 
@@ -49,7 +49,7 @@ class PoolServed(PoolRequestReader):
         self._prefill: BufferedResponse | None = None
 
     def begin(self) -> None:
-        """The request is on its way."""
+        """Start the request."""
         self.exchange.on_gone(self._left)
         self.read()
 
@@ -66,7 +66,7 @@ class PoolServed(PoolRequestReader):
         return self.question.request_id.encode()
 
     def _forward(self, text: Bytes, lines: bytes) -> None:
-        """The last phase: its answer is the client's."""
+        """Run the last phase: the client gets its answer."""
 
         def with_pool(namespace: str) -> bytes:
             return b"%bx-request-id: %b\r\nx-pool: %b\r\n" % (lines, self._request_id, namespace.encode())
@@ -117,7 +117,7 @@ class PoolServed(PoolRequestReader):
                 self._forward(decode_body(self.body.text, answer.params, answer.prompt_ids), lines)
 
     def _refuse_as(self, ended: Ended, body: bytes) -> None:
-        """The client gets what the prefill pool said; of an answer that was not whole, that there is none."""
+        """Answer the client with the prefill pool's refusal, or, if that is incomplete, with an error."""
         if ended.outcome == "cancelled" or ended.status <= _OK:
             reason = f"its answer was cut, or has more than {ANSWER_BYTES_MAX} bytes"
             self._refuse(pool_failed(ended.namespace, reason))
@@ -145,7 +145,7 @@ class PoolServed(PoolRequestReader):
         self.exchange.answer(refusal.status, refusal.body, headers=(*refusal.headers, *named))
 
     def _left(self) -> None:
-        """The client left while nothing was forwarded for it: what is collected for it is not wanted."""
+        """The client left while nothing was forwarded for it: drop the collected answer."""
         self._end("cancelled")
         if self._prefill is not None:
             self._prefill.give_up()

@@ -19,9 +19,9 @@ from router.server.heads import HOP_BY_HOP, Headers
 from router.server.upstream import Upstreams
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
-"""Of a connection, or said by us."""
+"""Headers of a connection, and headers that this process writes itself."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
-"""Headers that a prefill pool has no use for."""
+"""Headers that a prefill pool does not need."""
 
 
 class CallLimits(NamedTuple):
@@ -34,7 +34,7 @@ class CallLimits(NamedTuple):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process calls itself, which models it serves, and the targets of requests that have none."""
+    """The process's names, its models, and the targets of requests that state none."""
 
     models: tuple[str, ...]
     namespace: str = "dynamo"
@@ -43,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolService:
-    """Chooses pools and routers; what a request needs besides itself."""
+    """Chooses pools and routers, and holds what all requests need."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PoolService:
         prompts: Prompts | None,
         new_id: Callable[[], str],
     ) -> None:
-        """`prompts`: None where there is no tokenizer, and lengths are estimated."""
+        """`prompts`: None without a tokenizer: lengths are then estimated."""
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
         self.bodies = BodyReader(settings.data.body_limits())
@@ -73,11 +73,11 @@ class PoolService:
         return any(group.reads_isl for group in self.config.groups)
 
     def call_limits(self, *, streamed: bool) -> CallLimits:
-        """Return how long a router's answer is awaited."""
+        """Return the time limits for a router's answer."""
         return self._streamed if streamed else self._buffered
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
-        """Return which pools are asked now, in which order, for each phase in turn; for `one_token` the last alone."""
+        """Return the pools to try now, in order, for each phase in turn; for `one_token` only the last phase."""
         groups = self.config.groups[-1:] if one_token else self.config.groups
         return tuple(self._plan(group, selection_input) for group in groups)
 
@@ -87,7 +87,7 @@ class PoolService:
         return plan(group, selection, statuses, retry=self.config.retry)
 
     def readiness(self) -> Readiness:
-        """Return whether requests can be served now; `reasons` say of which phases no pool is up, and why."""
+        """Return whether requests can be served now; `reasons` names phases without a pool that is up, and why."""
         reasons = []
         for group in self.config.groups:
             statuses = [self.live.status(name) for name in group.namespaces]
@@ -97,7 +97,7 @@ class PoolService:
         return Readiness(not reasons, reasons, [])
 
     def routers(self, namespace: str) -> tuple[str, ...]:
-        """Return a pool's routers, those that are up, all where none is; each is the first in its turn."""
+        """Return a pool's routers that are up, all if none is; each comes first in its turn."""
         urls = self.live.status(namespace).routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.pools[namespace].routers)
@@ -107,7 +107,7 @@ class PoolService:
 
 
 def sent_on(headers: Headers, request_id: str, *, to_prefill: bool = False) -> bytes:
-    """Return the header lines of a call to a router: the client's, but for those of its connection."""
+    """Return the header lines of a call to a router: the client's, except those of its connection."""
     left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
     lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in left_out)
     return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (request_id.encode(), lines)

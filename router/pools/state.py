@@ -1,4 +1,4 @@
-"""The state of pools, as a fold: `apply` of what was observed, `tick` for the passing of time.
+"""The state of pools, as a fold: `apply` of observations, `tick` for the passing of time.
 
 A pool is
 
@@ -43,17 +43,17 @@ class _Router:
 
     def __init__(self) -> None:
         self.up: bool | None = None
-        """None: nobody has looked."""
+        """None: not probed yet."""
         self.reason = ""
         self.failures = self.successes = 0
         self.queue: Queue | None = None
         self.queue_s = 0.0
-        """When that was said."""
+        """When that was stated."""
         self.attained: dict[Target, Attained] = {}
 
 
 class _Window:
-    """Answers of a pool against one bound, until there are enough of them to judge it."""
+    """Answers of a pool against one bound, until there are enough of them for a judgement."""
 
     __slots__ = ("judged_s", "ratio", "slow", "total", "within")
 
@@ -65,7 +65,7 @@ class _Window:
 
 
 class _Pool:
-    """What is known of one pool, within its limits."""
+    """The state of one pool, with its limits."""
 
     def __init__(self, namespace: str, urls: Iterable[str], limits: LiveLimits) -> None:
         self._namespace, self._limits = namespace, limits
@@ -147,9 +147,9 @@ class _Pool:
 
     @property
     def queued_requests(self) -> int | None:
-        """Requests that wait in all routers that are up and say so, and in the engines, which they share.
+        """Requests that wait in all routers that are up and state it, and in the engines, which they share.
 
-        None: nobody says it.
+        None: no router states it.
         """
         queues = [each.queue for each in self._routers.values() if each.up is not False and each.queue is not None]
         if not queues:
@@ -186,7 +186,7 @@ class _Pool:
 
 
 class PoolsLive:
-    """All pools. Who is not known of any is a defect of the caller's."""
+    """All pools. Unknown routers are a defect of the caller."""
 
     def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
         """`routers`: each pool's routers, by address; `limits` of each pool."""
@@ -194,7 +194,7 @@ class PoolsLive:
         self._statuses = {name: pool.status() for name, pool in self._pools.items()}
 
     def apply(self, event: Looked | AttemptFailed) -> tuple[Change, ...]:
-        """Take in what was seen; return whose fitness changed by it."""
+        """Fold an observation in; return the changes of fitness."""
         pool = self._pools[event.namespace]
         if isinstance(event, Looked):
             pool.looked(event)
@@ -203,17 +203,17 @@ class PoolsLive:
         return self._changes((event.namespace,))
 
     def tick(self, now_s: float) -> tuple[Change, ...]:
-        """Let time pass; return whose fitness changed by it."""
+        """Apply the passing of time; return the changes of fitness."""
         for pool in self._pools.values():
             pool.tick(now_s)
         return self._changes(self._pools)
 
     def status(self, namespace: str) -> PoolStatus:
-        """Return how a pool stands."""
+        """Return the status of a pool."""
         return self._statuses[namespace]
 
     def statuses(self) -> tuple[PoolStatus, ...]:
-        """Return how all pools stand."""
+        """Return the status of all pools."""
         return tuple(self._statuses.values())
 
     def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:

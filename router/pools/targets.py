@@ -1,4 +1,4 @@
-"""The keys of ours in the configuration of pools: where pools are, and their limits.
+"""This router's own keys in the configuration of pools: the pools' addresses and limits.
 
 | key | means |
 |---|---|
@@ -21,14 +21,14 @@ ROUTERS_MAX = 16
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
-    """Where a pool's router is: its data plane, and its control plane, empty where that is not looked at."""
+    """The address of a pool's router: its data plane, and its control plane (empty: not probed)."""
 
     url: str
     control_url: str = ""
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool's routers, or the configuration file of the one in this process; neither: not said yet."""
+    """A pool's routers, or the configuration file of one in this process; neither: not configured yet."""
 
     routers: tuple[RouterAddress, ...] = ()
     config: str = ""
@@ -36,7 +36,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pools` says; `pools` has every namespace, also those of which it says nothing."""
+    """The object `pools` of the configuration; its field `pools` has every namespace, also unnamed ones."""
 
     pools: dict[str, PoolSettings]
     look_period_s: float
@@ -45,7 +45,7 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolSettings]) -> Own:
-    """Return what `pools` says of pools of these names; `given` pools stand instead of its own."""
+    """Return the object `pools` for pools of these names; `given` pools replace those of the configuration."""
     own = top.within("pools", required=False) or Found({}, "pools", top.problems, top.warnings)
     limits = _limits(own, LiveLimits())
     configured = _pools_of_namespaces(own, limits)
@@ -128,7 +128,7 @@ def is_url(found: object) -> bool:
 
 
 def _limits(found: Found, common: LiveLimits) -> LiveLimits:
-    """Return the limits that are given, the others those of `common`; 0 where a bound is none: it is not judged."""
+    """Return the given limits, the others from `common`; a bound of 0 means that it is not checked."""
     ttft, itl = (_bound_ms(found, key, getattr(common, key)) for key in ("ttft_bound_ms", "itl_bound_ms"))
     problems_before = len(found.problems)
     least = found.number("attainment_min_ratio", 0, 1, common.attainment_min_ratio)

@@ -28,11 +28,11 @@ _log = structlog.get_logger("pools")
 
 
 class _Unanswered(Exception):
-    """A router gave no answer that can be used."""
+    """A router gave no usable answer."""
 
 
 class PoolWatch:
-    """Keeps `live` current while it runs; `seen` takes in what requests saw meanwhile."""
+    """Keeps `live` current while it runs; `seen` takes in the observations of requests."""
 
     def __init__(
         self, config: PoolsConfig, models: tuple[str, ...], live: PoolsLive, metrics: PoolMetrics, clock: Clock
@@ -42,16 +42,16 @@ class PoolWatch:
         self._routers = [(name, pool, each) for name, pool in config.pools.items() for each in pool.routers]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look, now and every `look_period_s`, until `stop` is set."""
+        """Probe all routers, now and every `look_period_s`, until `stop` is set."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX)) as session:
             await until(stop, self._keep_looking(session))
 
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
-        """No connection to a router could be made for a request."""
+        """A request could not connect to a router."""
         self.seen(AttemptFailed(now_s=self._clock.now(), namespace=namespace, url=url, reason=reason))
 
     def seen(self, event: Looked | AttemptFailed) -> None:
-        """Take in what was seen; whose fitness changes by it, or by the time, is told in the log."""
+        """Take in an observation; changes of fitness, also by the passing of time, are logged."""
         for change in (*self.live.apply(event), *self.live.tick(event.now_s)):
             say = _log.info if change.after == "fit" else _log.warning
             say("pool_changed", pool=change.namespace, before=change.before, after=change.after, reasons=change.reasons)
@@ -93,7 +93,7 @@ class PoolWatch:
         )
 
     async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
-        """Return why requests should not be sent there, empty where they may."""
+        """Return why requests should not be sent there; empty if they may."""
         ready = await _get(session, f"{router.url}/ready", also=_UNREADY)
         if reason := not_ready(ready):
             return reason
