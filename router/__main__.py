@@ -143,7 +143,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
 async def _opened(
     settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack, given: frozenset[str] = frozenset()
 ) -> OpenedRouter:
-    """Return a router that has started, and is to be run; raises what `_EXPECTED` names.
+    """Return a started router, to be run; raises what `_EXPECTED` names.
 
     `given` are the paths of what the command line says: it wins over a policy that was stored.
     """
@@ -170,7 +170,7 @@ async def _opened(
 
 
 class _Router:
-    """The parts of the process, made and wired; `start` begins them, but for what runs."""
+    """The parts of the process, created and connected; `start` opens what is needed before they run."""
 
     def __init__(self, settings: RouterSettings, text: Text, policies: PolicyStore, log: EventLog) -> None:
         self._settings, self._log = settings, log
@@ -210,7 +210,7 @@ class _Router:
 
     @property
     def index_name(self) -> str:
-        """Which index serves."""
+        """The index that is in use."""
         return self._index.implementation
 
     def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
@@ -267,7 +267,7 @@ class _Router:
             Projection(self._registry, each)
 
     async def start(self, stop: asyncio.Event) -> None:
-        """The log is read, the fleet is known, and both planes' addresses are bound; raises what `_EXPECTED` names."""
+        """Read the log and the fleet, and bind both planes' addresses; raises what `_EXPECTED` names."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
         if self._journal is not None:
@@ -281,7 +281,7 @@ class _Router:
         await self.data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
 
     def parts(self) -> list[Part]:
-        """Return what runs; what a later stage is needed for stops before it."""
+        """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("data-plane", self.data.run, 0, self.data.in_progress),
             Part("handover", self._handover.run, 0),

@@ -88,11 +88,11 @@ class DataSection(BodyBoundsSection):
         return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "data")
 
     def limits(self) -> HttpLimits:
-        """Return what is taken from clients, and how long they are awaited."""
+        """Return the limits of the data plane."""
         return picked(self, HttpLimits)
 
     def sites(self) -> Sites:
-        """Return the names that clients may call it by, and the sites of which browsers may send requests."""
+        """Return the accepted host names and browser origins."""
         return Sites(HostNames(self.host, self.hosts, setting="data.hosts"), self.cors_origins)
 
 
@@ -169,7 +169,7 @@ class QueueSection(Section):
         return weights
 
     def limits(self) -> QueueLimits:
-        """Return how requests wait."""
+        """Return the limits of the queue."""
         shares = FairShareLimits(quantum_tokens=self.fair_share_quantum_tokens, weights=dict(self.fair_share_weights))
         return picked(self, QueueLimits, fair_share=shares)
 
@@ -212,7 +212,7 @@ class FailuresSection(Section):
     )
 
     def breakers(self) -> BreakerLimits:
-        """Return when a breaker opens, and for how long."""
+        """Return the limits of breakers."""
         return BreakerLimits(
             failures=self.breaker_failures,
             window_s=self.breaker_window_s,

@@ -11,5 +11,5 @@ class Names:
         self._numbers = count(1)
 
     def new(self) -> str:
-        """Return a name that was not given out before."""
+        """Return a new name."""
         return f"{self._beginning}{next(self._numbers):016x}"

@@ -1,1 +1,1 @@
-"""The control plane, and the figures of the router as metrics."""
+"""The control plane and the metrics of the router."""

@@ -49,7 +49,7 @@ from router.fleet.trust import Disparity, Trust
 _log = structlog.get_logger("router")
 
 _BODY_BYTES_MAX = 1 << 20
-"""A registration takes so much at most."""
+"""Largest size of a registration."""
 _POLICY_BYTES_MAX = 1 << 16
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
@@ -60,7 +60,7 @@ _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
 class ControlPlane:
-    """The endpoints for those who run the router."""
+    """The endpoints for operators."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ControlPlane:
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
     ) -> None:
-        """Without `handover` a worker that drains hands nothing over; `gate` is that of this router's feeds.
+        """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
         Without `policies` a policy that is changed lasts until the router ends.
         """
@@ -160,7 +160,7 @@ class ControlPlane:
         return json_response({"published": event}, status=202) if refused is None else refused
 
     async def _publish(self, model: str, event: FleetEvent) -> web.Response | None:
-        """The event is published, signed if the fleet has keys; return the error response if it is not."""
+        """Publish the event, signed if the fleet has keys; return an error response if that fails."""
         subject, data = subjects.fleet(model, event.worker_id), fleet.encode(event)
         try:
             self._gate.check(subject, event)
@@ -293,7 +293,7 @@ def _explained(record: DecisionRecord) -> dict[str, object]:
 
 
 def _outcome(record: DecisionRecord) -> dict[str, object] | None:
-    """Return how a decision turned out, by name: the journal's form has none."""
+    """Return the outcome of a decision by name: the journal's form has no names."""
     return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
 
 

@@ -64,13 +64,13 @@ def tail(
 
 
 class _Shown:
-    """What was printed; `done` is set once that was enough."""
+    """Prints records; `done` is set once there were enough."""
 
     def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
         self._done, self._left, self._as_json = done, limit, as_json
 
     def show(self, entry: JournalEntry) -> None:
-        """Print the records of a message, unless enough were."""
+        """Print the records of a message, unless there were enough."""
         for record in entry.message.records:
             if self._left == 0:
                 return
@@ -82,7 +82,7 @@ class _Shown:
 
 
 def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
-    """Return the record as JSON, with its kind and where it stands."""
+    """Return the record as JSON, with its kind and its place."""
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return msgspec.json.encode(
         {

@@ -26,11 +26,11 @@ _DRAIN_S = 5.0
 
 
 class NothingRead(Exception):
-    """The log has no journal of the named router, or no place in it at which a replay can start."""
+    """The log has no journal of the named router, or none from which a replay can start."""
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of every process, `--nats-url` and `--router`, and itself the effective `settings`.
+    """Add the flags of every process, `--nats-url` and `--router` to a command, and pass it the effective `settings`.
 
     What it raises of what can be expected ends it with `NOT_DONE`, and a line that says why.
     """

@@ -33,7 +33,7 @@ _log = structlog.get_logger("pools")
 
 
 def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]) -> click.Command:
-    """Return `router pools`. What it raises of `expected` ends it with `NOT_DONE`, and a line that says why."""
+    """Return `router pools`. Exceptions in `expected` end it with `NOT_DONE`, and a line with the reason."""
     refused: tuple[type[Exception], ...] = (PoolsConfigInvalid, *expected)
 
     @click.command("pools")
@@ -96,7 +96,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _target_options(target: str) -> tuple[Callable[..., Any], ...]:
-    """Return the flag of a default target, and the one by its old name, which is warned of."""
+    """Return the flag of a default target, and its deprecated alias."""
     flag, variable = f"--default-{target}-target", f"{_ENVIRONMENT}DEFAULT_{target.upper()}_TARGET"
     return (
         click.option(f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="of requests that have none"),
@@ -132,7 +132,7 @@ def _warn(warning: str) -> None:
 
 
 def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
-    """Return what file and flags say, and warn; raise `PoolsConfigInvalid`."""
+    """Return the configuration of file and flags, and warn; raise `PoolsConfigInvalid`."""
     try:
         data = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

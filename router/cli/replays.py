@@ -1,4 +1,4 @@
-"""Replays journals of several routers: results, from where on they are exact, where that was lost."""
+"""Replays journals of several routers: results, and where exactness begins and is lost."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -12,19 +12,19 @@ from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, R
 
 
 class Replays:
-    """Each journal is folded by itself; `say` gets a line for each start, loss and difference as it is found."""
+    """Folds each journal separately; `say` gets a line for each start, loss and difference."""
 
     def __init__(
         self, policy: Policy | None, modes: Mapping[str, Mode], shown_max: int | None, say: Callable[[str], None]
     ) -> None:
-        """`shown_max` differences are said, and as many losses; None: all."""
+        """`shown_max` differences are printed, and as many losses; None: all."""
         self._policy, self._modes, self._shown_max, self._say = policy, modes, shown_max, say
         self.routers: dict[str, OneReplay] = {}
         self.different = self.not_folded = self._losses = 0
         self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
 
     def take(self, entry: JournalEntry) -> None:
-        """Fold the records of a message in."""
+        """Fold in the records of a message."""
         one = self.routers.get(entry.router)
         if one is None:
             one = self.routers[entry.router] = OneReplay(Replay(policy=self._policy, modes=self._modes))
@@ -68,11 +68,11 @@ class Replays:
 
     @property
     def has_started(self) -> bool:
-        """Whether any journal was exact anywhere."""
+        """Whether any journal was exact somewhere."""
         return any(one.has_started for one in self.routers.values())
 
     def summary(self) -> list[str]:
-        """Return the lines that say how it went."""
+        """Return the summary lines."""
         lines = [
             f"journals       {', '.join(sorted(self.routers))}",
             *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
@@ -102,7 +102,7 @@ class OneReplay:
         self._replay = replay
 
     def take(self, record: JournalRecord) -> tuple[Found, str]:
-        """Fold the next record in; return what came of it, and in words whether exactness was lost or found by it."""
+        """Fold the next record in; return its result, and a text if exactness was lost or found by it."""
         was_exact = self._replay.state is not None
         found = self._replay.take(record)
         is_exact = self._replay.state is not None

@@ -1,12 +1,12 @@
 """How far another host's clock is from ours, by the `Date` of its HTTP answers.
 
-    asked at a, answered at b (our clock), Date D    its clock was in [D, D + 2) at some moment of [a, b]
+    sent at a, answered at b (our clock), Date D     its clock was in [D, D + 2) at some moment of [a, b]
     ahead of ours by                                 at least D - b, less than D + 2 - a
-    several answers of one host                      all of that holds at once
+    several answers of one host                      all of these bounds hold
     two hosts                                        one is ahead of the other by at least least_1 - most_2
 
-2 s: `Date` has whole seconds, and servers keep the text they made of it for up to another one. Source: RFC 9110,
-section 6.6.1 (IMF-fixdate); encode/uvicorn `uvicorn/server.py` (`on_tick`: once a second).
+2 s: `Date` has whole seconds, and servers reuse its text for up to another second. Source: RFC 9110, section 6.6.1
+(IMF-fixdate); encode/uvicorn `uvicorn/server.py` (`on_tick`: once a second).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from router.doctor.findings import Finding, names
 
 DATE_RESOLUTION_S = 2.0
 SKEW_MAX_S = 1.0
-"""Beyond what is uncertain. Half of the freshness that is worth a look (2 s), which is told across two clocks."""
+"""Beyond the uncertainty. Half of a noticeable freshness (2 s), which is measured across two clocks."""
 
 
 class ClockReading(msgspec.Struct, frozen=True):
@@ -30,12 +30,12 @@ class ClockReading(msgspec.Struct, frozen=True):
 
 
 def reading(of: str, date_s: float, sent_s: float, answered_s: float) -> ClockReading:
-    """Return what one `Date` tells; seconds since 1970, the latter two by our clock."""
+    """Return the reading of one `Date`; seconds since 1970, the latter two by our clock."""
     return ClockReading(of, date_s - answered_s, date_s + DATE_RESOLUTION_S - sent_s)
 
 
 def narrowed(readings: Iterable[ClockReading]) -> tuple[ClockReading, ...]:
-    """Return one reading for each host; of two that cannot both be true, a clock was set, the later one counts."""
+    """Return one reading per host; of two contradictory ones the later counts: the clock was set."""
     found: dict[str, ClockReading] = {}
     for each in readings:
         known = found.get(each.of, each)
@@ -61,7 +61,7 @@ def clock_findings(readings: Iterable[ClockReading]) -> Iterator[Finding]:
 
 
 def _skew_s(each: ClockReading) -> float:
-    """Return how far the clock is from ours at least, either way."""
+    """Return the smallest difference of the clock from ours, in either direction."""
     return max(each.least_s, -each.most_s, 0.0)
 
 

@@ -1,14 +1,14 @@
-"""Checks whether ranks publish what they hold, and whether it is trusted.
+"""Checks whether ranks publish their blocks, and whether that is trusted.
 
     event source none, prompts are prefilled there       events.none
     blocks in use, and no event was ever published       events.silent
     an agent's counters of losses grew                   events.lost
     a rank's consolidator does not vouch for it          rank.source
-    a router does not trust it, at both looks            rank.fallback, rank.degraded
-    gaps and resyncs go on                               stream.recoveries
+    a router did not trust it, at both looks             rank.fallback, rank.degraded
+    gaps and resyncs continue                            stream.recoveries
 
-Only where a mode reads overlap: no other asks what ranks hold. A rank that is FALLBACK for its parity, or because its
-worker has no events, is spoken of there.
+Only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK without parity, or because its
+worker has no events, is reported by the checks of these.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from router.doctor.pairing import PREFILLING
 from router.fleet.trust import PARITY_FIELDS
 
 SILENT_BLOCKS = 64
-"""In use while nothing was published: fewer may all be of the first requests, whose blocks are told once computed."""
+"""Blocks in use without any event: fewer may all be of first requests, whose blocks are published once computed."""
 RECOVERIES_MAX = 3
-"""Of one rank in a look of seconds: one is an outage that heals, two may be one of each end."""
+"""Of one rank within a survey: one is an outage that heals, two may be one of each end."""
 
 
 def events(facts: Facts) -> Iterator[Finding]:
-    """Yield the workers that tell nothing of what they hold, or not all."""
+    """Yield the workers that publish no events, or lose some."""
     if not facts.is_by_prefix:
         return
     yield from _none(facts)
@@ -69,7 +69,7 @@ def _silent(facts: Facts) -> Iterator[Finding]:
 
 
 def growth(before: Counts, after: Counts, name: str) -> float:
-    """Return by how much a counter grew; 0 where it was not read twice."""
+    """Return the growth of a counter; 0 if it was not read twice."""
     return max(0.0, after[name] - before[name]) if name in before and name in after else 0.0
 
 

@@ -1,10 +1,11 @@
-"""What the survey saw of a fleet: its log for a while, and every HTTP address at the beginning and the end.
+"""What the survey observed of a fleet: its log for a while, and every HTTP address at the beginning and the end.
 
-    the log        who is registered, drains, left; each head of each rank's stream that beat; what streams keep
+    the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
+                   what streams keep
     a router       its control plane, twice; its data plane once
     a worker       /health, /version, /status once; its counters twice
 
-What could not be seen is absent or has a `problem`, and no check takes it for healthy or for broken.
+Unobserved facts are absent or have a `problem`; no check takes them for healthy or for broken.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,24 +42,24 @@ Counts = Mapping[str, float]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one address said of itself."""
+    """The answer of one address."""
 
     url: str
     problem: str = ""
-    """Why it did not answer; empty: it did."""
+    """Why it did not answer; empty if it did."""
     is_well: bool = True
     reason: str = ""
-    """What it says against itself: why it is not ready, or not healthy."""
+    """Why it is not ready, or not healthy, by its own answer."""
     version: str = ""
-    """Of its software: of a router; of an agent where it says so, beside its engine's."""
+    """Version of a router; of an agent if it states one beside its engine's."""
     is_open: bool = False
-    """It is beyond loopback, and said what a token should guard to one who had none."""
+    """It is beyond loopback, and answers without a token what a token should guard."""
     is_log_away: bool = False
-    """It says that it cannot reach the log."""
+    """It states that it cannot reach the log."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a rank's stream that beat, first and last; seconds since the look began."""
+    """One epoch of a rank's stream with heartbeats, first and last; seconds since the survey began."""
 
     rank: WorkerRank
     instance: str
@@ -70,7 +71,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered worker, and what its HTTP said: None where it was not asked."""
+    """One registered worker, and its HTTP answers: None if it was not asked."""
 
     registration: WorkerRegistered
     http: Answer | None = None
@@ -79,14 +80,14 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadSeen(msgspec.Struct, frozen=True):
-    """The most that a rank's engine reported."""
+    """The highest load that a rank's engine reported."""
 
     rank: WorkerRank
     used_blocks: int
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """One rank as a router has it: trust, and why it takes no work (empty: it does)."""
+    """One rank by a router: trust, and why it takes no work (empty: it does)."""
 
     rank: WorkerRank
     trust: str
@@ -95,7 +96,7 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class ParityBroken(msgspec.Struct, frozen=True):
-    """A field in which a worker is not what a router hashes prompts with."""
+    """A field in which a worker differs from how a router hashes prompts."""
 
     worker_id: str
     field: str
@@ -111,7 +112,7 @@ class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One router by its control plane, at the beginning and at the end; `mode` empty: it did not say."""
+    """One router by its control plane, at the beginning and at the end; `mode` empty: not stated."""
 
     control: Answer
     mode: str = ""
@@ -123,7 +124,7 @@ class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream of the log: what it keeps, and what there is; ages in seconds, of an empty stream 0; bounds 0: none."""
+    """A stream of the log: its settings and content; ages in seconds, 0 for an empty stream; bounds 0: none."""
 
     bytes: int
     bytes_max: int
@@ -136,20 +137,20 @@ class StreamSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The log, and what it said of its streams; those that are not there are missing by name."""
+    """The log and its streams by name; those that do not exist are left out."""
 
     problem: str = ""
     streams: Mapping[str, StreamSeen] = {}
     missing: tuple[str, ...] = ()
     pending_before: Mapping[str, int] = {}
     pending_after: Mapping[str, int] = {}
-    """Messages of `KV_EVENTS` that each of its readers has not been sent, by the reader's name."""
+    """Messages of `KV_EVENTS` that were not sent to each reader yet, by the reader's name."""
     store_bytes: int = 0
     store_bytes_max: int = 0
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of the configuration that was given: a running router does not tell its own."""
+    """The bounds of the given configuration: a running router does not state its own."""
 
     queue_requests_max: int
     queue_tokens_max: int
@@ -158,7 +159,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen, in `window_s` seconds. `reads_overlap`: by the configuration, where no router says it."""
+    """All facts, of `window_s` seconds. `reads_overlap`: by the configuration, if no router states it."""
 
     window_s: float
     bounds: Bounds
@@ -169,7 +170,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     heads: tuple[Head, ...] = ()
     loads: tuple[LoadSeen, ...] = ()
     refused: tuple[str, ...] = ()
-    """Messages that could not be read: where they came from, and why not."""
+    """Unreadable messages: their origin, and the reason."""
     routers: tuple[RouterSeen, ...] = ()
     planes: tuple[Answer, ...] = ()
     """Data planes."""
@@ -179,23 +180,23 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_by_prefix(self) -> bool:
-        """Whether any router chooses by what ranks hold."""
+        """Whether any router reads overlap."""
         modes = [router.reads_overlap for router in self.routers if router.mode]
         return any(modes) if modes else self.reads_overlap
 
     def beating(self) -> frozenset[tuple[str, str]]:
-        """Return worker and instance of everybody whose heart beat."""
+        """Return worker and instance of all heartbeats."""
         return frozenset((head.rank.worker_id, head.instance) for head in self.heads)
 
     def living(self) -> Iterator[WorkerSeen]:
-        """Yield the registered workers whose heart beat; all of them where the log could not be heard."""
+        """Yield the registered workers with heartbeats; all workers if the log could not be read."""
         beating = self.beating()
         for worker in self.workers:
             if self.log.problem or (worker.registration.worker_id, worker.registration.instance) in beating:
                 yield worker
 
     def models(self) -> dict[str, list[WorkerRegistered]]:
-        """Return what the living told, by the name that requests use: the first that each serves."""
+        """Return the living workers' registrations, by the first name that each serves."""
         found: dict[str, list[WorkerRegistered]] = {}
         for worker in self.living():
             name = next(iter(worker.registration.served_names), worker.registration.model)

@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`id` is one of the catalogue's, and never changes its meaning; `of` names whom it is about, the worst first."""
+    """`id` is one of the catalogue's, and never changes its meaning; `of` names the objects, the worst first."""
 
     id: str
     of: str
@@ -23,7 +23,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """How bad it is, why it matters, and what mends it."""
+    """Severity, consequence and remedy of a finding."""
 
     severity: Severity
     why: str
@@ -34,6 +34,6 @@ _NAMES_MAX = 8
 
 
 def names(every: list[str]) -> str:
-    """Return the names with commas between, the first eight of many."""
+    """Join the names with commas, the first eight of many."""
     more = f" and {len(every) - _NAMES_MAX} more" if len(every) > _NAMES_MAX else ""
     return ", ".join(every[:_NAMES_MAX]) + more

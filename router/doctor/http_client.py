@@ -16,15 +16,15 @@ from kv_runtime.supervise import TaskSet
 from router.doctor.clocks import ClockReading, reading
 
 LANES = 16
-"""Addresses that are asked at once: a fleet of 4096 is looked at within a minute, and nobody notices."""
+"""Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
 _BODY_BYTES_MAX = 64 << 20
-"""What `/v1/workers` and `/metrics` of a router with 4096 workers have room in."""
+"""Large enough for `/v1/workers` and `/metrics` of a router with 4096 workers."""
 _NS_PER_S = 1e9
 OK = 200
 
 
 class Reply(NamedTuple):
-    """What came: `problem` says why nothing did; else the status and the whole body."""
+    """An answer: `problem` says why there is none; else the status and the complete body."""
 
     problem: str = ""
     status: int = 0
@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
 
 class HttpAsker:
-    """Asks over one session; `clocks` is what the answers' dates told so far."""
+    """Queries over one session; `clocks` has the readings of all answers' dates."""
 
     def __init__(self, session: aiohttp.ClientSession, clock: Clock, timeout_s: float) -> None:
         self._session, self._clock = session, clock
@@ -46,7 +46,7 @@ class HttpAsker:
         self.clocks: list[ClockReading] = []
 
     async def get(self, url: str, token: str = "") -> Reply:
-        """Return what GET says; with the token, where one is given."""
+        """Return the answer to a GET; with the token, if one is given."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         sent_s = self._wall_s()
         try:
@@ -64,7 +64,7 @@ class HttpAsker:
         try:
             date_s = parsedate_to_datetime(date).timestamp()
         except (ValueError, OverflowError):
-            return  # none, or nothing that is a date
+            return  # none, or no date
         self.clocks.append(reading(urlsplit(url).hostname or "", date_s, sent_s, self._wall_s()))
 
     def _wall_s(self) -> float:
@@ -82,12 +82,12 @@ async def _reply(response: aiohttp.ClientResponse) -> Reply:
 
 
 def is_beyond_loopback(url: str) -> bool:
-    """Return whether the address may be reached from other machines."""
+    """Return whether the address may be reachable from other machines."""
     return not is_loopback(urlsplit(url).hostname or "")
 
 
 async def in_lanes(works: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """All works are done, `LANES` at a time."""
+    """Run all works, `LANES` at a time."""
     waiting = iter(works)
 
     async def lane() -> None:

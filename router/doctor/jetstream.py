@@ -1,11 +1,11 @@
-"""Asks JetStream about the log: streams, consumers and their lag, room.
+"""Queries JetStream about the log: streams, consumers and their lag, storage.
 
     $JS.API.INFO                      storage, limits.max_storage (-1: none)
     $JS.API.STREAM.INFO.<stream>      config, state, ts: the server's clock as it answers
-    $JS.API.CONSUMER.LIST.<stream>    readers, 256 a page; num_pending: what a reader was not sent yet
+    $JS.API.CONSUMER.LIST.<stream>    readers, 256 a page; num_pending: messages not sent to the reader yet
 
-Times are RFC 3339, durations nanoseconds, an error stands in `error`. Source: docs.nats.io, reference/jetstream/api;
-seen from nats-server 2.15.
+Times are RFC 3339, durations nanoseconds, an error is in `error`. Source: docs.nats.io, reference/jetstream/api;
+observed with nats-server 2.15.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class _Account(msgspec.Struct, frozen=True):
 
 
 class JetStream:
-    """Asks over one connection; `start` before the first question."""
+    """Queries over one connection; `start` must be called first."""
 
     def __init__(self, log: EventLog, answer_s: float) -> None:
         self._event_log, self._answer_s = log, answer_s
@@ -86,17 +86,17 @@ class JetStream:
         self._open: dict[str, asyncio.Future[bytes]] = {}
 
     async def start(self) -> None:
-        """Answers are heard."""
+        """Subscribe to answers."""
         await self._event_log.listen(f"{self._inbox}.*", self._on_answer)
 
     async def store(self) -> tuple[int, int]:
-        """Return the bytes that the account's streams take on disk, and how many they may, 0: no limit is told."""
+        """Return the bytes that the account's streams take on disk, and their limit; 0: none stated."""
         account = await self._ask("INFO", _Account)
         assert account is not None
         return account.storage, max(0, account.limits.max_storage)
 
     async def stream(self, name: str) -> StreamSeen | None:
-        """Return a stream as it is now; None where there is none."""
+        """Return the present state of a stream; None if it does not exist."""
         found = await self._ask(f"STREAM.INFO.{name}", _Stream)
         if found is None:
             return None
@@ -116,7 +116,7 @@ class JetStream:
         )
 
     async def pending(self, stream: str) -> Mapping[str, int]:
-        """Return how many messages each reader of a stream was not sent yet; nothing where there is no stream."""
+        """Return how many messages were not sent to each reader of a stream yet; empty without the stream."""
         found: dict[str, int] = {}
         for _ in range(_PAGES_MAX):
             page = await self._ask(f"CONSUMER.LIST.{stream}", _Readers, msgspec.json.encode({"offset": len(found)}))
@@ -126,7 +126,7 @@ class JetStream:
         return found
 
     async def _ask(self, what: str, kind: type[_T], body: bytes = b"") -> _T | None:
-        """Return the answer; None where there is no such stream; raise `BrokerUnavailable` for any other."""
+        """Return the answer; None if there is no such stream; raise `BrokerUnavailable` for any other error."""
         data = await self._answer(what, body)
         try:
             failed = msgspec.json.decode(data, type=_Failed).error
@@ -150,7 +150,7 @@ class JetStream:
             raise BrokerUnavailable(f"JetStream {what}: no answer within {self._answer_s:g} s") from None
         finally:
             del self._open[request_id]
-        if not data:  # the server's word that nobody listens
+        if not data:  # the server's sign that there is no listener
             raise BrokerUnavailable(f"JetStream {what}: the server has no JetStream")
         return data
 

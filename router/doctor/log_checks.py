@@ -1,13 +1,13 @@
-"""Checks whether the log keeps what is relied on, and whether its readers keep up.
+"""Checks whether the log keeps the required messages, and whether its readers keep up.
 
-log.unreachable   it could not be asked
-log.no_stream     `KV_EVENTS` or `KV_FLEET` is not there
-log.full          `KV_EVENTS` takes more than `FULL_RATIO` of its bytes: snapshots should have let it be purged
-log.uncovered     its oldest message is near the age at which it goes, and no snapshot is younger than half of that
+log.unreachable   the log did not answer
+log.no_stream     `KV_EVENTS` or `KV_FLEET` does not exist
+log.full          `KV_EVENTS` takes more than `FULL_RATIO` of its bytes: snapshots should have allowed a purge
+log.uncovered     its oldest message is near its maximum age, and no snapshot is younger than half of that
 log.storage       a stream is kept in memory
 log.store         the server's store for the account is nearly full
 log.lag           a reader of `KV_EVENTS` is far behind, and does not catch up
-log.replicas      a stream is on one server alone
+log.replicas      a stream is on one server only
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from router.doctor.findings import Finding, names
 SNAPSHOT_STREAM = f"OBJ_{SNAPSHOT_BUCKET}"
 """Source: the layout of NATS object stores (ADR-20): a bucket's stream is `OBJ_<bucket>`."""
 FULL_RATIO = 0.9
-"""Above the three quarters at which a keeper purges what a snapshot covers: for that there was none."""
+"""Above the three quarters at which a snapshot's messages are purged: there was no snapshot for that."""
 OLD_RATIO = 0.9
-"""Of the age: the oldest messages go next."""
+"""Of the maximum age: the oldest messages are removed next."""
 COVERED_RATIO = 0.5
-"""A snapshot is written four times within the age; one that is older than half of it missed its turn."""
+"""A snapshot is written four times within the age; one that is older than half of it is overdue."""
 STORE_RATIO = 0.9
-"""A stream that finds no room takes nothing more, whatever its own bounds."""
+"""A stream without storage accepts nothing more, whatever its own bounds."""
 LAG_MESSAGES = 10_000
-"""What a router reads in well under a second; one that keeps up has a few."""
+"""A router reads this many in well under a second; a reader that keeps up has a few."""
 
 
 def log(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with the log."""
+    """Yield the problems of the log."""
     seen = facts.log
     if seen.problem:
         yield Finding("log.unreachable", "the log", seen.problem)

@@ -1,4 +1,4 @@
-"""Listens to the log: registrations, heartbeats, load reports, messages that cannot be read."""
+"""Subscribes to the log: registrations, heartbeats, load reports, unreadable messages."""
 
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
@@ -9,33 +9,33 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.doctor.facts import Head, LoadSeen
 
 HEADS_MAX = 65_536
-"""Lives of ranks that are kept apart; of further ones nothing is said but that there are some."""
+"""Epochs of ranks that are kept; further ones are only counted."""
 _REFUSED_MAX = 16
 _LOOK_S = 0.05
 
 
 class LogWatch:
-    """What came since `start`, at most for as long as anybody looks at it."""
+    """Messages since `start`, for the duration of a survey."""
 
     def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: one without keys."""
+        """`gate` checks fleet events; None: a gate without keys."""
         self._event_log, self._clock = log, clock
         self._gate = FleetGate() if gate is None else gate
         self._began_s = clock.now()
         self._heads = dict[tuple[WorkerRank, str, int], Head]()
         self._used = dict[WorkerRank, int]()
         self.events: dict[str, fleet.FleetEvent] = {}
-        """The newest of every worker, by its subject."""
+        """The newest event of every worker, by its subject."""
         self.refused: list[str] = []
 
     async def start(self) -> None:
-        """Heartbeats and loads are heard from now on."""
+        """Subscribe to heartbeats and loads."""
         self._began_s = self._clock.now()
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
 
     async def read_fleet(self, timeout_s: float) -> None:
-        """All that `KV_FLEET` had was read, and what comes is told.
+        """Read `KV_FLEET` completely, and subscribe to it.
 
         Raises:
             BrokerUnavailable: there is no such stream, or it was not read in time.
@@ -50,11 +50,11 @@ class LogWatch:
             await self._clock.sleep(_LOOK_S)
 
     def heads(self) -> tuple[Head, ...]:
-        """Return every life of every rank that beat."""
+        """Return every epoch of every rank with heartbeats."""
         return tuple(self._heads.values())
 
     def loads(self) -> tuple[LoadSeen, ...]:
-        """Return the most that every rank's engine reported."""
+        """Return the highest load that every rank's engine reported."""
         return tuple(LoadSeen(rank, used) for rank, used in self._used.items())
 
     async def _on_fleet_event(self, message: LogMessage) -> None:

@@ -1,4 +1,4 @@
-"""Parses what routers and agents say of themselves: JSON and metrics to facts.
+"""Parses the answers of routers and agents, JSON and metrics, into facts.
 
 | asked | of | read |
 |---|---|---|
@@ -31,14 +31,14 @@ _T = TypeVar("_T")
 
 
 class Version(msgspec.Struct, frozen=True):
-    """`/version`; an agent's `agent` is its own, `version` its engine's."""
+    """`/version`; an agent's own version is `agent`, its engine's `version`."""
 
     version: str = ""
     agent: str = ""
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`/health` and `/status` of an agent; foreign engines say nothing, or something else."""
+    """`/health` and `/status` of an agent; foreign engines answer nothing, or something else."""
 
     reason: str = ""
     log: str = ""
@@ -56,7 +56,7 @@ class Policy(msgspec.Struct, frozen=True):
     decode: _Phase = _Phase()
 
     def modes(self) -> tuple[str, ...]:
-        """Return every mode that chooses somewhere."""
+        """Return all modes that choose for some phase."""
         return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
 
 
@@ -85,7 +85,7 @@ class Workers(msgspec.Struct, frozen=True):
     workers: list[_Worker]
 
     def statuses(self) -> tuple[RankStatus, ...]:
-        """Return how every rank stands."""
+        """Return the status of every rank."""
         return tuple(
             RankStatus(WorkerRank(each.worker_id, each.dp_rank), each.trust, each.trust_reason, each.unfit)
             for worker in self.workers
@@ -93,7 +93,7 @@ class Workers(msgspec.Struct, frozen=True):
         )
 
     def broken(self) -> tuple[ParityBroken, ...]:
-        """Return every field in which a worker is not what the router hashes prompts with."""
+        """Return every field in which a worker differs from how the router hashes prompts."""
         return tuple(
             ParityBroken(worker.registration.worker_id, each.field, str(each.allowed))
             for worker in self.workers
@@ -119,7 +119,7 @@ class Index(msgspec.Struct, frozen=True):
     ranks: list[_Stream] = []
 
     def recoveries(self) -> dict[str, int]:
-        """Return how often each rank's stream was not whole."""
+        """Return the recoveries of each rank's stream."""
         return {
             str(WorkerRank(each.worker_id, each.dp_rank)): each.counts.gaps + each.counts.repairs + each.counts.resyncs
             for each in self.ranks
@@ -127,7 +127,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def decoded(body: bytes, kind: type[_T], what: str) -> _T:
-    """Return the page; raise `PageUnreadable`, which says of `what` and why not."""
+    """Return the page; raise `PageUnreadable`, with `what` and the reason."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
@@ -135,7 +135,7 @@ def decoded(body: bytes, kind: type[_T], what: str) -> _T:
 
 
 def health(body: bytes) -> Health:
-    """Return what an agent's `/health` or `/status` says; nothing, where another engine says something else."""
+    """Return an agent's `/health` or `/status`; empty for another engine's answer."""
     try:
         return msgspec.json.decode(body, type=Health)
     except UNDECODABLE:
@@ -143,7 +143,7 @@ def health(body: bytes) -> Health:
 
 
 def versions(body: bytes) -> Version:
-    """Return what `/version` says; nothing, where it says something else."""
+    """Return an answer of `/version`; empty for another answer."""
     try:
         return msgspec.json.decode(body, type=Version)
     except UNDECODABLE:
@@ -151,7 +151,7 @@ def versions(body: bytes) -> Version:
 
 
 def counts(page: bytes, wanted: Iterable[str]) -> Counts:
-    """Return the wanted metrics: sums by name, and each sample by `name{values}`; nothing of an unreadable page."""
+    """Return the wanted metrics: sums by name, and each sample by `name{values}`; empty for an unreadable page."""
     openings = tuple(f"{name}{after}" for name in wanted for after in "{ ")
     lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(openings)]
     found: defaultdict[str, float] = defaultdict(float)

@@ -2,18 +2,18 @@
 
     pair.buffer       a prefill or decode worker's transfer buffer < longest input that is transferred through it
     pair.dtype        prefill and decode name different KV dtypes
-    pair.dtype_auto   one of them says `auto`: the checkpoint decides
+    pair.dtype_auto   one of them states `auto`: the checkpoint decides
     pair.backend      prefill and decode name different transfer backends
     pair.reuse        no block reuse under a mode that reads overlap
 
     longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
                     worker's `max_prompt_tokens` bounds it, too
 
-A value that a worker does not say is nobody's fault: nothing is found in it. Decode workers need no reuse: what they
-hold has no credit. Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
+A value that a worker does not state causes no finding. Decode workers need no reuse: their blocks get no credit.
+Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
 NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
 
-And, once everybody had time to come, `partner_findings`: a role without the other, a transfer domain without a pair.
+`partner_findings`, for a fleet that had time to start: a role without the other, a transfer domain without a pair.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,11 +24,11 @@ from router.doctor.findings import Finding, names
 _AUTO = "auto"
 _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
-"""Who computes prompts: what it holds of them is what routing by prefix is about."""
+"""Roles that compute prompts: routing by prefix depends on their blocks."""
 
 
 def pairing_findings(registrations: Sequence[WorkerRegistered], *, reads_overlap: bool) -> list[Finding]:
-    """Return what does not go together among the workers of one model; `reads_overlap`: the mode's, as `Mode` has it.
+    """Return the incompatibilities among the workers of one model; `reads_overlap` is the mode's, as in `Mode`.
 
     Nothing where the model is served by one role alone and blocks are reused.
     """
@@ -37,7 +37,7 @@ def pairing_findings(registrations: Sequence[WorkerRegistered], *, reads_overlap
 
 
 def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    """Yield which workers of one model have nobody to work with."""
+    """Yield workers of one model without a partner."""
     if not registrations:
         return
     model = registrations[0].model
@@ -80,13 +80,13 @@ def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
 
 
 def _longest(registrations: Sequence[WorkerRegistered]) -> int:
-    """Return the longest sequence that a worker takes; 0, no bound, where there is no worker or one does not say."""
+    """Return the longest sequence that a worker takes; 0 (no bound) without a worker, or if one states none."""
     lengths = [_seq_len(registration) for registration in registrations]
     return max(lengths, default=0) if all(lengths) else 0
 
 
 def _seq_len(registration: WorkerRegistered) -> int:
-    """Return the longest prompt of a worker and one token; 0 where it does not say."""
+    """Return a worker's longest prompt plus one token; 0 if not stated."""
     prompt = (
         registration.max_prompt_tokens + 1 if registration.max_prompt_tokens and registration.role == "prefill" else 0
     )
@@ -94,7 +94,7 @@ def _seq_len(registration: WorkerRegistered) -> int:
 
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    """Yield one finding a model: who says what stands in it."""
+    """Yield one finding per model, with the workers of each value."""
     apart, words = _apart(registrations, "kv_cache_dtype")
     if apart:
         check = "pair.dtype_auto" if all(_AUTO in pair for pair in apart) else "pair.dtype"
@@ -102,14 +102,14 @@ def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
 
 
 def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    """Yield one finding a model, likewise."""
+    """Yield one finding per model, likewise."""
     apart, words = _apart(registrations, "transfer_backend")
     if apart:
         yield Finding("pair.backend", registrations[0].model, words)
 
 
 def _apart(registrations: Sequence[WorkerRegistered], field: str) -> tuple[set[tuple[str, str]], str]:
-    """Return the values of a field in which prefill and decode workers differ, and which worker has which value."""
+    """Return the values of a field in which prefill and decode workers differ, and the workers of each value."""
     by_role = {role: _by_value(_of_role(registrations, role), field) for role in _OTHER}
     words = "; ".join(
         f"{role} {value}: {names(_ids(registration))}"

@@ -1,13 +1,13 @@
 """Checks whether all workers of a model hash, tokenize and run alike.
 
-    parity.<field>    the workers of a model, and the routers, do not all have the same
-    parity.canary     a worker's canary is not that of its block size and hash scheme: it hashes otherwise than we do
-    version.engine    engines of one kind, as their events tell it, that serve one model are of several versions
-    version.range     a TensorRT-LLM engine that is registered is of a version outside the supported range
-    version.router    routers, data planes and agents that say so are of several versions
+    parity.<field>    the workers of a model, and the routers, have different values
+    parity.canary     a worker's canary does not match its block size and hash scheme: it hashes differently
+    version.engine    engines of one kind (by their events) that serve one model have several versions
+    version.range     a registered TensorRT-LLM engine has a version outside the supported range
+    version.router    routers, data planes and agents that state a version have several
 
-A router tells only where it differs from a worker; its value then stands beside the workers'. Encode workers have no
-KV cache, and nothing to agree in.
+A router reports only fields in which it differs from a worker; its value is then shown beside the workers'. Encode
+workers have no KV cache, and need no parity.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +20,13 @@ from router.doctor.facts import Answer, Facts
 from router.doctor.findings import Finding, names
 
 AGREED = ("block_size", "hash_scheme", "tokenizer_digest", "template_digest", "images")
-"""Of the router's parity the fields in which all have to agree: of the others each worker is judged by itself."""
+"""Parity fields in which all workers must agree; in the others each worker is judged by itself."""
 _SHOWN_MAX = 80
 _SPLIT = {"prefill", "decode"}
 
 
 def parity(facts: Facts) -> Iterator[Finding]:
-    """Yield the fields in which a model's workers, and the routers, differ; where that decides anything."""
+    """Yield the fields in which a model's workers, and the routers, differ, if that affects routing."""
     for model, everybody in facts.models().items():
         registrations = [each for each in everybody if each.role != "encode"]
         if not facts.is_by_prefix and not {each.role for each in registrations} >= _SPLIT:
@@ -40,7 +40,7 @@ def parity(facts: Facts) -> Iterator[Finding]:
 
 
 def _groups(facts: Facts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
-    """Return who has which value."""
+    """Return the workers of each value."""
     groups: dict[str, list[str]] = {}
     for each in registrations:
         groups.setdefault(_value(each, field), []).append(each.worker_id)
@@ -67,7 +67,7 @@ def _shown(value: str) -> str:
 
 
 def versions(facts: Facts) -> Iterator[Finding]:
-    """Yield software that is not of one version."""
+    """Yield software with several versions."""
     for model, everybody in facts.models().items():
         by_kind: dict[str, dict[str, list[str]]] = {}
         for registration in everybody:
@@ -92,7 +92,7 @@ def _agents(facts: Facts) -> Iterator[Answer]:
 
 
 def _outside_the_range(model: str, groups: Mapping[str, list[str]]) -> Iterator[Finding]:
-    """Yield the workers of a TensorRT-LLM version that is not supported; a text that is no version is not judged."""
+    """Yield the workers of an unsupported TensorRT-LLM version; a text that is no version is not judged."""
     outside = {
         version: workers for version, workers in groups.items() if parse_version(version) and not is_supported(version)
     }

@@ -1,16 +1,16 @@
-"""Checks whether routers serve, have room, and are guarded.
+"""Checks whether routers serve, have capacity, and are guarded.
 
-router.unreachable   control or data plane gives no answer
+router.unreachable   control or data plane does not answer
 router.not_ready     /ready is 503
-router.open          a control plane beyond loopback answers who has no token
+router.open          a control plane beyond loopback answers without a token
 worker.open          an agent does
-router.other_fleet   it knows none of the workers that live: it reads another log
+router.other_fleet   it knows none of the living workers: it reads another log
 index.python         the Python index serves, the slow one
 router.interpreted   the hot path is not machine code
-index.full           ranks were refused, or lack blocks, for want of memory
-index.nearly_full    the index takes more than `FULL_RATIO` of what it may
-breaker.open         a rank is left alone
-queue.full           a queue is near its bound, or requests were refused for load while we looked
+index.full           ranks were refused, or lack blocks, for lack of memory
+index.nearly_full    the index takes more than `FULL_RATIO` of its memory
+breaker.open         a rank gets no requests
+queue.full           a queue is near its bound, or requests were refused for load during the survey
 journal.off          no decision is recorded
 """
 
@@ -21,7 +21,7 @@ from router.doctor.facts import Bounds, Facts, RouterSeen
 from router.doctor.findings import Finding, names
 
 FULL_RATIO = 0.9
-"""Of the index's memory and of queues: what is left is gone with the next burst."""
+"""Of the index's memory and of queues: the next burst takes the rest."""
 _JOURNAL = "kvrouter_journal_records_total"
 _BUILD = "kvrouter_build_info{"
 _REJECTED = "kvrouter_rejected_total"
@@ -29,7 +29,7 @@ _AVOIDED = ("breaker", "busy")
 
 
 def planes(facts: Facts) -> Iterator[Finding]:
-    """Yield which addresses do not serve, or serve who should not be served."""
+    """Yield addresses that do not serve, or that serve without a token."""
     for answer in [*(router.control for router in facts.routers), *facts.planes]:
         if answer.problem:
             yield Finding("router.unreachable", answer.url, answer.problem)
@@ -43,7 +43,7 @@ def planes(facts: Facts) -> Iterator[Finding]:
 
 
 def routers(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong inside the routers that answered."""
+    """Yield problems inside the routers that answered."""
     living = {worker.registration.worker_id for worker in facts.living()}
     for router in facts.routers:
         if router.control.problem:

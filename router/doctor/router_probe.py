@@ -14,19 +14,19 @@ _ALLOWED = "allowed a router's control plane"
 
 
 class PlaneLook:
-    """A data plane: whether it is ready, and of which version."""
+    """A data plane: whether it is ready, and its version."""
 
     def __init__(self, asker: HttpAsker, url: str) -> None:
         self._asker, self.url = asker, url
         self.answer = Answer(url=url, problem="not asked")
 
     async def ask(self) -> None:
-        """`answer` is what it said."""
+        """`answer` is the plane's answer."""
         self.answer = await ready_answer(self._asker, self.url)
 
 
 async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> Answer:
-    """Return what a plane says of itself."""
+    """Return a plane's answer."""
     reply = await asker.get(f"{url}/ready")
     if reply.problem or reply.status not in (OK, _UNREADY):
         return Answer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
@@ -39,7 +39,7 @@ async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> 
 
 
 class RouterProbe:
-    """A control plane. `first`, later `last`; then `seen`."""
+    """A control plane. Call `first`, later `last`; then `seen`."""
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
         self._asker, self.url, self._token = asker, url, token
@@ -51,23 +51,23 @@ class RouterProbe:
 
     @property
     def registrations(self) -> Sequence[WorkerRegistered]:
-        """Whom it knows."""
+        """Workers that the router knows."""
         return [each.registration for each in self._workers.workers]
 
     async def first(self) -> None:
-        """`answer` says how it is; without a problem, all of it was read."""
+        """`answer` is the router's status; without a problem, all of it was read."""
         self.answer = await ready_answer(self._asker, self.url, is_open=await self._is_open())
         if not self.answer.problem:
             await self._read_policy()
             self._before = await self._look()
 
     async def last(self) -> None:
-        """It was looked at again."""
+        """Query it again."""
         if not self.answer.problem:
             self._after = await self._look()
 
     def seen(self) -> RouterSeen:
-        """Return what both looks saw."""
+        """Return the observations of both looks."""
         policy = self._policy
         return RouterSeen(
             control=self.answer,
@@ -111,5 +111,5 @@ class RouterProbe:
 
 
 def reads_overlap(mode: str) -> bool:
-    """Return whether the mode chooses by what ranks hold; of a user's mode it is not known, and assumed."""
+    """Return whether the mode reads overlap; assumed for a user's mode."""
     return mode not in MODES or MODES[mode].reads_overlap

@@ -1,12 +1,12 @@
-"""Looks at a fleet for some seconds: its state at the beginning, what comes meanwhile, its state at the end.
+"""Surveys a fleet for some seconds: its state at the beginning, events meanwhile, its state at the end.
 
-    1   the log is joined: heartbeats and loads are heard, `KV_FLEET` is read
-    2   routers, JetStream and workers are asked
-    3   the rest of the time passes
-    4   routers, JetStream and workers' counters are asked again
+    1   subscribe to the log: heartbeats and loads are received, `KV_FLEET` is read
+    2   query routers, JetStream and workers
+    3   wait for the rest of the time
+    4   query routers, JetStream and workers' counters again
 
-What cannot be had is said in the facts; `CannotLook` where nothing can be said at all: neither the log nor a router
-answers, or a router wants another token.
+The facts state what could not be observed. `CannotLook` means that nothing could be: neither the log nor a router
+answers, or a router requires another token.
 """
 
 from contextlib import AsyncExitStack
@@ -32,11 +32,11 @@ _STREAMS = (*_NEEDED, subjects.JOURNAL_STREAM, SNAPSHOT_STREAM)
 
 
 class CannotLook(Exception):
-    """Nothing can be said of the fleet; the message says why."""
+    """Nothing can be observed; the message says why."""
 
 
 class Wanted(NamedTuple):
-    """Where to look, for how long, and what is taken for granted. Tokens are bearer tokens, empty: none."""
+    """What to survey, and for how long. Tokens are bearer tokens; empty: none."""
 
     control_urls: tuple[str, ...]
     data_urls: tuple[str, ...]
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
 
 
 async def look(wanted: Wanted, clock: Clock) -> Facts:
-    """Return what was seen, after `listen_s` or more; raise `CannotLook`."""
+    """Return the facts, after `listen_s` or more; raise `CannotLook`."""
     async with AsyncExitStack() as cleanup:
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         asker = HttpAsker(session, clock, wanted.timeout_s)
@@ -90,7 +90,7 @@ class _Look:
             raise CannotLook("; ".join((self._log.problem, *routers)))
 
     def _registered(self) -> list[WorkerRegistered]:
-        """Return who is registered, by the log; by the routers, where the log cannot be read."""
+        """Return the registered workers, by the log; by the routers if the log cannot be read."""
         if not self._log.problem:
             return [event for event in self._log.events() if isinstance(event, WorkerRegistered)]
         return list(
@@ -119,7 +119,7 @@ class _Look:
 
 
 class _LogLook:
-    """The log; `problem` says why it could not be looked at, or not to the end."""
+    """The log; `problem` says why it could not be observed, or not to the end."""
 
     def __init__(self, wanted: Wanted, clock: Clock) -> None:
         self._wanted, self._clock = wanted, clock
@@ -130,7 +130,7 @@ class _LogLook:
         self.problem = ""
 
     async def open(self, cleanup: AsyncExitStack) -> None:
-        """Heartbeats are heard, if the log can be reached."""
+        """Subscribe to heartbeats, if the log can be reached."""
         wanted = self._wanted
         try:
             log = await EventLog.connect(
@@ -153,7 +153,7 @@ class _LogLook:
         return list(self.watch.events.values()) if self.watch else []
 
     async def first(self) -> None:
-        """The fleet is read, and readers' places are known."""
+        """Read the fleet, and the positions of readers."""
         if self.problem or self.watch is None or self._jetstream is None:
             return
         try:
@@ -164,7 +164,7 @@ class _LogLook:
             self.problem = str(error)
 
     async def last(self) -> None:
-        """All of it is known, as it is now."""
+        """Read the present state of all streams."""
         if self.problem or self._jetstream is None:
             return
         try:
@@ -188,5 +188,5 @@ class _LogLook:
         )
 
     def seen(self) -> LogSeen:
-        """Return what was seen of it."""
+        """Return the observations."""
         return LogSeen(problem=self.problem) if self.problem else self._seen

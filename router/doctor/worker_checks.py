@@ -1,19 +1,19 @@
-"""Checks each worker: does it live, can it be reached, is it the one that registered?
+"""Checks each worker: whether it is alive, reachable, and the one that registered.
 
-    heart   HTTP        registered                                 found
-    beats   is well     yes                                        nothing
-    beats   is dead     yes                                        worker.unreachable
-    beats   says ill    yes                                        worker.unhealthy
-    silent  answers     yes                                        worker.silent
-    silent  is dead     yes                                        worker.gone
-    silent  not asked   yes                                        worker.silent
-    beats   -           it left, and said why                      worker.withdrawn
-    beats   -           never; or not this rank, or this instance  rank.unregistered
+    heartbeats   HTTP        registered                                 finding
+    present      healthy     yes                                        none
+    present      dead        yes                                        worker.unreachable
+    present      unhealthy   yes                                        worker.unhealthy
+    missing      answers     yes                                        worker.silent
+    missing      dead        yes                                        worker.gone
+    missing      not asked   yes                                        worker.silent
+    present      -           it left, and stated why                    worker.withdrawn
+    present      -           never; or not this rank, or this instance  rank.unregistered
 
-    two heads of one rank beat at the same time                    worker.two_instances, rank.two_heads
-    one address, one endpoint name                                 worker.one_address, worker.one_endpoint
+    two heads of one rank at the same time                              worker.two_instances, rank.two_heads
+    one address, one endpoint name                                      worker.one_address, worker.one_endpoint
 
-Heads that follow one another are a restart. Where the log could not be heard, silence says nothing.
+Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +25,11 @@ from router.doctor.facts import Facts, Head, WorkerSeen
 from router.doctor.findings import Finding, names
 
 _SHARING = {"aggregated", "decode"}
-"""Roles that have one default endpoint name (`kv_protocol/endpoint_names.py`): it says nothing against them."""
+"""Roles that have one default endpoint name (`kv_protocol/endpoint_names.py`), which they may share."""
 
 
 def presence(facts: Facts) -> Iterator[Finding]:
-    """Yield who is missing, from the fleet or from HTTP."""
+    """Yield workers that are missing from the fleet, or from HTTP."""
     if not facts.workers and not facts.draining:
         yield Finding("fleet.empty", "the fleet", f"nobody is registered; {len(facts.left)} left")
     for source in facts.refused:
@@ -58,7 +58,7 @@ def _silent(worker: WorkerSeen, window_s: float) -> Finding:
 
 
 def heartbeats(facts: Facts) -> Iterator[Finding]:
-    """Yield whose heartbeats are missing, are nobody's, or are told by two."""
+    """Yield missing, unknown and duplicate heartbeats."""
     if facts.log.problem:
         return
     known = {worker.registration.worker_id: worker.registration for worker in facts.workers}
@@ -89,7 +89,7 @@ def _unregistered(worker_id: str, facts: Facts) -> Finding:
 
 
 def _is_of(head: Head, registration: WorkerRegistered, beating: set[tuple[WorkerRank, str]]) -> bool:
-    """Return whether the head is the registered worker's; beside it another life is a restart, or `_heads` tells."""
+    """Return whether the head is the registered worker's; another one beside it is a restart, or found by `_heads`."""
     return head.rank.dp_rank in registration.dp_ranks and (head.rank, registration.instance) in beating
 
 
@@ -98,7 +98,7 @@ def _ranks(registration: WorkerRegistered) -> str:
 
 
 def doubles(facts: Facts) -> Iterator[Finding]:
-    """Yield what two say or have that only one may."""
+    """Yield unique values that two workers state."""
     yield from _heads(facts)
     living = [worker.registration for worker in facts.living()]
     for url, at in _by(living, lambda registration: registration.base_url.rstrip("/").lower()).items():
@@ -117,7 +117,7 @@ def doubles(facts: Facts) -> Iterator[Finding]:
 
 
 def _heads(facts: Facts) -> Iterator[Finding]:
-    """Yield of each rank the first two heads that beat at the same time."""
+    """Yield for each rank the first two heads with heartbeats at the same time."""
     by_rank: dict[WorkerRank, list[Head]] = {}
     for head in facts.heads:
         by_rank.setdefault(head.rank, []).append(head)

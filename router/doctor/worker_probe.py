@@ -12,7 +12,7 @@ _LOG_AWAY = "away"
 
 
 class WorkerProbe:
-    """A worker at its registered address. `first`, later `last`; then `seen`."""
+    """A worker at its registered address. Call `first`, later `last`; then `seen`."""
 
     def __init__(self, asker: HttpAsker, registration: WorkerRegistered, token: str) -> None:
         self._asker, self._registration, self._token = asker, registration, token
@@ -22,7 +22,7 @@ class WorkerProbe:
         self._after: Counts = {}
 
     async def first(self) -> None:
-        """It was asked how it is; one that does not answer is not asked for more."""
+        """Query its health; if it does not answer, query nothing else."""
         reply = await self._get("/health")
         if reply.problem:
             self._answer = Answer(url=self._url, problem=reply.problem)
@@ -40,12 +40,12 @@ class WorkerProbe:
         self._before = counts((await self._get("/metrics")).body, LOSSES)
 
     async def last(self) -> None:
-        """Its counters are known as they are now."""
+        """Read its counters again."""
         if self._answer is not None and not self._answer.problem:
             self._after = counts((await self._get("/metrics")).body, LOSSES)
 
     def seen(self) -> WorkerSeen:
-        """Return what both looks saw."""
+        """Return the observations of both looks."""
         return WorkerSeen(registration=self._registration, http=self._answer, before=self._before, after=self._after)
 
     async def _get(self, path: str, token: str = "") -> Reply:

@@ -1,7 +1,7 @@
 """The token ids of recent prompts: the index has only hashes, from which no prompt can be computed.
 
-Adding one is a reference in a row; nothing is worked out before somebody reads them. The oldest give way to the bytes
-of the newest. Prompts with images have no ids, and are not kept.
+Adding a prompt stores a reference; nothing is computed before it is read. The oldest are evicted for the newest.
+Prompts with images have no ids, and are not kept.
 """
 
 from collections import deque

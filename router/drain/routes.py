@@ -1,17 +1,17 @@
 """The control plane's endpoints for draining a worker.
 
-POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, how it stands
-GET  /v1/workers/{id}/drain?wait=S     how it stands, now or, after S seconds at most, once it is drained
+POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, the status
+GET  /v1/workers/{id}/drain?wait=S     the status, now or, after S seconds at most, once it is drained
 DELETE /v1/workers/{id}/drain          put back: it takes new work, and its hand-over ends; refused if its agent stops
 
-Every router sends it nothing new; the one that was asked hands over what its own clients asked.
+No router sends it new requests; the router that was asked hands over the prompts of its own clients.
 
-| state | is |
+| state | means |
 |---|---|
 | serving | registered, and not draining |
-| draining | requests run there still, by this router's ledger, or the hand-over is not over |
+| draining | requests still run there, by this router's ledger, or the hand-over is not over |
 | drained | neither: its agent may be stopped |
-| left | not registered any more; what was handed over is known still |
+| left | not registered any more; the status of its hand-over is kept |
 """
 
 import math

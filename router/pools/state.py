@@ -2,21 +2,21 @@
 
 A pool is
 
-    down       no router of it is up
-    strained   one is, but  queue   more requests wait than `queue_requests_max`
-                            ttft    fewer than `attainment_min_ratio` of the answers began within `ttft_bound_ms`
-                            itl     fewer than that had their tokens within `itl_bound_ms`
-    fit        else
+    down       if no router of it is up
+    strained   if one is, but   queue   more requests wait than `queue_requests_max`
+                                ttft    fewer than `attainment_min_ratio` of the answers began within `ttft_bound_ms`
+                                itl     fewer than that had their tokens within `itl_bound_ms`
+    fit        otherwise
 
 | what | begins | ends |
 |---|---|---|
-| a router is not up | `failures_max` looks or attempts in a row fail | `successes_min` looks in a row find it ready |
-| queue | above the bound, routers and engines together | at `queue_release_ratio` of it; `hold_s` unsaid |
+| a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
+| queue | above the bound, routers and engines together | at `queue_release_ratio` of it; `hold_s` without a figure |
 | ttft, itl | a window has too few answers in time | one has `attainment_release_ratio`; `hold_s` without a window |
 
-A window is `window_requests_min` answers, or more. The first look at a router decides alone. A pool that is passed
-over gives no answers to be judged by: after `hold_s` it is tried again. Counts are those of routers since they began;
-where one falls, its router began anew.
+A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
+over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
+falling count means that the router restarted.
 """
 
 from collections.abc import Iterable

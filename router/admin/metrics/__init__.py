@@ -1,7 +1,7 @@
 """The router's metrics: counted as requests pass, or read from its state at scrape time.
 
-What a request passes are plain additions on objects with slots; they become samples when they are scraped. Every label
-set exists at 0 before anything was counted, and goes with the model or worker that it names.
+On the request path counting is plain additions on objects with slots; samples are made at the scrape. Every label set
+exists at 0 from the start, and is removed with the model or worker that it names.
 """
 
 from router.admin.metrics.prompts import prompt_families

@@ -29,7 +29,7 @@ _BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.
 
 
 class DecisionMetrics:
-    """Counts of decisions; `modes` are those that there are from the start."""
+    """Counts of decisions; `modes` exist from the start."""
 
     def __init__(self, modes: tuple[str, ...]) -> None:
         self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
@@ -47,21 +47,21 @@ class DecisionMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """All that has to be settled."""
+        """Counters with unsettled observations."""
         return (*self._stages.values(), self._margin, self._regret)
 
     def stage(self, stage: str, seconds: float) -> None:
-        """One stage of a decision took so long."""
+        """Record the duration of one stage of a decision."""
         self._stages[stage].observe(seconds)
 
     def chosen(self, match_s: float, choose_s: float) -> None:
-        """A decision was made: its last two stages took so long."""
+        """Record the durations of a decision's last two stages."""
         self._match.observe(match_s)
         self._choose.observe(choose_s)
         self._all.observe(match_s + choose_s)
 
     def decided(self, verdict: Verdict) -> None:
-        """A decision was taken, and is acted upon."""
+        """Count a decision that is carried out."""
         count = self._decisions.get((verdict.policy, verdict.reason)) or self._counted(verdict)
         count.value += 1
         self._regret.observe(verdict.regret_blocks)
@@ -78,19 +78,19 @@ class DecisionMetrics:
         return self._decisions.setdefault((verdict.policy, verdict.reason), Count())
 
     def fallback(self, reason: str) -> None:
-        """Something was not done as configured; what approximates an overlap is counted by `decided`."""
+        """Count a deviation from the configuration; `decided` counts approximated overlaps."""
         self._fallbacks[reason] += 1
 
     def turned(self, why: Reroute) -> None:
-        """A request takes another way than it began."""
+        """Count a request that leaves its first plan."""
         self._reroutes[why] += 1
 
     def placed(self, reason: PlacementReason) -> None:
-        """It was decided where a prompt is computed."""
+        """Count where a prompt is computed."""
         self._placements[reason] += 1
 
     def families(self) -> Iterator[Family]:
-        """Yield what was counted so far."""
+        """Yield the counters."""
         stages = [((stage,), seen) for stage, seen in self._stages.items()]
         yield histogram("decision_duration_seconds", "How long a stage of decisions took", ("stage",), stages)
         decisions = [(at, float(count.value)) for at, count in self._decisions.items()]

@@ -14,7 +14,7 @@ _ERROR_TOKENS = (-8192.0, -2048.0, -512.0, -128.0, -32.0, -1.0, 0.0, 32.0, 128.0
 
 
 class _OfWorker:
-    """What is counted of one worker."""
+    """The counters of one worker."""
 
     __slots__ = ("actual", "error", "failures", "predicted")
 
@@ -26,7 +26,7 @@ class _OfWorker:
 
 
 class WorkerMetrics:
-    """Counts per worker; what is counted of one that the fleet does not know goes."""
+    """Counters by worker; those of workers outside the fleet are dropped."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -34,11 +34,11 @@ class WorkerMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """All that has to be settled."""
+        """Counters with unsettled observations."""
         return tuple(worker.error for worker in self._workers.values())
 
     def settled(self, worker_id: str, predicted_tokens: int, actual_tokens: int) -> None:
-        """A worker answered, and said how many tokens of the prompt it reused."""
+        """A worker answered, and stated how many tokens of the prompt it reused."""
         worker = self._workers.get(worker_id) or self._known(worker_id)
         if worker is not None:
             worker.predicted += predicted_tokens
@@ -56,7 +56,7 @@ class WorkerMetrics:
         return self._workers.get(worker_id)
 
     def _follow_the_fleet(self) -> None:
-        """Every worker of the fleet is counted, and nobody else."""
+        """Keep counters for exactly the workers of the fleet."""
         present = {worker.registration.worker_id for worker in self._fleet.workers()}
         for worker_id in self._workers.keys() - present:
             del self._workers[worker_id]
@@ -64,7 +64,7 @@ class WorkerMetrics:
             self._workers[worker_id] = _OfWorker()
 
     def families(self) -> Iterator[Family]:
-        """Yield what was counted of the workers that there are."""
+        """Yield the counters of the present workers."""
         self._follow_the_fleet()
         workers = [((worker_id,), seen) for worker_id, seen in sorted(self._workers.items())]
         meaning = "Tokens that the index said a cache would give"

@@ -9,7 +9,7 @@ ENCODERS = ("byte", "hf", "fast")
 
 
 def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
-    """Yield who encodes, how much was known before, and what the threads have to do."""
+    """Yield the figures of encoders, of the cache, and of the threads."""
     by_encoder = [((name,), float(name == statistics.encoder)) for name in ENCODERS]
     yield gauge("encoder_info", "Who encodes prompts: 1 at one of byte, hf, fast", ("encoder",), by_encoder)
     by_knowledge = [

@@ -22,13 +22,13 @@ REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
 """More in flight than the router serves at a time; nobody is predicted to meet the targets; by the queue."""
 UNKNOWN_MODEL = "unknown"
 _WAITING_MAX = 512
-"""Requests whose observations wait to be sorted in."""
+"""Observations that wait to be sorted into buckets."""
 _SECONDS = (1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4.0, 10.0, 25.0, 60.0, 160.0)
 _TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
 
 class _ByMode(dict[str, Distribution]):
-    """Seconds, apart by mode; the configuration may name others than there are from the start."""
+    """Seconds by mode; the configuration may add modes to those that exist from the start."""
 
     def __init__(self, modes: tuple[str, ...]) -> None:
         super().__init__({mode: Distribution(_SECONDS) for mode in modes})
@@ -69,7 +69,7 @@ class RequestMetrics:
         self._inflight += 1
 
     def parsed(self, seconds: float) -> None:
-        """A request was read, which took so long. Every request begins so: what was observed is settled here."""
+        """A request was read in this time. Every request begins so: pending observations are settled here."""
         self._parse.observe(seconds)
         if len(self._parse) >= _WAITING_MAX:
             for each in self._distributions():
@@ -83,7 +83,7 @@ class RequestMetrics:
         yield from self._workers.distributions
 
     def end(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
-        """A request that began is over; a model that nobody serves is `unknown`."""
+        """A request ended; an unknown model is counted as `unknown`."""
         self._inflight -= 1
         self._duration[mode].observe(duration_s)
         count = self._requests.get((model, mode, outcome)) or self._counted(model, mode, outcome)
@@ -94,7 +94,7 @@ class RequestMetrics:
         self._rejected[reason] += 1
 
     def queue_waited(self, seconds: float) -> None:
-        """A request left the queue, for whatever reason, after so long."""
+        """A request left the queue, for any reason, after this time."""
         self._queue_wait.observe(seconds)
 
     def retried(self, phase: str) -> None:
@@ -102,11 +102,11 @@ class RequestMetrics:
         self._retries[phase] += 1
 
     def first_token(self, mode: str, ttft_s: float) -> None:
-        """The first token of an answer came, so long after the request was routed."""
+        """The first token of an answer came this long after the request was routed."""
         self._ttft[mode].observe(ttft_s)
 
     def finished(self, mode: str, input_tokens: int, output_tokens: int | None, itl_s: float | None) -> None:
-        """An answer is whole. `output_tokens`: where it says how many; `itl_s`: where it is known."""
+        """An answer is complete. `output_tokens` and `itl_s` are None if unknown."""
         self._input.observe(input_tokens)
         if output_tokens is not None:
             self._output.observe(output_tokens)
@@ -118,14 +118,14 @@ class RequestMetrics:
         return self._requests.setdefault((known, mode, outcome), Count())
 
     def _follow_the_fleet(self) -> None:
-        """Every model that is served is counted, and no other."""
+        """Keep counters for exactly the models that are served."""
         models = (*self._fleet.models(), UNKNOWN_MODEL)
         self._requests = {at: count for at, count in self._requests.items() if at[0] in models}
         for at in product(models, self._modes, OUTCOMES):
             self._requests.setdefault(at, Count())
 
     def families(self) -> Iterator[Family]:
-        """Yield all that was counted so far."""
+        """Yield all counters."""
         self._follow_the_fleet()
         requests = [(at, float(count.value)) for at, count in self._requests.items()]
         yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)

@@ -7,11 +7,11 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.server.plane import HttpStatistics
 
 REFUSED_STATUSES = (400, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
-"""With which the data plane refuses what is no request, too large or too slow, before anybody looks into it."""
+"""Statuses with which the data plane refuses a malformed, too large or too slow request before routing."""
 
 
 def http_families(statistics: HttpStatistics) -> Iterator[Family]:
-    """Yield the sockets that there are, and what became of others."""
+    """Yield the present sockets, and totals of former ones."""
     upstream = statistics.upstream
     sockets = {"clients": statistics.connections, "workers": upstream.open, "workers_idle": upstream.idle}
     by_side = [((side,), float(count)) for side, count in sockets.items()]

@@ -14,7 +14,7 @@ from router.queue.waiting import QueueStatistics
 
 
 def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
-    """Yield what the state shows at this moment."""
+    """Yield the figures of the present state."""
     labels = ("worker", "dp_rank")
     loads = [((rank.worker_id, str(rank.dp_rank)), load) for rank, load in state.ledger.loads().items()]
     for name, meaning in (
@@ -48,7 +48,7 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
 
 
 def trust_families(routing: Routing) -> Iterator[Family]:
-    """Yield how far each rank is trusted, what differs at its worker, and what there is in place of its events."""
+    """Yield the trust of each rank, its worker's disparities, and what replaces its events."""
     yield gauge(
         "rank_trust",
         "1 for the rank's present trust state",
@@ -81,13 +81,13 @@ def trust_families(routing: Routing) -> Iterator[Family]:
 
 
 def build_families(index: str) -> Iterator[Family]:
-    """Yield which version runs, which `index` serves, and whether the hot path is machine code."""
+    """Yield the running version, the `index` in use, and whether the hot path is machine code."""
     values = (version("kv-router"), index, hot_path())
     yield gauge("build_info", "1 for what this process runs", ("version", "index", "hot_path"), [(values, 1.0)])
 
 
 def policy_families(routing: Routing) -> Iterator[Family]:
-    """Yield how the router chooses, and who may be chosen."""
+    """Yield how the router chooses, and which ranks may be chosen."""
     yield gauge("policy_info", "1 for the mode that chooses now", ("mode",), [((routing.policy.mode,), 1.0)])
     fleet, breakers, now_s = routing.state.fleet, routing.state.breakers, routing.clock.now()
     ranks = [(rank, worker) for worker in fleet.workers() for rank in worker.registration.ranks]
@@ -113,6 +113,6 @@ def policy_families(routing: Routing) -> Iterator[Family]:
 
 
 def queue_families(statistics: QueueStatistics) -> Iterator[Family]:
-    """Yield what waits before the fleet."""
+    """Yield the waiting requests."""
     yield gauge("queued_requests", "Requests that wait for room in the fleet", (), [((), float(statistics.requests))])
     yield gauge("queued_tokens", "Uncached tokens of the requests that wait", (), [((), float(statistics.tokens))])

@@ -1,11 +1,11 @@
 """Metrics of cost terms: what winners cost, and which term outweighed overlap.
 
     regret of a decision     the longest overlap of a candidate minus the winner's
-    was given up for         the term by which that candidate cost most more than the winner; `not_cost` where it cost
-                             no more: a session, a draw or a newcomer's share decided
+    was given up for         the term by which that candidate cost most more than the winner; `not_cost` if it did not
+                             cost more: a session, a draw or a newcomer's share decided
 
-Reading a decision's columns takes microseconds, so it is done at the scrape, of the last `KEPT` decisions before it: a
-fair sample where there were more.
+Reading a decision's columns takes microseconds, so it is done at the scrape, for the last `SAMPLES_MAX` decisions
+before it: a fair sample if there were more.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ NOT_COST = "not_cost"
 
 
 class Weighing:
-    """Costs of winners, and what regret was for. Whoever decides appends to `kept` what weighed costs."""
+    """Costs of winners, and causes of regret. Decisions with costs are appended to `verdicts`."""
 
     def __init__(self) -> None:
         self.verdicts: deque[Verdict] = deque(maxlen=SAMPLES_MAX)
@@ -31,7 +31,7 @@ class Weighing:
         self._given_up_for = dict.fromkeys((*_ADDENDS, NOT_COST), 0)
 
     def families(self) -> Iterator[Family]:
-        """Yield the sums, with what was kept since the last time."""
+        """Yield the sums, including the decisions since the last call."""
         while self.verdicts:
             self._read(self.verdicts.popleft())
         terms = [((term,), seen) for term, seen in self._terms.items()]
