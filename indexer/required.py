@@ -1,4 +1,4 @@
-"""Imported before anything that needs the extra `router`: without the extra the process ends with one sentence."""
+"""Ends the process with one sentence if the extra `router` is missing; imported before modules that need it."""
 
 from kv_runtime.extras import require
 

@@ -1,1 +1,1 @@
-"""Following the log: the state machine of each rank's stream, and the fold of all of them into the index. Pure."""
+"""The fold of the log: a state machine for each rank's stream, and all of them together into the index. Pure."""

@@ -1,4 +1,4 @@
-"""Checks what callers of the index hand in before anything changes: buffers of hashes and depths, numbers.
+"""Checks arguments of the index before anything changes: buffers of hashes and depths, numbers.
 
 sequence hashes   numbers | a buffer of u64s | bytes, little-endian
 depths            writable int32s: for each query 4 rows, one column a rank
@@ -31,49 +31,49 @@ _HASHES = "u64 numbers, or a contiguous buffer of them"
 
 
 def checked_rank(rank: int) -> int:
-    """Return the rank, which may be registered; raise `LimitExceeded` where it may not."""
+    """Return the rank; raise `LimitExceeded` if it is out of range."""
     if not 0 <= rank <= RANK_MAX:
         raise LimitExceeded("rank", rank, f"0..{RANK_MAX}")
     return rank
 
 
 def checked_capacity(capacity_blocks: int) -> int:
-    """Return the capacity, in blocks; raise `LimitExceeded` where it is no u32."""
+    """Return the capacity, in blocks; raise `LimitExceeded` if it is no u32."""
     if not 0 <= capacity_blocks < U32_LIMIT:
         raise LimitExceeded("capacity_blocks", capacity_blocks, f"0..{U32_LIMIT - 1}")
     return capacity_blocks
 
 
 def checked_tier(tier: int) -> Tier:
-    """Return the tier; raise `LimitExceeded` where there is none of that number."""
+    """Return the tier; raise `LimitExceeded` if there is none of that number."""
     if not 0 <= tier < len(TIERS):
         raise LimitExceeded("tier", tier, f"0..{len(TIERS) - 1}")
     return TIERS[tier]
 
 
 def checked_now(now_s: float) -> float:
-    """Return the time, in seconds; raise `LimitExceeded` where it is not finite."""
+    """Return the time, in seconds; raise `LimitExceeded` if it is not finite."""
     if not math.isfinite(now_s):
         raise LimitExceeded("now_s", now_s, "a finite number")
     return now_s
 
 
 def checked_hash(field: str, sequence_hash: object) -> int:
-    """Return the hash; raise `LimitExceeded`, which names `field`, where it is no u64."""
+    """Return the hash; raise `LimitExceeded`, which names `field`, if it is no u64."""
     if not _is_u64(sequence_hash):
         raise LimitExceeded(field, sequence_hash, "u64")
     return sequence_hash
 
 
 def checked_limit(limit: int) -> int:
-    """Return how many are wanted, at most as many as a u64 counts; raise `LimitExceeded` for fewer than none."""
+    """Return the limit, at most a u64; raise `LimitExceeded` if it is negative."""
     if limit < 0:
         raise LimitExceeded("limit", limit, "0 or more")
     return min(limit, U64_MASK)
 
 
 def checked_order(order_by: str) -> PrefixOrder:
-    """Return the order; raise `LimitExceeded` where there is none of that name."""
+    """Return the order; raise `LimitExceeded` if there is none of that name."""
     for order in ORDERS:
         if order == order_by:
             return order
@@ -84,7 +84,7 @@ def checked_order(order_by: str) -> PrefixOrder:
 
 
 def checked_hashes(hashes: Hashes) -> Sequence[int]:
-    """Return the numbers, a copy; raise `LimitExceeded` where they are no sequence hashes."""
+    """Return a copy as numbers; raise `LimitExceeded` if they are no sequence hashes."""
     if isinstance(hashes, (list, tuple)):
         return _checked_numbers(hashes)
     view = _view(hashes)
@@ -102,7 +102,7 @@ def checked_hashes(hashes: Hashes) -> Sequence[int]:
 
 def _view(given: object) -> memoryview | None:
     try:
-        return memoryview(given)  # type: ignore[arg-type]  # what is no buffer is found out so
+        return memoryview(given)  # type: ignore[arg-type]  # raises for other types
     except TypeError:
         return None
 
@@ -127,7 +127,7 @@ def _is_u64(number: object) -> TypeGuard[int]:
 
 
 def checked_buckets(buckets: Buffer) -> bytes:
-    """Return the set of buckets, a copy; raise `LimitExceeded` where it is none."""
+    """Return a copy of the set of buckets; raise `LimitExceeded` if it is none."""
     view = _view(buckets)
     if view is None or view.nbytes != BUCKET_SET_BYTES:
         found = type(buckets).__name__ if view is None else _found(view)
@@ -136,7 +136,7 @@ def checked_buckets(buckets: Buffer) -> bytes:
 
 
 def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockColumns]:
-    """Return the chunks; raise `LimitExceeded` where a block of them is in none of `buckets`."""
+    """Return the chunks; raise `LimitExceeded` if a block of them is in none of `buckets`."""
     rows, allowed = list(chunks), bytes(buckets_in(buckets))
     for columns in rows:
         top_bytes = columns.hashes[_U64_BYTES - 1 :: _U64_BYTES]
@@ -146,7 +146,7 @@ def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockCo
 
 
 def checked_depths(out: Buffer, queries: int, columns_min: int) -> memoryview:
-    """Return `out` as int32s, as many for each of `queries`; raise `LimitExceeded` where it has no room for them."""
+    """Return `out` as int32s, equally many for each of `queries`; raise `LimitExceeded` if it is too small."""
     view = _view(out)
     if view is not None and _is_int32s(view):
         numbers = view.nbytes // _INT32_BYTES

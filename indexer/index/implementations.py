@@ -1,12 +1,12 @@
 """Chooses the implementation of the index: the only module that knows both.
 
-    index.implementation   the extension is there     it is not
+    index.implementation   with the extension         without it
     --------------------   ------------------------   ---------------------------------------
     auto                   native                     python, and a warning in the log
-    native                 native                     `ConfigurationError`, which says what to do
+    native                 native                     `ConfigurationError` with a hint
     python                 python                     python
 
-An extension that is there but cannot be loaded counts as not there; the reason is told.
+An extension that cannot be loaded counts as missing; the reason is logged.
 """
 
 import secrets
@@ -26,10 +26,10 @@ _log = structlog.get_logger("indexer")
 
 
 def make_index(settings: IndexSection) -> tuple[ImplementationName, PrefixIndex]:
-    """Return an empty index as `settings` ask for, and which it is.
+    """Return the name of the implementation that `settings` select, and an empty index of it.
 
     Raises:
-        ConfigurationError: it is the native one, and that is not there.
+        ConfigurationError: the native one is selected and missing.
     """
     if settings.implementation == "python":
         return "python", _python(settings)
@@ -52,11 +52,11 @@ def _python(settings: IndexSection) -> PrefixIndex:
 
 
 def _native(settings: IndexSection) -> PrefixIndex:
-    from indexer.native.index import NativeIndex  # noqa: PLC0415 - a missing extension is no error until it is asked for
+    from indexer.native.index import NativeIndex  # noqa: PLC0415 - a missing extension is no error unless it is selected
 
     return NativeIndex(
         parked_blocks_max=settings.parked_blocks_max,
         parked_ttl_s=settings.parked_ttl_s,
         memory_bytes_max=settings.memory_bytes_max,
-        seed=secrets.randbits(64),  # hashes are made of prompts: nobody shall know which of them lie together
+        seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
     )

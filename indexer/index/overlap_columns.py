@@ -1,7 +1,7 @@
-"""What a decision reads of many ranks, as columns, reused between decisions where nothing changed.
+"""Columns of many ranks for a decision, reused between decisions if nothing changed.
 
-Of ranks that are asked for again and again (`ranks`, the very same tuple), where each sits in the index is known, and
-where its stream stands is looked up again only once something was told of it.
+For a repeated tuple of ranks (the same object), slots are cached, and a stream's status is looked up again only after a
+fact of its rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from kv_protocol.ids import WorkerRank
 
 STATUS_COLUMNS_MAX = 64
-"""So many tuples of ranks are known at once; one a model is asked for."""
+"""The number of cached tuples of ranks; each model needs one."""
 
 StreamStatus = tuple[int, int, str]
-"""Epoch, seq and why it may be wrong (empty: it is exact)."""
+"""Epoch, seq and the reason for doubt (empty: exact)."""
 
 
 class OverlapColumns(NamedTuple):
-    """Of n ranks in their order: depths (4, n) on the tiers 0..t, and where each one's stream stands.
+    """For n ranks in order: depths (4, n) on the tiers 0..t, and the status of each stream.
 
-    `depths` is the receiver's own. Columns are the same objects as before while they say the same.
+    `depths` belongs to the caller. The other columns are the same objects as before while they are equal.
     """
 
     depths: NDArray[np.int32]
@@ -32,7 +32,7 @@ class OverlapColumns(NamedTuple):
 
 
 class StatusColumns:
-    """Where some ranks sit in the index, and where their streams stood when it was last looked."""
+    """The slots of some ranks, and the status of their streams at the last refresh."""
 
     __slots__ = (
         "_column_of",
@@ -58,17 +58,17 @@ class StatusColumns:
         self.doubts: tuple[str, ...] = ()
 
     def touch(self, rank: WorkerRank) -> None:
-        """Something was told of the rank."""
+        """The rank's status may have changed."""
         column = self._column_of.get(rank)
         if column is not None:
             self._touched.add(column)
 
     def touch_all(self) -> None:
-        """Something was told that may concern anybody."""
+        """The status of any rank may have changed."""
         self._touched.update(self._column_of.values())
 
     def refresh(self, status_of: Callable[[WorkerRank], StreamStatus]) -> None:
-        """The columns say where streams stand now."""
+        """Update the columns of changed ranks."""
         if not self._touched:
             return
         statuses = self._statuses
@@ -82,31 +82,31 @@ class StatusColumns:
 
 
 class StatusColumnsCache:
-    """Those that were asked for of late."""
+    """The recently used status columns, by tuple of ranks."""
 
     def __init__(self, slot_of: Callable[[WorkerRank], int]) -> None:
         self._slot_of = slot_of
         self._known: dict[int, StatusColumns] = {}
 
     def of(self, ranks: tuple[WorkerRank, ...]) -> StatusColumns:
-        """Return the seating of these ranks."""
+        """Return the columns of these ranks."""
         known = self._known.get(id(ranks))
-        if known is None:  # while it is known it keeps its tuple, so that no other one has that id
+        if known is None:  # a cached entry keeps its tuple alive, so its id is unique
             if len(self._known) == STATUS_COLUMNS_MAX:
                 del self._known[next(iter(self._known))]
             known = self._known[id(ranks)] = StatusColumns(ranks, [self._slot_of(rank) for rank in ranks])
         return known
 
     def touch(self, rank: WorkerRank) -> None:
-        """Something was told of the rank."""
+        """The rank's status may have changed."""
         for columns in self._known.values():
             columns.touch(rank)
 
     def touch_all(self) -> None:
-        """Something was told that may concern anybody."""
+        """The status of any rank may have changed."""
         for columns in self._known.values():
             columns.touch_all()
 
     def clear(self) -> None:
-        """Somebody sits elsewhere now."""
+        """Slots have changed: drop all columns."""
         self._known.clear()

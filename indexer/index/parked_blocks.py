@@ -1,10 +1,10 @@
-"""Stored blocks whose parent is unknown: kept for a while, within bounds, until the parent comes.
+"""Parked blocks: stored blocks with an unknown parent wait for it, for a time and within bounds.
 
     parked -> taken      when a node with the parent's hash appears
-           -> removed    when the rank says that it no longer holds the block
-           -> forgotten  with all else that its rank held
-           -> lost       oldest first beyond `blocks_max`, or after `ttl_s`: its rank is to be resynced, unless what
-                         it held there was forgotten meanwhile
+           -> removed    when the rank removes the block
+           -> forgotten  with all blocks of its rank on the tier
+           -> lost       oldest first beyond `blocks_max`, or after `ttl_s`: its rank needs a resync, unless its
+                         blocks on the tier were forgotten meanwhile
 
 Each block waits for its own parent, so a parked chain attaches link by link.
 """
@@ -16,7 +16,7 @@ from kv_protocol.events import Tier
 
 
 class ParkedBlock(NamedTuple):
-    """A block that a rank was told to hold, and cannot be placed yet."""
+    """A stored block of a rank that has no node yet."""
 
     rank: int
     sequence_hash: int
@@ -24,7 +24,7 @@ class ParkedBlock(NamedTuple):
 
 
 class ParkedBlocks:
-    """What waits for a parent. Ages are counted from the `now_s` given to `park`."""
+    """The blocks that wait for a parent. Their age counts from the `now_s` of `park`."""
 
     def __init__(self, blocks_max: int, ttl_s: float) -> None:
         self._blocks_max = blocks_max
@@ -41,15 +41,15 @@ class ParkedBlocks:
         return block in self._parked
 
     def waiting(self) -> Iterator[tuple[ParkedBlock, int]]:
-        """Yield what waits, oldest first, with the parent that it waits for."""
+        """Yield the parked blocks, oldest first, with the parents that they wait for."""
         return ((block, parent) for block, (parent, _) in self._parked.items())
 
     def parents(self) -> set[int]:
-        """Return the blocks that something waits for."""
+        """Return the awaited parents."""
         return set(self._waiting)
 
     def replace(self, blocks: Iterable[tuple[ParkedBlock, int]], now_s: float) -> None:
-        """Exactly `blocks` wait, oldest first, since now; nobody lost any but those that there is no room for."""
+        """Replace all parked blocks by `blocks`, oldest first, parked now; those beyond the bound count as lost."""
         self._parked.clear()
         self._waiting.clear()
         self._losers.clear()
@@ -57,7 +57,7 @@ class ParkedBlocks:
             self._wait(block, parent, now_s)
 
     def park(self, block: ParkedBlock, parent: int, now_s: float) -> None:
-        """`block` waits for `parent`; the oldest gives way where there is no room."""
+        """Park `block` until `parent` comes; beyond the bound the oldest block is lost."""
         self.remove(block)
         self.parked_total += 1
         self._wait(block, parent, now_s)
@@ -69,14 +69,14 @@ class ParkedBlocks:
             self._lose(next(iter(self._parked)))
 
     def take(self, parent: int) -> list[ParkedBlock]:
-        """Return, and keep no more, the blocks that waited for `parent`, in an order that depends on them alone."""
+        """Remove and return the blocks that waited for `parent`, sorted."""
         blocks = sorted(self._waiting.pop(parent, ()))
         for block in blocks:
             del self._parked[block]
         return blocks
 
     def remove(self, block: ParkedBlock) -> bool:
-        """`block` does not wait; False when it did not."""
+        """Remove `block`; return whether it was parked."""
         if block not in self._parked:
             return False
         parent, _ = self._parked.pop(block)
@@ -87,13 +87,13 @@ class ParkedBlocks:
         return True
 
     def forget(self, rank: int, tier: Tier) -> None:
-        """Nothing of `rank` on `tier` waits, and what was lost there does not matter any more."""
+        """Drop the parked blocks of `rank` on `tier`, and forget that some were lost."""
         self._losers.discard((rank, tier))
         for block in [block for block in self._parked if (block.rank, block.tier) == (rank, tier)]:
             self.remove(block)
 
     def expire(self, now_s: float) -> set[int]:
-        """Lose what waited longer than `ttl_s`; return the ranks that lost blocks since the last call."""
+        """Drop blocks that waited longer than `ttl_s`; return the ranks that lost blocks since the last call."""
         while self._parked and next(iter(self._parked.values()))[1] + self._ttl_s <= now_s:
             self._lose(next(iter(self._parked)))
         losers = {rank for rank, _ in self._losers}

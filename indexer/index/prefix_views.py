@@ -1,4 +1,4 @@
-"""The index's prefixes as people see them: runs of blocks and single blocks, with names of ranks and media."""
+"""Views of the index's prefixes: stretches and single blocks, with names of ranks and media."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from kv_protocol.events import TIERS
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that holds something, and where."""
+    """A rank that holds a block or stretch, and on which media."""
 
     worker_id: str
     dp_rank: int
@@ -16,7 +16,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StretchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Stretch`: blocks in a row that the same ranks hold. `last_stored_ago_s` seconds ago, or longer, one came."""
+    """A `Stretch`: consecutive blocks with the same holders. Its last store was at least `last_stored_ago_s` ago."""
 
     sequence_hash: int
     parent: int | None
@@ -28,7 +28,7 @@ class StretchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
-    """A block: who holds it, how many blocks lie behind it, and the first of those by their hashes."""
+    """A block: its holders, its number of children, and the first of them by hash."""
 
     sequence_hash: int
     holders: tuple[Holder, ...]
@@ -39,7 +39,7 @@ class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
 def stretch_views(
     index: PrefixIndex, slots: RankSlots, limit: int, order_by: PrefixOrder, now_s: float
 ) -> list[StretchView]:
-    """Return the first `limit` stretches, most first."""
+    """Return the first `limit` stretches in descending order of `order_by`."""
     return [
         StretchView(
             sequence_hash=stretch.sequence_hash,
@@ -55,7 +55,7 @@ def stretch_views(
 
 
 def prefix_view(index: PrefixIndex, slots: RankSlots, sequence_hash: int, limit: int) -> PrefixView | None:
-    """Return the block with at most `limit` of its children; None where nobody knows it."""
+    """Return the block with at most `limit` of its children; None if it is unknown."""
     holders, children = index.holders(sequence_hash), index.children(sequence_hash)
     if not holders and not children:
         return None

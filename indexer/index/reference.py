@@ -1,7 +1,7 @@
 """`ReferenceIndex`: the prefix index in plain Python, exact; the oracle of the native one and its fallback.
 
-The rules are those of `prefix_index.py`; what it is made of is in `reference_tree.py`. A match walks from the first
-block, and a rank drops out at its first hole.
+The rules are those of `prefix_index.py`; the data structures are in `reference_tree.py`. A match walks from the first
+block; a rank drops out at its first hole.
 """
 
 from array import array
@@ -38,35 +38,35 @@ from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, bloc
 
 
 class ReferenceIndex(ReferenceTree):
-    """Which rank holds which prefix: a `PrefixIndex`. `memory_bytes_max` is in bytes; 0: no limit."""
+    """A `PrefixIndex`. `memory_bytes_max` is in bytes; 0: no limit."""
 
     def __init__(
         self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0, memory_bytes_max: int = 0
     ) -> None:
         super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max)
 
-    # ------------------------------------------------------------------------------------------------- facts in
+    # ------------------------------------------------------------------------------------------------- changes
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """`rank` is known, and holds nothing unless it was known before; room is made when it is needed."""
+        """Add `rank` without blocks, unless it is known; memory is allocated when it is needed."""
         checked_capacity(capacity_blocks)
         if checked_rank(rank) not in self._ranks:
             self._admit(rank)
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
-        """`rank` holds these blocks on `tier`; each is parked while its parent is unknown."""
+        """Add these blocks of `rank` on `tier`; a block is parked while its parent is unknown."""
         self._check_known(rank)
         if parent is not None:
             checked_hash("parent", parent)
         self._store(rank, parent, checked_hashes(sequence_hashes), checked_tier(tier), checked_now(now_s))
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
-        """`rank` does not hold these blocks on `tier` any more, whatever their order."""
+        """Remove these blocks of `rank` on `tier`, in any order."""
         self._check_known(rank)
         self._remove(rank, checked_hashes(sequence_hashes), checked_tier(tier))
 
     def clear(self, rank: int, tier: Tier | None = None) -> None:
-        """`rank` holds nothing on `tier` (None: on any), parked or not."""
+        """Remove all blocks of `rank` on `tier` (None: on all tiers), parked ones too."""
         self._check_known(rank)
         for on_tier in TIERS if tier is None else (checked_tier(tier),):
             self._clear(rank, on_tier)
@@ -74,13 +74,13 @@ class ReferenceIndex(ReferenceTree):
             self._overfull.discard(rank)
 
     def drop(self, rank: int) -> None:
-        """`rank` is unknown; a no-op if it was."""
+        """Remove `rank`; no effect if it is unknown."""
         if rank in self._ranks:
             self.clear(rank)
             del self._ranks[rank]
 
     def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """`rank` holds exactly the blocks of `chunks`, which come parents first; where a chunk is bad, as before."""
+        """Replace the blocks of `rank` by those of `chunks`, parents first; a bad chunk changes nothing."""
         self._check_known(rank)
         checked_now(now_s)
         rows = [block for columns in chunks for block in columns.blocks()]
@@ -88,7 +88,7 @@ class ReferenceIndex(ReferenceTree):
         self._hold_rows(rank, rows, now_s)
 
     def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Of the blocks in `buckets` `rank` holds exactly those of `chunks`, and none is parked; others as before."""
+        """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""
         self._check_known(rank)
         checked_now(now_s)
         named = checked_buckets(buckets)
@@ -105,7 +105,7 @@ class ReferenceIndex(ReferenceTree):
         self._refuse(rank, sum(not is_attached for is_attached in attached))
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
-        """The events of a message of canonical batches are applied; return those that were not, and why."""
+        """Apply the events of a message of canonical batches; return the refused ones, and why."""
         self._check_known(rank)
         checked_now(now_s)
         refusals: list[Refusal] = []
@@ -130,14 +130,14 @@ class ReferenceIndex(ReferenceTree):
         return 0
 
     def expire(self, now_s: float) -> set[int]:
-        """Let go of stores whose parent did not come in time; return the ranks that lost some, for a resync."""
+        """Drop blocks that were parked too long; return the ranks that lost some, for a resync."""
         return self._parked.expire(now_s)
 
     def _check_known(self, rank: int) -> None:
         if rank not in self._ranks:
             raise KeyError(rank)
 
-    # ------------------------------------------------------------------------------------------------- answers out
+    # ------------------------------------------------------------------------------------------------- queries
 
     def overlaps(self, sequence_hashes: Hashes) -> dict[int, Depths]:
         """Return the depths of every rank that holds at least the first block on some tier."""
@@ -162,12 +162,12 @@ class ReferenceIndex(ReferenceTree):
         return {rank: (found[0], found[1], found[2], found[3]) for rank, found in depths.items()}
 
     def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
-        """`out` holds the depths of every rank; return how many blocks somebody reaches."""
+        """Write the depths of every rank to `out`; return the largest depth of any rank."""
         hashes = checked_hashes(sequence_hashes)
         return self._match_into(hashes, checked_depths(out, 1, self._columns_min()))
 
     def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
-        """`out` holds, one after another, what `match` writes for each query."""
+        """Write the result of `match` for each query to `out`, one after another."""
         checked = [checked_hashes(hashes) for hashes in queries]
         numbers = checked_depths(out, len(checked), self._columns_min())
         each = len(numbers) // max(1, len(checked))
@@ -187,47 +187,47 @@ class ReferenceIndex(ReferenceTree):
         return max((depths[-1] for depths in found.values()), default=0)
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
-        """Return the digest of what `rank` holds on `tier`."""
+        """Return the digest of the blocks of `rank` on `tier`."""
         return self._ranks[rank].digests[checked_tier(tier)].of_tier(tier)
 
     def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
-        """Return that digest by the top byte of the sequence hashes: 256 numbers (u64) whose sum is the whole."""
+        """Return the digest by the top byte of the sequence hashes: 256 numbers (u64), whose sum is the digest."""
         return self._ranks[rank].digests[checked_tier(tier)].buckets
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
-        """Yield what `rank` holds, parents first, in chunks; the index must not change meanwhile."""
+        """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
         held = self._ranks[rank].held
         parents = {sequence_hash: self._nodes[sequence_hash].parent for sequence_hash in held}
         rows = (HeldBlock(each, parents[each], held[each]) for each in parents_first(parents))
         return block_columns(rows, chunk_blocks)
 
     def snapshot(self) -> bytes:
-        """Return all that is known of all ranks, parked blocks too; counters are not."""
+        """Return the state of all ranks with parked blocks, without counters."""
         return seal(write_body(saved(self._nodes, self._ranks, self._parked)))
 
     def restore(self, data: Buffer, now_s: float) -> None:
-        """The index knows what a snapshot says, and nothing else; parked blocks wait from now."""
+        """Replace the state by a snapshot's; parked blocks wait from now."""
         self._become(read_body(unseal(data)), checked_now(now_s))
 
     def children(self, sequence_hash: int | None) -> list[int]:
-        """Return the blocks behind a block (None: those without a known parent), ascending; of an unknown one, none."""
+        """Return the children of a block (None: blocks without a known parent), ascending; none for an unknown one."""
         return children_of(self._nodes, None if sequence_hash is None else checked_hash("sequence_hash", sequence_hash))
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
-        """Return who holds a block: rank -> bits of tiers; nobody holds an unknown one."""
+        """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
         node = self._nodes.get(checked_hash("sequence_hash", sequence_hash))
         return {} if node is None else node.holder_bits()
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
-        """Return the first `limit` stretches by what is asked, most first; among equals, the smallest hash first."""
+        """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
         return stretches(self._nodes, checked_limit(limit), checked_order(order_by))
 
     def overfull(self) -> set[int]:
-        """Return the ranks of which blocks were refused for want of memory."""
+        """Return the overfull ranks."""
         return set(self._overfull)
 
     def structure(self) -> dict[str, int]:
-        """Return how many of each thing the index is made of; nothing is left when nothing is held or parked."""
+        """Return the number of internal objects by kind; all 0 when nothing is held or parked."""
         return {
             "nodes": len(self._nodes),
             "holdings": self._holdings,
@@ -236,7 +236,7 @@ class ReferenceIndex(ReferenceTree):
         }
 
     def statistics(self) -> IndexStatistics:
-        """Return what the index holds and has refused."""
+        """Return the present state and the counts."""
         return IndexStatistics(
             ranks=len(self._ranks),
             nodes=len(self._nodes),
@@ -252,7 +252,7 @@ class ReferenceIndex(ReferenceTree):
         )
 
     def self_check(self) -> list[str]:
-        """Return what in the index contradicts itself: nothing, or it is our bug. Costs a walk over everything."""
+        """Return contradictions in the index, each a bug of ours. Costs a walk over everything."""
         return list(contradictions(self._nodes, self._ranks, self._parked, self._holdings))
 
 

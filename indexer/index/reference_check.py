@@ -1,4 +1,4 @@
-"""Self-check of a reference index: every fact that is kept twice is computed from the other."""
+"""Self-check of a reference index: compares all redundant data."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ from kv_protocol.events import TIERS
 def contradictions(
     forest: Forest, ranks: Mapping[int, RankHolding], parked: ParkedBlocks, holdings: int
 ) -> Iterator[str]:
-    """Yield what cannot be, in words; `holdings` is how many blocks at ranks were counted."""
+    """Yield contradictions as text; `holdings` is the counted number of blocks at ranks."""
     if (found := sum(len(holding.held) for holding in ranks.values())) != holdings:
         yield f"{holdings} holdings counted, {found} there"
     yield from _in_nodes(forest)

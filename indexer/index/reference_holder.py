@@ -1,4 +1,4 @@
-"""What one rank of the reference index holds: sequence hash to bits of tiers, and a digest of each tier."""
+"""The blocks of one rank in the reference index: sequence hash to bits of tiers, and a digest of each tier."""
 
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Tier
@@ -14,7 +14,7 @@ class RankHolding:
         self.digests = tuple(SetDigest() for _ in TIERS)
 
     def has(self, sequence_hash: int, tier: Tier) -> bool:
-        """Whether the block is held on `tier`."""
+        """Return whether the block is held on `tier`."""
         return bool(self.held.get(sequence_hash, 0) >> tier & 1)
 
     def on(self, tier: Tier) -> list[int]:
@@ -22,7 +22,7 @@ class RankHolding:
         return [sequence_hash for sequence_hash, bits in self.held.items() if bits >> tier & 1]
 
     def add(self, sequence_hash: int, tier: Tier) -> int:
-        """The block is held on `tier`; return the bits of the tiers that it was held on before."""
+        """Add the block on `tier`; return the bits of the tiers that it was held on before."""
         bits = self.held.get(sequence_hash, 0)
         if not bits >> tier & 1:
             self.held[sequence_hash] = bits | 1 << tier
@@ -30,7 +30,7 @@ class RankHolding:
         return bits
 
     def discard(self, sequence_hash: int, tier: Tier) -> int | None:
-        """The block is not held on `tier`; return the bits of the tiers that still hold it, None where none changed."""
+        """Remove the block on `tier`; return the bits of the remaining tiers, None if it was not held there."""
         bits = self.held.get(sequence_hash, 0)
         if not bits >> tier & 1:
             return None

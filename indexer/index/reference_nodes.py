@@ -1,11 +1,11 @@
 """The nodes of the reference index: sequence hash to parent, number of children, and holders.
 
-A node is there while somebody holds its block, or while it has children. Its parent is a node, or there is none (the
-first block of a sequence), or it is not known: a dump named the block as a parent, and nobody told of it yet.
+A node exists while its block has holders, or while it has children. Its parent is a node, or there is none (the first
+block of a sequence), or it is unknown: a dump named the block as a parent, and no store of it came yet.
 
-    told of parent   the node's parent is      afterwards
-    p                not there yet             p, made where it has no node
-    p                not known                 p, unless p is the block itself or behind it: a conflict
+    stored parent    the node's parent is      afterwards
+    p                (there is no node)        p, created if it has no node
+    p                unknown                   p, unless p is the block itself or behind it: a conflict
     p                p                         p
     p                another, or none          as before: a conflict
 """
@@ -26,9 +26,9 @@ class Node:
         self.last_stored_s = last_stored_s
 
     def holder_bits(self) -> dict[int, int]:
-        """Return who holds the block: rank -> bits of tiers, by rank ascending."""
-        everybody = self.holders[0] | self.holders[1] | self.holders[2] | self.holders[3]
-        return {rank: sum((self.holders[tier] >> rank & 1) << tier for tier in TIERS) for rank in ranks_of(everybody)}
+        """Return the holders of the block: rank -> bits of tiers, by rank ascending."""
+        all_ranks = self.holders[0] | self.holders[1] | self.holders[2] | self.holders[3]
+        return {rank: sum((self.holders[tier] >> rank & 1) << tier for tier in TIERS) for rank in ranks_of(all_ranks)}
 
 
 class Forest(dict[int, Node]):
@@ -39,13 +39,13 @@ class Forest(dict[int, Node]):
         self.conflicts_total = 0
 
     def missing(self, sequence_hash: int, parent: int | None) -> int:
-        """Return how many nodes `link` would make."""
+        """Return how many nodes `link` would create."""
         if sequence_hash in self and self[sequence_hash].parent_known:
             return 0
         return (sequence_hash not in self) + (parent not in (None, sequence_hash) and parent not in self)
 
     def link(self, sequence_hash: int, parent: int | None, now_s: float) -> Node:
-        """Return the block's node, which is there afterwards, as the table above says."""
+        """Return the block's node, created or updated by the table above."""
         node = self.get(sequence_hash)
         if node is None:
             return self._made(sequence_hash, parent, now_s)
@@ -60,7 +60,7 @@ class Forest(dict[int, Node]):
         return node
 
     def _made(self, sequence_hash: int, parent: int | None, now_s: float) -> Node:
-        """Return a new node; nothing is behind it yet, but it may be said to be behind itself."""
+        """Return a new node. It has no children yet, but may name itself as its parent."""
         if parent == sequence_hash:
             self.conflicts_total += 1
             made = self[sequence_hash] = Node(None, now_s, parent_known=False)
@@ -70,7 +70,7 @@ class Forest(dict[int, Node]):
         return made
 
     def _leads_to(self, at: int | None, sequence_hash: int) -> bool:
-        """Whether the block is on the way back from `at`."""
+        """Return whether the block is `at` or before it."""
         while at is not None and at != sequence_hash:
             at = self[at].parent if at in self else None
         return at is not None
@@ -82,7 +82,7 @@ class Forest(dict[int, Node]):
             self[parent].child_count += 1
 
     def prune(self, sequence_hash: int) -> None:
-        """Forget the node, and those before it, where nobody holds them and nothing is behind them."""
+        """Remove the node, and those before it, while they have no holders and no children."""
         at: int | None = sequence_hash
         while at is not None:
             node = self[at]

@@ -11,7 +11,7 @@ from kv_protocol.events import TIERS
 
 
 def saved(forest: Forest, ranks: Iterable[int], parked: ParkedBlocks) -> Snapshot:
-    """Return what a snapshot is to say."""
+    """Return the state as a snapshot."""
     return Snapshot(
         sorted(ranks),
         [_saved_run(forest, stretch.hashes) for stretch in walk(forest)],
@@ -28,7 +28,7 @@ def _saved_run(forest: Forest, hashes: list[int]) -> SavedRun:
 
 
 def rebuilt(snapshot: Snapshot) -> tuple[Forest, dict[int, RankHolding]]:
-    """Return the nodes and the ranks that a snapshot speaks of."""
+    """Return the nodes and the ranks of a snapshot."""
     forest, ranks = Forest(), {rank: RankHolding() for rank in snapshot.ranks}
     for run in snapshot.runs:
         parent, parent_known = run.parent, run.parent_known

@@ -1,10 +1,10 @@
-"""The parts of a reference index, changed together: nodes, holders, parked blocks, memory.
+"""The data structures of a reference index: nodes, holders, parked blocks, memory.
 
     nodes:  sequence hash -> parent, number of children, per tier a bit set of the ranks that hold it
     ranks:  rank -> sequence hash -> bits of tiers, and digests
 
 Memory is estimated: a node, a holding (a block at a rank), a parked block and a rank cost fixed numbers of bytes, as
-measured with `tracemalloc` on CPython 3.11; bit sets of very many ranks cost more than is said.
+measured with `tracemalloc` on CPython 3.11; bit sets of very many ranks cost more than this estimate.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _TIERS_OF = tuple(tuple(tier for tier in TIERS if bits >> tier & 1) for bits in 
 
 
 class ReferenceTree:
-    """What `ReferenceIndex` changes and reads. Arguments are checked by then: ranks are known, hashes are u64s."""
+    """The state of a `ReferenceIndex`. It has checked all arguments: ranks are known, hashes are u64s."""
 
     def __init__(self, parked_blocks_max: int, parked_ttl_s: float, memory_bytes_max: int) -> None:
         self._nodes = Forest()
@@ -54,7 +54,7 @@ class ReferenceTree:
         self._ranks[rank] = RankHolding()
 
     def _store(self, rank: int, parent: int | None, hashes: Sequence[int], tier: Tier, now_s: float) -> int:
-        """Return how many blocks were refused: from the first that there is no room for, all that are not held."""
+        """Return how many blocks were refused: the first without memory, and all behind it that are not held."""
         refused = 0
         for sequence_hash in hashes:
             if refused and not self._ranks[rank].has(sequence_hash, tier):
@@ -74,7 +74,7 @@ class ReferenceTree:
         return True
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
-        """`rank` holds the block, and whoever waited for it holds what was parked; False: no room for the block."""
+        """Add a block of `rank` and the parked blocks that waited for it; return False without memory for the block."""
         if not self._place(rank, parent, sequence_hash, tier_bits, now_s):
             return False
         if self._parked:

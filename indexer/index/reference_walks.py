@@ -1,4 +1,4 @@
-"""Walks over all nodes of the reference index, for people and snapshots."""
+"""Walks over all nodes of the reference index, for views and snapshots."""
 
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
@@ -15,7 +15,7 @@ _MOST: dict[PrefixOrder, Callable[[Stretch], float]] = {
 
 
 class WalkedStretch(NamedTuple):
-    """The blocks of a `Stretch`, in chain order, and how many blocks there are up to its end."""
+    """The blocks of a `Stretch`, in chain order, and the number of blocks up to its end."""
 
     hashes: list[int]
     depth_blocks: int
@@ -44,7 +44,7 @@ def walk(forest: Forest) -> Iterator[WalkedStretch]:
 
 
 def stretches(forest: Forest, limit: int, order_by: PrefixOrder) -> list[Stretch]:
-    """Return the first `limit` stretches by what is asked, most first; among equals, the smallest hash first."""
+    """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
     most = _MOST[order_by]
     return nsmallest(
         limit, (_stretch(forest, each) for each in walk(forest)), lambda each: (-most(each), each.sequence_hash)

@@ -1,10 +1,10 @@
-"""Slots: the small numbers by which an index knows worker ranks; and ranks for which there was none.
+"""Slots: the small numbers of worker ranks in an index; and refused ranks.
 
-A rank gets the lowest free place. One that was refused is named, with the reason, until it gets one, its worker leaves
-or nothing is heard of it for a time; so many names are kept and no more, so that strangers without end cost nothing.
+A rank gets the lowest free slot. A refused rank is listed with the reason until it gets a slot, its worker leaves, or
+no fact of it comes for a time; the list is bounded, so that any number of unknown ranks costs nothing.
 
-What a worker said of its ranks' capacity is told to the index with each of its ranks, whichever comes first, so that
-room is made before the blocks come. Of so many workers it is remembered, and of the oldest forgotten for another's.
+A worker's reported capacity is passed to the index with each of its ranks, whichever comes first, so that memory is
+allocated before blocks come. The capacities of a bounded number of workers are stored, the newest ones.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from kv_protocol.events import U32_LIMIT
 from kv_protocol.ids import WorkerRank
 
 RANKS_MAX = RANK_MAX + 1
-"""As many ranks as one index serves; what comes beyond is refused and counted."""
+"""The most ranks of one index; further ones are refused and counted."""
 REFUSED_NAMED_MAX = 256
 
 
@@ -24,7 +24,7 @@ class _Refused(NamedTuple):
 
 
 class RankSlots:
-    """Who sits where in one index; registers and drops ranks there."""
+    """The slots of one index; registers and drops ranks there."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -33,10 +33,10 @@ class RankSlots:
         self._capacity_of: dict[str, int] = {}
         self._refused: dict[WorkerRank, _Refused] = {}
         self.refused_total = 0
-        """How often a place was asked for in vain."""
+        """How often a rank was refused."""
 
     def take(self, rank: WorkerRank, now_s: float) -> int | None:
-        """Return the place of a rank that has none yet; None where it is refused."""
+        """Return a slot for a new rank; None if it is refused."""
         slot = min(self._free, default=len(self._rank_of))
         if slot > RANK_MAX:
             self._refuse(rank, f"{RANKS_MAX} ranks are known already", now_s)
@@ -57,13 +57,13 @@ class RankSlots:
             self._refused[rank] = _Refused(reason, now_s)
 
     def give_back(self, slot: int) -> None:
-        """The index knows nothing of whoever sat there, and the place is free."""
+        """Drop the slot's rank from the index and free the slot."""
         self._index.drop(slot)
         del self._rank_of[slot]
         self._free.add(slot)
 
     def assign(self, rank_of: dict[int, WorkerRank]) -> None:
-        """Exactly these sit there, and hold what the index knows of their places; the index knows no other."""
+        """Assign exactly these slots; their ranks keep the index's blocks, all other slots are dropped."""
         self._rank_of = dict(sorted(rank_of.items()))
         self._free = set(range(max(rank_of, default=-1) + 1)) - rank_of.keys()
         self._refused.clear()
@@ -74,11 +74,11 @@ class RankSlots:
                 self._index.drop(slot)
 
     def rank_of(self, slot: int) -> WorkerRank:
-        """Return who sits there."""
+        """Return the rank of a slot."""
         return self._rank_of[slot]
 
     def set_capacity(self, worker_id: str, capacity_blocks: int) -> None:
-        """Each rank of the worker, here or to come, has room for so many blocks in the index, as far as it gives it."""
+        """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""
         self._capacity_of.pop(worker_id, None)
         if len(self._capacity_of) == RANKS_MAX:
             del self._capacity_of[next(iter(self._capacity_of))]
@@ -88,24 +88,24 @@ class RankSlots:
                 self._index.register(slot, capacity_blocks)
 
     def refused(self) -> dict[WorkerRank, str]:
-        """Return the named among those who were refused, and why."""
+        """Return the listed refused ranks, and why."""
         return {rank: refused.reason for rank, refused in self._refused.items()}
 
     def is_refused(self, rank: WorkerRank) -> bool:
-        """Return whether the rank is named among those who were refused."""
+        """Return whether the rank is a listed refused rank."""
         return rank in self._refused
 
     def restart_refused_timeouts(self, now_s: float) -> None:
-        """Nobody could be heard until now: the silence of who was refused says nothing."""
+        """Nothing could be received until now: restart the timeouts of refused ranks."""
         self._refused = {rank: refused._replace(last_seen_s=now_s) for rank, refused in self._refused.items()}
 
     def forget_silent(self, since_s: float) -> None:
-        """Who was refused, and not heard since, waits for a place no more."""
+        """Remove refused ranks without facts since then."""
         for rank in [rank for rank, refused in self._refused.items() if refused.last_seen_s <= since_s]:
             del self._refused[rank]
 
     def forget_worker(self, worker_id: str) -> None:
-        """No rank of the worker waits for a place any more, and what it said of its capacity is forgotten."""
+        """Forget the worker's refused ranks and its capacity."""
         self._capacity_of.pop(worker_id, None)
         for rank in [rank for rank in self._refused if rank.worker_id == worker_id]:
             del self._refused[rank]

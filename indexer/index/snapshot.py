@@ -6,12 +6,11 @@
            | runs:   count u64, then each: flags u8, parent u64, set u32, last_stored_s f64, n u32 >= 1, n x u64 hashes
            | parked: count u32, then each, oldest first: rank u32, tier u8, parent u64, sequence hash u64
 
-A run is blocks in a row, in chain order, that the same ranks hold on the same tiers: those of the k-th set, or nobody
-where `set` is 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is not known. Parents
-come before children; behind the last block of a run that nobody holds there is another run.
+A run is consecutive blocks, in chain order, with the same holders on the same tiers: those of the k-th set, none if
+`set` is 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is unknown. Parents come
+before children; a run without holders has another run behind its last block.
 
-The body is read with suspicion: no count is believed that the bytes left cannot bear. Offsets count from the frame's
-first byte.
+The body is not trusted: every count is checked against the remaining bytes. Offsets count from the frame's first byte.
 """
 
 import math
@@ -38,11 +37,11 @@ _PARKED = struct.Struct("<IBQQ")
 _HAS_PARENT, _PARENT_UNKNOWN = 1, 2
 
 Holders = tuple[tuple[int, int], ...]
-"""(rank, tier bits) of those who hold a run, by rank ascending."""
+"""(rank, tier bits) of the holders of a run, by rank ascending."""
 
 
 class SavedRun(NamedTuple):
-    """Blocks in a row. Without a parent they begin a sequence, unless it is only that their parent is not known."""
+    """Consecutive blocks. Without a parent they begin a sequence, unless `parent_known` is False."""
 
     parent: int | None
     parent_known: bool
@@ -61,7 +60,7 @@ class SavedParked(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a body says."""
+    """The contents of a body."""
 
     ranks: Sequence[int]
     runs: Sequence[SavedRun]
@@ -77,7 +76,7 @@ def seal(body: bytes) -> bytes:
 
 
 def unseal(data: Buffer) -> memoryview:
-    """Return the body of a frame, not copied; raise `MalformedMessage` where it is none, or was damaged."""
+    """Return the body of a frame, not copied; raise `MalformedMessage` if it is malformed or damaged."""
     view = memoryview(data).cast("B")
     if len(view) < HEAD_BYTES:
         raise MalformedMessage(0, f"{len(view)} bytes, the head of a snapshot needs {HEAD_BYTES}")
@@ -100,7 +99,7 @@ def unseal(data: Buffer) -> memoryview:
 
 
 def write_body(snapshot: Snapshot) -> bytes:
-    """Return the body that says `snapshot`."""
+    """Encode a snapshot as a body."""
     sets: dict[Holders, int] = {}
     for run in snapshot.runs:
         if run.holders:
@@ -122,7 +121,7 @@ def write_body(snapshot: Snapshot) -> bytes:
 
 
 def read_body(body: memoryview) -> Snapshot:
-    """Return what `body` says; raise `MalformedMessage` where it contradicts itself, or is cut or too long."""
+    """Decode a body; raise `MalformedMessage` if it contradicts itself, or is cut or too long."""
     return _Reader(body).snapshot()
 
 
@@ -136,7 +135,7 @@ class _Reader:
         self._parents: set[int] = set()
 
     def snapshot(self) -> Snapshot:
-        """Return all that there is."""
+        """Decode all of the body."""
         self._ranks = dict.fromkeys(self._read_ranks())
         self._sets += [self._read_set() for _ in range(self._count(_U32, 2 * _U32.size, "sets"))]
         runs = self._read_runs()
@@ -158,7 +157,7 @@ class _Reader:
         return values
 
     def _count(self, field: struct.Struct, bytes_each: int, what: str) -> int:
-        """Return a count of things of which each takes `bytes_each` or more."""
+        """Read a count of items of at least `bytes_each` each."""
         at = self._at
         (count,) = self._read(field, f"the count of {what}")
         if count * bytes_each > len(self._body) - self._at:
@@ -196,7 +195,7 @@ class _Reader:
 
     def _read_runs(self) -> list[SavedRun]:
         runs: list[SavedRun] = []
-        ends: dict[int, int] = {}  # last block of a run that nobody holds -> where the run stands
+        ends: dict[int, int] = {}  # last block of a run without holders -> offset of the run
         for _ in range(self._count(_U64, _RUN.size + 8, "runs")):
             at = self._at
             run = self._read_run()

@@ -1,6 +1,6 @@
-"""The C++ core of the index, where it could be built; `load` says whether it is there.
+"""The C++ core of the index, if it was built; `load` returns it.
 
-An extension that is there but cannot be loaded (damaged, or built for another machine) counts as not there.
+An extension that cannot be loaded (damaged, or built for another machine) counts as missing.
 """
 
 import importlib
@@ -20,10 +20,10 @@ _TOKEN_BYTES = 4
 
 
 class NativeCore(Protocol):
-    """What the extension offers."""
+    """The interface of the extension."""
 
     HAS_XXHASH: bool
-    """Whether it was built with xxhash's header; `hash_blocks` is there only then."""
+    """Whether it was built with xxhash's header; `hash_blocks` exists only then."""
 
     def hash_blocks(self, tokens: Buffer, block_size: int, seed: int, is_eagle: bool) -> bytes:  # noqa: FBT001
         """Return the sequence hashes (little-endian u64s) of the full blocks of `tokens` (u32s)."""
@@ -31,7 +31,7 @@ class NativeCore(Protocol):
 
 @cache
 def load() -> NativeCore | None:
-    """Return the extension, or None where it is not there."""
+    """Return the extension, or None if it is missing."""
     try:
         return extension()
     except ImportError:
@@ -39,7 +39,7 @@ def load() -> NativeCore | None:
 
 
 def extension() -> NativeCore:
-    """Return the extension; raise `ImportError`, which says why, where it is not there."""
+    """Return the extension; raise `ImportError` with the reason if it is missing."""
     return importlib.import_module("indexer.native._core")
 
 
@@ -49,7 +49,7 @@ def hash_blocks(
     """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
 
     The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are numbers, or u32s in a
-    contiguous buffer (bytes: little-endian). Other threads run while a long buffer is hashed: it must not change then.
+    contiguous buffer (bytes: little-endian). Other threads run while a long buffer is hashed: it must not change.
 
     Raises:
         LimitExceeded: a token is no u32, a buffer does not consist of u32s, `block_size` or `seed` is out of range.
@@ -66,9 +66,9 @@ def hash_blocks(
 def _u32s(tokens: Sequence[int] | Buffer) -> Buffer:
     """Return the tokens as a buffer of bytes that holds u32s."""
     try:
-        view = memoryview(tokens)  # type: ignore[arg-type]  # what is no buffer is a sequence
+        view = memoryview(tokens)  # type: ignore[arg-type]  # no buffer: a sequence
     except TypeError:
-        return pack_tokens(tokens)  # type: ignore[arg-type]  # as said
+        return pack_tokens(tokens)  # type: ignore[arg-type]  # see above
     if not view.c_contiguous or view.format not in {"B", "I", "<I"} or view.nbytes % _TOKEN_BYTES:
         raise LimitExceeded("tokens", f"{view.nbytes} bytes of {view.format!r}", "contiguous u32s")
     return pack_tokens(view.tolist()) if sys.byteorder == "big" and view.format == "I" else view

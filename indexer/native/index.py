@@ -1,7 +1,7 @@
-"""`NativeIndex`: the prefix index in C++. What is called often is the extension's own; the rest is given its form here.
+"""`NativeIndex`: the prefix index in C++. Frequent calls go directly to the extension; this module adapts the others.
 
-It may be used from several threads: each call holds a lock, and `apply_batch`, `load`, `repair`, `dump`, `snapshot` and
-`restore` let other threads of Python run.
+Thread-safe: each call holds a lock; `apply_batch`, `load`, `repair`, `dump`, `snapshot` and
+`restore` release the interpreter.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,10 +27,10 @@ from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 
 
 class NativeIndex(Tree):
-    """Which rank holds which prefix: a `PrefixIndex`.
+    """A `PrefixIndex`.
 
-    `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) decides where blocks lie in the map from hashes to blocks,
-    and nothing else: drawn at random by who serves requests, it cannot be guessed by who makes prompts.
+    `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) only decides the positions of blocks in the hash map: a
+    random one in a server cannot be guessed by clients.
     """
 
     def __init__(
@@ -44,35 +44,35 @@ class NativeIndex(Tree):
         super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed)
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """`rank` is known; the map is made large for all capacities, up to 2^27 blocks and a quarter of the memory."""
+        """Add `rank`; size the map for all capacities, up to 2^27 blocks and a quarter of the memory."""
         self._add_rank(checked_rank(rank), checked_capacity(capacity_blocks))
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
-        """The events of a message are applied; return those that were not, and why."""
+        """Apply the events of a message; return the refused ones, and why."""
         refused = self._apply_batch(rank, message, now_s)
         return [Refusal(*each) for each in refused] if refused else []
 
     def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Of the blocks in `buckets` `rank` holds exactly those of `chunks`, and none is parked; others as before."""
+        """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""
         named = checked_buckets(buckets)
         self._repair(rank, named, checked_rows(chunks, named), now_s)
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
-        """Return the digest of what `rank` holds on `tier`."""
+        """Return the digest of the blocks of `rank` on `tier`."""
         return TierDigest(tier, *self._digest(rank, tier))
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
-        """Return what `rank` holds now, parents first, in chunks."""
+        """Return the present blocks of `rank`, parents first, in chunks."""
         if chunk_blocks < 1:
             raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")
         return iter([BlockColumns(*columns) for columns in self._dump(rank, chunk_blocks)])
 
     def snapshot(self) -> bytes:
-        """Return all that is known of all ranks, parked blocks too."""
+        """Return the state of all ranks with parked blocks."""
         return snapshot.seal(self._snapshot())
 
     def restore(self, data: Buffer, now_s: float) -> None:
-        """The index knows what a snapshot says, and nothing else."""
+        """Replace the state by a snapshot's."""
         body = snapshot.unseal(data)
         try:
             self._restore(bytes(body), now_s)
@@ -80,10 +80,10 @@ class NativeIndex(Tree):
             raise MalformedMessage(snapshot.HEAD_BYTES + error.offset, error.reason) from None
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
-        """Return the first `limit` stretches by what is asked, most first."""
+        """Return the first `limit` stretches in descending order of `order_by`."""
         found = self._stretches(checked_limit(limit), ORDERS.index(checked_order(order_by)))
         return [Stretch(**dict(zip(Stretch.__struct_fields__, row, strict=True))) for row in found]
 
     def statistics(self) -> IndexStatistics:
-        """Return what the index holds and has refused."""
+        """Return the present state and the counts."""
         return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))
