@@ -27,23 +27,23 @@ from worker_agent.events.publisher_config import PublisherSection
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
 
 HOST = "host"
-"""The source that a simulated engine's host tier is, where it is one of its own."""
+"""The source name of a simulated engine's host tier, if it is its own source."""
 SIMULATED = "sim-8b"
-"""The simulated engine's model, unless it is told another."""
+"""The simulated engine's default model."""
 _HOST_CHARACTERS_MAX = 48
-"""Of the host's name in a worker id that is made up."""
+"""Most characters of the host's name in a generated worker id."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _OF_EVERY_ENGINE = {
     *("kind", "model", "served_names", "text", "chat_template", "default_max_tokens"),
     *("tool_call_parser", "reasoning_parser"),
 }
-"""What the section `engine` says of any engine; all else is the simulated one's."""
+"""The fields of the section `engine` for any engine; all others are the simulated engine's."""
 _MARGIN_S = 5.0
-"""For all that ends besides requests and engine: what was read of its events is put into the log."""
+"""Time at the stop to put the events that were read into the log, beside that of requests and engine."""
 
 
 class WorkerSection(Section):
-    """Who the worker is, and where it serves."""
+    """The worker's id, role and address."""
 
     id: str = Field(
         "",
@@ -81,7 +81,7 @@ class WorkerSection(Section):
         return self
 
     def identified(self) -> Self:
-        """Return the section with an id: the configured one, else one that no other process has."""
+        """Return the section with an id: the configured one, else a unique one."""
         if self.id:
             return self
         host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:_HOST_CHARACTERS_MAX]
@@ -93,7 +93,7 @@ class WorkerSection(Section):
         return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
 
     def host_names(self) -> HostNames:
-        """Return the names that it may be called by: what routers call it is one of them."""
+        """Return the accepted host names, including the advertised one."""
         return HostNames(self.host, (self.advertised_host.lower(), *self.hosts), setting="worker.hosts")
 
     @property
@@ -113,7 +113,7 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
     )
 
     def body_limits(self) -> BodyLimits:
-        """Return the bounds on what a body says."""
+        """Return the bounds on a body's contents."""
         return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "worker")
 
     @model_validator(mode="after")
@@ -125,7 +125,7 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
 
 
 class EngineSection(Section):
-    """The engine; sizes are per rank, and the simulated one's: TensorRT-LLM has arguments of its own for them."""
+    """The engine; sizes are per rank, of the simulated engine: TensorRT-LLM has its own arguments for them."""
 
     kind: Literal["simulated", "trtllm"] = Field("simulated", description="which engine is served")
     model: str = Field(
@@ -199,7 +199,7 @@ class EngineSection(Section):
 
     @property
     def narrow_windows(self) -> tuple[int, ...]:
-        """The attention windows but for the widest, in order."""
+        """The attention windows except the widest, in order."""
         return tuple(sorted(self.window_sizes))[:-1]
 
     @model_validator(mode="after")
@@ -214,12 +214,12 @@ class EngineSection(Section):
         problems = [problem for is_broken, problem in rules if is_broken]
         if problems:
             raise ValueError("; ".join(problems))
-        _ = self.answer_format  # the parsers go together
+        _ = self.answer_format  # checks that the parsers fit together
         return self
 
 
 class StreamsSection(Section):
-    """What was read of an engine's events, on its way into the log; sizes are per rank."""
+    """The buffers between an engine's events and the log; sizes are per rank."""
 
     outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
     batch_ring_bytes_max: int = Field(
@@ -228,7 +228,7 @@ class StreamsSection(Section):
 
 
 class EventsSection(StreamsSection):
-    """The engine's events on their way out."""
+    """Polling and buffers of the engine's events."""
 
     poll_s: float = Field(0.05, gt=0, le=10, description="longest wait of one poll; bounds how long a stop takes")
     attention_window: int = Field(
@@ -241,7 +241,7 @@ class EventsSection(StreamsSection):
 
 
 class ServedEventsSection(EventsSection):
-    """The same where the engine runs in this process; others may tell of the worker's caches, too."""
+    """The same for an engine in this process, with further event sources of the worker's caches."""
 
     sources: tuple[PublisherSection, ...] = Field(
         (), max_length=64, description="publishers of others who keep the worker's blocks: a KV block manager"
@@ -264,7 +264,7 @@ class ServedEventsSection(EventsSection):
 
 
 class AgentSettings(Settings):
-    """All of it."""
+    """The settings of `worker-agent serve`."""
 
     worker: ServedWorkerSection = ServedWorkerSection()
     engine: EngineSection = EngineSection()
@@ -306,7 +306,7 @@ class AgentSettings(Settings):
 
     @property
     def drain_s(self) -> float:
-        """How long a stop may take: running requests, then the engine's own end, and what is left of its events."""
+        """How long a stop may take: running requests, then the engine's shutdown, and its remaining events."""
         of_engine = 0.0
         is_prefill = self.worker.role == "prefill"
         if self.engine.kind == "trtllm":
@@ -322,6 +322,6 @@ class AgentSettings(Settings):
 
 
 def _set_fields(section: Section) -> list[str]:
-    """Return the fields that are not as they are by default."""
+    """Return the names of the fields that differ from their defaults."""
     fields = type(section).model_fields
     return [name for name, field in fields.items() if getattr(section, name) != field.default]

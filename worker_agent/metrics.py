@@ -1,4 +1,4 @@
-"""The agent's figures as metrics, made from statistics when they are scraped."""
+"""The agent's metrics, computed from statistics at each scrape."""
 
 from collections.abc import Iterator, Mapping
 
@@ -51,7 +51,7 @@ PHASES = {
 
 
 class AgentMetrics:
-    """Reads every part of the agent; holds nothing."""
+    """Reads every part of the agent; holds no state."""
 
     def __init__(self, worker: str, rules: TrtllmRules, path: EventPath, loads: LoadReports, api: AgentApi) -> None:
         self._worker = worker
@@ -80,7 +80,7 @@ class AgentMetrics:
 
 
 def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
-    """Return what polls the sources, by name."""
+    """Return the threads that poll the sources, by name."""
     return {f"{name}-events": each.thread for name, each in path.publishers.items()}
 
 
@@ -92,7 +92,7 @@ def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Famil
 
 
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
-    """Yield what became of polled KV events before they were published."""
+    """Yield the counts of polled KV events before they are published."""
     counts = rules.counts
     by_kind = [((worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
     yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
@@ -107,7 +107,7 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
 
 
 def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
-    """Yield what polls for events brought."""
+    """Yield the statistics of event polls."""
     labels = ("worker", "source")
     publishers = [((worker, name), each) for name, each in path.publishers.items()]
     drains = [(at, each.drain.statistics()) for at, each in publishers]
@@ -150,7 +150,7 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
 
 
 def skipped_families(worker: str, rows: LoadRows) -> Iterator[Family]:
-    """Yield the rows of iteration statistics that were no reports."""
+    """Yield the skipped rows of iteration statistics."""
     skipped = [((worker, problem), float(count)) for problem, count in rows.skipped.items()]
     meaning = "Rows of iteration statistics that could not be reported, by what they do not say"
     yield counter("engine_stats_skipped", meaning, ("worker", "problem"), skipped)

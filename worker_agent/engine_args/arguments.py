@@ -1,15 +1,15 @@
-"""The engine's effective arguments: all layers, forced values, and what the engine gets in the end.
+"""Computes the engine's effective arguments: all layers merged, forced values, and pruned arguments.
 
 An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
 
     default < flag < file < override < forced                 engine_layers: merged, each value with its origin
-    every layer alone: names and types                        engine_fields
-    the whole: forced values, what the backend does not take  engine_rules
-    the whole: what does not go together                      engine_checks
+    each layer: names and types                               engine_fields
+    merged: forced values, arguments that the backend lacks   engine_rules
+    merged: conflicting arguments                             engine_checks
 
-An argument that `engine_fields` does not know is an error: the engine refuses unknown names too, but only after it was
-started, and a misspelt one is likelier than one from a newer engine. For the latter `allows_unknown` lets it through
-with a warning.
+An argument that `engine_fields` does not know is an error: the engine refuses unknown names too, but only after its
+start, and a misspelt name is likelier than one of a newer engine. For the latter `allows_unknown` passes it on with a
+warning.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ from worker_agent.engine_args.rules import (
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine gets. `settings` stand by path; `replaced` in the order of the layers, what is left out too."""
+    """The engine's arguments. `settings` are by path; `replaced` is in the order of the layers, with pruned ones."""
 
     role: Role
     settings: tuple[Setting, ...]
@@ -61,20 +61,20 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Finding, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the arguments as nested mappings, anew at every call: whoever changes them changes nobody else's."""
+        """Return a new copy of the arguments as nested mappings."""
         return nested(self.settings)
 
     def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
-        """Return a copy of what is at `path`, a section as a mapping; None where there is nothing."""
+        """Return a copy of the value at `path`, a section as a mapping; None without a value."""
         return at(self._tree, *path)
 
     def origin(self, *path: str) -> Origin | None:
-        """Return where the value at `path` is from; None where there is no value, or a section with values."""
+        """Return the origin of the value at `path`; None without a value, or for a section with values."""
         return next((setting.origin for setting in self.settings if setting.path == path), None)
 
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
-        """The arguments with a flag of ours that no layer sets, by path: the engine or the model has a default."""
+        """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
         backend = backend_of(self._tree)
         known = (
             path

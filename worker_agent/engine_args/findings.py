@@ -18,13 +18,13 @@ _SECRET_WORDS = {
     "password", "pwd", "secret", "secrets",
 }  # fmt: skip
 _SECRET_IF_TEXT = {"key", "token"}
-"""In a name's words; `max_tokens` and `mask_token_id` are numbers."""
+"""Words of secret names; `max_tokens` and `mask_token_id` are numbers."""
 _SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as expected. `found` and `expected` are words; no secret stands in them."""
+    """One problem of the arguments. `found` and `expected` are texts without secrets."""
 
     severity: Literal["error", "warning"]
     place: str
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineArgsInvalid(Exception):
-    """The engine cannot be given these arguments; `findings` are all errors that were found."""
+    """The engine arguments are invalid; `findings` are all errors."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__("\n".join(["engine arguments:", *(f"  {finding}" for finding in findings)]))

@@ -29,7 +29,7 @@ Path = tuple[str, ...]
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source says. `places` tells where, by path; a path that is not there is where the one above it is."""
+    """The values of one source. `places` has their locations by path; a missing path has the location of its parent."""
 
     name: LayerName
     values: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The layer that said something, and where in it: a file's line, a flag, the reason for a forced value."""
+    """The layer of a value, and the place in it: a file's line, a flag, the reason for a forced value."""
 
     layer: LayerName
     place: str
@@ -84,7 +84,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """A layer put something else where a lower one had said something."""
+    """A layer replaced the value of a lower one."""
 
     path: Path
     old: Any

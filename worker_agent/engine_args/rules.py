@@ -73,15 +73,15 @@ FLAGS: Mapping[str, Path] = {
     "guided-decoding-backend": ("guided_decoding_backend",),
     "publish-metrics": ("enable_iter_perf_stats",),
 }
-"""Our named flags, and the argument that each sets."""
+"""The agent's named flags, and the argument that each sets."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent does with the engine, as far as its arguments depend on it.
+    """The agent's options that engine arguments depend on.
 
-    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: not known. `allows_unknown`: arguments that
+    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: arguments that
     `engine_fields` does not know are passed on with a warning each, and an engine of an unsupported version is used.
-    `engine_version` is the installed engine's; empty: none is installed, or it is not known.
+    `engine_version` is the installed engine's; empty: none is installed, or it is unknown.
     """
 
     role: Role = "aggregated"
@@ -95,7 +95,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Layer:
-    """Return what the named flags say; `given` maps names of `FLAGS` to values, None: not given."""
+    """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
     entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
     if circumstances.connector == "kvbm":
         entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
@@ -113,7 +113,7 @@ def _layer(name: Literal["flag", "forced"], entries: list[tuple[Path, Any, str]]
 
 
 def forced_layer(tree: Tree, circumstances: Circumstances) -> Layer:
-    """Return what has to be as the table says, where it is not."""
+    """Return the forced values of the table that differ from the tree's."""
     if circumstances.role == "encode":
         return _layer("forced", [])
     forced = [*_for_events(tree, circumstances), *_for_others(tree, circumstances)]
@@ -153,12 +153,12 @@ def streams_events(tree: Tree) -> bool:
 
 
 def backend_of(tree: Tree) -> Backend:
-    """Return the engine's backend: `pytorch` where none is named."""
+    """Return the engine's backend: `pytorch` if none is named."""
     return "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
 
 
 def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
-    """Return what the engine gets, and a warning for each argument that somebody gave and it does not get."""
+    """Return the tree without pruned arguments, and a warning for each of them that a user gave."""
     warnings = []
     for name, why in _left_out(tree, role):
         node = tree[name]

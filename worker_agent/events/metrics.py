@@ -26,7 +26,7 @@ _HOP_A_COUNTS = {
 
 
 class ConsolidatorMetrics:
-    """Reads the consolidators of a process; holds nothing."""
+    """Reads the consolidators of a process; holds no state."""
 
     def __init__(self, consolidators: Sequence[Consolidator]) -> None:
         self._consolidators = tuple(consolidators)

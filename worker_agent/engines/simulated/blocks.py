@@ -1,23 +1,23 @@
 """The paged block pool of one rank, with prefix reuse.
 
-    used     = blocks that a running sequence has: its own, which nobody else knows, and those of the tree on its path
+    used     = blocks of running sequences: their own, not yet in the tree, and those of the tree on their paths
     cached   = blocks of the tree on the GPU that no sequence has
     free     = the rest;  used + cached + free = total
     reserved = blocks that running sequences may yet ask for;  reserved <= cached + free
 
-The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks are what can be reused. With
-a host tier some of them lie there, and are brought back when they are reused.
+The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks can be reused. With a host
+tier some of them are there, and are copied back when they are reused.
 
 A sequence gets the blocks of its prompt when admitted, and one at a time later; at the end of its context the full
 blocks of all prompt tokens but the last enter the tree, at its release all computed tokens do, the last block perhaps
-partial. Where an equal block stands in the tree already, the sequence takes that one and gives its own back: no event,
-and what was promised to others stays true, because one block becomes used and one free. (Where the equal block lies on
-the host, the sequence's own takes its place in the tree.)
+partial. If an equal block is in the tree already, the sequence takes that one and gives its own back: no event, and
+reservations stay valid, because one block becomes used and one free. (If the equal block is on the host, the sequence's
+own block replaces it in the tree.)
 
-A block has the highest priority of all requests that had it. Eviction takes the cached block of the lowest priority, of
-these the one that was released longest ago. A sequence has the whole path of each of its blocks and releases it from
-the end to the root, so a parent has at least its children's priority and is always released after them: the block that
-gives way is a leaf, no eviction orphans a child, and every cached block can be had. No scan, no count of children.
+A block has the highest priority of all requests that used it. Eviction takes the cached block of the lowest priority,
+among these the one released longest ago. A sequence uses the complete path of each of its blocks and releases it from
+the end to the root, so a parent has at least its children's priority and is always released after them: the evicted
+block is a leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from worker_agent.engines.types import PRIORITY_DEFAULT
 
 
 class BlockTable:
-    """What one running sequence has of the pool: `path` in the tree, then `own_blocks` more, then a reservation."""
+    """The blocks of one running sequence: `path` in the tree, then `own_blocks` more, then a reservation."""
 
     __slots__ = ("namespace", "own_blocks", "path", "priority", "reserved_blocks", "reused_blocks")
 
@@ -61,7 +61,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockPool:
-    """The blocks of one rank; what enters and leaves the tree is told to `events`, moves to the host by `host`."""
+    """The blocks of one rank; `events` records changes of the tree, `host` holds evicted blocks."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class BlockPool:
         return -(-tokens // self._block_size)
 
     def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
-        """Return the blocks that a sequence with this prompt would reuse: of all tokens but the last, full blocks."""
+        """Return the full blocks that a sequence with this prompt would reuse, of all tokens but the last."""
         path: list[Block] = []
         for at in range(0, len(prompt) - self._block_size, self._block_size):
             block = self._tree.get(self._key(path, prompt, at, namespace))
@@ -106,7 +106,7 @@ class BlockPool:
     def admit(
         self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
     ) -> BlockTable | None:
-        """Return a table with the prompt's blocks and the rest of `tokens_max` reserved, or None where they lack."""
+        """Return a table with the prompt's blocks and the rest of `tokens_max` reserved; None if blocks are missing."""
         path = self.match(prompt, namespace)
         own_blocks = self.blocks_of(len(prompt)) - len(path)
         reserved_blocks = self.blocks_of(tokens_max) - len(path)
@@ -130,11 +130,11 @@ class BlockPool:
             self._allocate(table)
 
     def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
-        """Make the full blocks of all prompt tokens but the last reusable; the sequence goes on."""
+        """Make the full blocks of all prompt tokens but the last reusable; the sequence continues."""
         self._store(table, prompt[: (len(prompt) - 1) // self._block_size * self._block_size])
 
     def release(self, table: BlockTable, computed: Sequence[int]) -> None:
-        """Cache the computed tokens, give back everything else; `table` is void afterwards."""
+        """Cache the computed tokens, free everything else; `table` is invalid afterwards."""
         self._store(table, computed)
         self._free += table.own_blocks
         self._used -= table.own_blocks
@@ -171,7 +171,7 @@ class BlockPool:
         return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
 
     def _have(self, block: Block, priority: int) -> bool:
-        """Let one more sequence have the block; return whether it comes from the host and wants a place on the GPU."""
+        """Let one more sequence use the block; return whether it must be copied from the host to the GPU."""
         is_onboarded = not block.on_gpu
         if not block.sequences:
             self._used += 1

@@ -1,4 +1,4 @@
-"""The section `transfer`: how a simulated prefill or decode engine's KV is carried, and from whom it is fetched."""
+"""The section `transfer`: timing, buffer and allowed networks of KV transfers between simulated engines."""
 
 from ipaddress import ip_address
 
@@ -11,7 +11,7 @@ from worker_agent.media.addresses import parsed_networks
 
 
 class KvTransferSection(Section):
-    """KV between simulated engines; times are simulated ones. Nothing but names and sizes is really sent."""
+    """KV transfers between simulated engines; times are simulated. Only names and sizes are really sent."""
 
     host: str = Field(
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
@@ -46,7 +46,7 @@ class KvTransferSection(Section):
 
     @property
     def rules(self) -> TransferRules:
-        """What the simulator goes by."""
+        """The simulator's rules for transfers."""
         return TransferRules(
             token_bytes=self.token_bytes,
             bandwidth_bytes_s=self.bandwidth_bytes_s,

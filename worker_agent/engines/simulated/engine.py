@@ -1,12 +1,12 @@
 """The simulated engine, live: the pure simulator stepped in wall time, `speed` engine seconds per wall second.
 
 An iteration's outputs, events and statistics become visible when its time has passed. Each deadline is the one before
-plus the iteration, so a late wake-up shortens the next wait; only a delay of more than an iteration is given up.
+plus the iteration, so a late wake-up shortens the next wait; only a delay of more than an iteration is not caught up.
 
-    aggregated   all of a generation
+    aggregated   both phases of a generation
     prefill      one token and a handoff; a stop waits for the transfers, which their timeout bounds
-    decode       fetches what a handoff names, then goes on; or all of a generation, for `is_context_and_generation`
-    encode       `encode` alone
+    decode       fetches the handoff's KV, then generates; or both phases, for `is_context_and_generation`
+    encode       only `encode`
 """
 
 import asyncio
@@ -42,18 +42,18 @@ STATISTICS_MAX = 10_000
 
 
 class _Stream(NamedTuple):
-    """Where the outputs of one choice of a generation go."""
+    """The output queue of one choice of a generation."""
 
     outputs: "asyncio.Queue[EngineOutput | None]"
     choice: int
 
 
 class SimulatedEngine:
-    """An `Engine` made of a simulator and a clock. The simulator belongs to the event loop from now on.
+    """An `Engine` made of a simulator and a clock. It owns the simulator, which belongs to the event loop.
 
-    The event buffer is the simulator's; of statistics the newest `statistics_max` rows are kept. A stream's queue holds
-    at most its request's `max_tokens` for each choice. A prefill and a decode engine need a `carrier`, which is the
-    engine's from now on.
+    The event buffer is the simulator's; the newest `statistics_max` rows of statistics are kept. A stream's queue holds
+    at most its request's `max_tokens` for each choice. A prefill and a decode engine need a `carrier`, which the engine
+    owns.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SimulatedEngine:
         return self._simulator.description
 
     async def start(self) -> None:
-        """Accept requests; they are computed while `run` runs, and others' asked for KV answered."""
+        """Accept requests; `run` computes them, and answers other engines' KV fetches."""
         if self._carrier is not None:
             await self._carrier.start()
             self._transfers = Transfers(self._simulator, self._carrier, self._clock, self._speed, self._work.set)
@@ -151,10 +151,10 @@ class SimulatedEngine:
             self._work.set()
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
-        """Return handles and hashes of a prompt's images, which nothing can be read through.
+        """Return handles and hashes of a prompt's images; the handles cannot be opened.
 
         Raises:
-            RequestRefused: the engine is no encoder, or these are no images.
+            RequestRefused: the engine is not an encoder, or an item is not an image.
             EngineStopped: the engine takes no requests.
         """
         del text
@@ -182,7 +182,7 @@ class SimulatedEngine:
         return [render_event(event) for event in events]
 
     def host_events(self, timeout_s: float) -> list[RankEvent]:
-        """Return all visible events since the last call of a host tier that is a source of its own.
+        """Return all visible events since the last call of a host tier that is its own source.
 
         Like `kv_events` it blocks its calling thread, and belongs to one.
         """
@@ -203,12 +203,12 @@ class SimulatedEngine:
         return self._simulator.held_hashes(dp_rank, tier)
 
     def transfer_statistics(self) -> TransferStatistics:
-        """Return how transfers of KV stand, and what became of them."""
+        """Return the statistics of KV transfers."""
         return self._simulator.transfer_statistics()
 
     @property
     def transfer_buffer(self) -> TransferBuffer:
-        """The engine's buffer, to be looked at; after `start`, where it has a carrier."""
+        """The engine's buffer, for tests; after `start`, with a carrier."""
         assert self._transfers is not None
         return self._transfers.buffer
 
@@ -292,7 +292,7 @@ class SimulatedEngine:
             stream.outputs.put_nowait(None)
 
     async def _hang_up(self) -> None:
-        """End everything, also a carrier whose task had no turn."""
+        """End everything, also a carrier whose task has not run."""
         self._end()
         if self._carrier is not None and self._transfers is not None:
             await self._carrier.run(self._ended)

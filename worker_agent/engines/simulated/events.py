@@ -1,6 +1,6 @@
-"""KV events of one rank, in TensorRT-LLM's words and numbering.
+"""KV events of one rank, in TensorRT-LLM's format and numbering.
 
-    event_id    from 0, one more for each event of the rank, no holes; a hole that a reader sees is an event lost later
+    event_id    from 0, incremented for each event of the rank, without holes; a hole at a reader is an event lost later
     created     the first event of each window's pool: how many blocks it has on GPU and on host
     stored      new blocks in chain order; `parent_hash` is the block before the first of them
     removed     removals in a row, up to another event of their window or the end of the iteration, are one event
@@ -43,7 +43,7 @@ class PoolCreated(msgspec.Struct, frozen=True, tag_field="type", tag="created"):
 
 
 class BlocksStored(msgspec.Struct, frozen=True, tag_field="type", tag="stored"):
-    """The blocks can be reused from now on, but for a partial last one."""
+    """The blocks can be reused from now on, except a partial last one."""
 
     parent_hash: int | None
     blocks: list[StoredBlock]
@@ -56,14 +56,14 @@ class BlocksRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="removed"
 
 
 class EventDiff(msgspec.Struct, frozen=True, tag_field="type", tag="event_diff"):
-    """A number became another."""
+    """A number changed."""
 
     new_value: int
     old_value: int
 
 
 class BlockUpdated(msgspec.Struct, frozen=True, tag_field="type", tag="updated"):
-    """The block, still held, has changed in what is not None."""
+    """The block is still held; the fields that are not None changed."""
 
     block_hash: int
     cache_level: EventDiff | None = None
@@ -74,7 +74,7 @@ EventData = PoolCreated | BlocksStored | BlocksRemoved | BlockUpdated
 
 
 class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. `attention_dp_rank` is left out by an engine of one rank."""
+    """One event. An engine of one rank omits `attention_dp_rank`."""
 
     event_id: int
     data: EventData
@@ -103,14 +103,14 @@ class EventLog:
         self._windows: list[WindowLog] = []
 
     def window(self, window_size: int, gpu_blocks: int, host_blocks: int = 0) -> "WindowLog":
-        """Tell of a new pool and return where its events are told."""
+        """Record a new pool and return the log of its events."""
         window = WindowLog(self, window_size)
         self._windows.append(window)
         self.append(window_size, PoolCreated([gpu_blocks, host_blocks]))
         return window
 
     def append(self, window_size: int, data: EventData) -> None:
-        """Tell of one event."""
+        """Record one event."""
         event = EngineEvent(
             event_id=self._next_id,
             data=data,
@@ -121,7 +121,7 @@ class EventLog:
         self._events.append(event)
 
     def take(self) -> list[EngineEvent]:
-        """Return what was told since the last call."""
+        """Return the events since the last call."""
         for window in self._windows:
             window.close_removal()
         taken, self._events = self._events, []
@@ -129,7 +129,7 @@ class EventLog:
 
 
 class WindowLog:
-    """Tells what happens to the blocks of one window's pool."""
+    """Records the changes of one window's pool."""
 
     def __init__(self, log: EventLog, window_size: int) -> None:
         self._log = log
@@ -137,21 +137,21 @@ class WindowLog:
         self._removed: list[int] = []
 
     def stored(self, parent_hash: int | None, blocks: list[StoredBlock]) -> None:
-        """Tell of new blocks."""
+        """Record new blocks."""
         self.close_removal()
         self._log.append(self._window_size, BlocksStored(parent_hash, blocks))
 
     def removed(self, block_hash: int) -> None:
-        """Tell of a removal, together with those in a row with it."""
+        """Record a removal, in one event with those in a row with it."""
         self._removed.append(block_hash)
 
     def updated(self, block_hash: int, what: Literal["cache_level", "priority"], old: int, new: int) -> None:
-        """Tell of a change of a block that stays."""
+        """Record a change of a block that stays."""
         self.close_removal()
         self._log.append(self._window_size, BlockUpdated(block_hash, **{what: EventDiff(new, old)}))
 
     def close_removal(self) -> None:
-        """Let the next removal be another event."""
+        """Let the next removal begin a new event."""
         if self._removed:
             self._log.append(self._window_size, BlocksRemoved(self._removed))
             self._removed = []

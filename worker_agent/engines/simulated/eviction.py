@@ -15,7 +15,7 @@ from worker_agent.engines.types import PRIORITY_DEFAULT
 
 
 class Ranked(Protocol):
-    """What can wait for its eviction; its priority does not change meanwhile."""
+    """A block that can be evicted; its priority does not change meanwhile."""
 
     priority: int
 
@@ -47,7 +47,7 @@ class EvictionQueue(Generic[BlockT]):
         self._count -= 1
 
     def pop(self) -> BlockT:
-        """Take out the block that gives way; there is one."""
+        """Remove and return the block to evict; there must be one."""
         self._count -= 1
         queue: OrderedDict[BlockT, None] = next(filter(None, self._queues.values()))
         return queue.popitem(last=False)[0]

@@ -1,14 +1,14 @@
 """KV transfers between simulators of one process, in virtual time.
 
-    exchange.join("prefill-0", simulator)           # its handoffs say so from now on
+    exchange.join("prefill-0", simulator)           # its handoffs carry this name from now on
     step = decode.step(now_s)
     exchange.begin("decode-0", step.fetches, now_s)
     ...
     for name in exchange.advance(now_s):            # when `next_s` has come, and before any step at `now_s`
         ...                                         # this engine may have work again
 
-A transfer waits for its places in the receiver's buffer, then in the sender's, then takes its time; `transfer.py` has
-the rules. All that happens at one time happens in the order in which it was begun.
+A transfer waits for space in the receiver's buffer, then in the sender's, then takes its time; `transfer.py` has the
+rules. Simultaneous transfers are processed in the order in which they began.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer, Trans
 
 
 class _Engine:
-    """Who takes part: its simulator and its buffer."""
+    """A participant: its simulator and its buffer."""
 
     def __init__(self, name: str, simulator: Simulator) -> None:
         self.name, self.simulator = name, simulator
@@ -28,7 +28,7 @@ class _Engine:
 
 
 class _Transfer:
-    """One fetch on its way. It stands first in the receiver's line, then in the sender's."""
+    """One fetch in progress. It queues for the receiver's buffer first, then for the sender's."""
 
     def __init__(self, fetch: Fetch, receiver: _Engine, began_s: float) -> None:
         self.fetch, self.receiver, self.began_s = fetch, receiver, began_s
@@ -37,7 +37,7 @@ class _Transfer:
 
 
 class TransferExchange:
-    """Engines by name, which is the endpoint that their handoffs name, and the transfers between them."""
+    """Engines by name, which is the endpoint in their handoffs, and the transfers between them."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
@@ -47,19 +47,19 @@ class TransferExchange:
         self._touched: set[str] = set()
 
     def join(self, name: str, simulator: Simulator) -> None:
-        """Let an engine take part, under a name that nobody has."""
+        """Add an engine under an unused name."""
         assert name not in self._engines
         self._engines[name] = _Engine(name, simulator)
         simulator.offer_at(name)
 
     def leave(self, name: str, now_s: float) -> None:
-        """The engine is gone: what it sent is lost to its receivers, and what it received is sent to nobody."""
+        """Remove an engine: its receivers lose the transfers it was sending, and transfers to it end."""
         engine = self._engines.pop(name)
         for transfer in [each for each in self._transfers if engine in (each.receiver, each.sender)]:
             self._end(transfer, "lost", now_s)
 
     def begin(self, name: str, fetches: Iterable[Fetch], now_s: float) -> None:
-        """Begin what an engine's step asked for when it began, at `now_s`."""
+        """Begin the fetches of an engine's step that began at `now_s`."""
         receiver = self._engines[name]
         for fetch in fetches:
             transfer = _Transfer(fetch, receiver, now_s)
@@ -70,7 +70,7 @@ class TransferExchange:
 
     @property
     def next_s(self) -> float | None:
-        """When something happens next; None while nothing is on its way and nothing is held."""
+        """The time of the next change; None without transfers and held contexts."""
         while self._due and self._due[0][2].is_over:
             heapq.heappop(self._due)
         expiries_s = (engine.simulator.next_expiry_s for engine in self._engines.values())
@@ -78,11 +78,11 @@ class TransferExchange:
         return min((*times_s, *(each for each in expiries_s if each is not None)), default=None)
 
     def buffer_of(self, name: str) -> TransferBuffer:
-        """Return an engine's buffer, to be looked at."""
+        """Return an engine's buffer, for tests."""
         return self._engines[name].buffer
 
     def advance(self, now_s: float) -> frozenset[str]:
-        """Let happen all that is due until `now_s`; return who was touched by it since the last call."""
+        """Process everything due until `now_s`; return the engines affected since the last call."""
         while self._due and self._due[0][0] <= now_s:
             at_s, _, transfer, outcome = heapq.heappop(self._due)
             self._end(transfer, outcome, at_s)
@@ -97,7 +97,7 @@ class TransferExchange:
         heapq.heappush(self._due, (at_s, next(self._turn), transfer, outcome))
 
     def _go_on(self, granted: list[Hashable], now_s: float) -> None:
-        """Let transfers that have got their places in a buffer ask for those in the next one, or be sent."""
+        """Move transfers that got space in one buffer to the next buffer's queue, or begin to send them."""
         for transfer in granted:
             assert isinstance(transfer, _Transfer)
             fetch = transfer.fetch

@@ -1,8 +1,8 @@
 """Requests of a decode rank that wait for KV of another engine.
 
 begin    an admitted request waits, with its blocks
-end      its KV has come, or does not come; whoever was given up meanwhile is nobody's any more
-take     what came and what failed since the last iteration: the next one begins with them
+end      its KV has come, or failed; a request that was cancelled meanwhile is forgotten
+take     requests whose KV came or failed since the last iteration: the next one begins with them
 """
 
 from worker_agent.engines.simulated.handovers import fetch_of
@@ -30,7 +30,7 @@ class Fetching:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next iteration has nothing to begin with."""
+        """Whether no request waits for the next iteration to begin with it."""
         return not (self._come or self._failed)
 
     def begin(self, running: Running) -> None:
@@ -43,24 +43,24 @@ class Fetching:
         return self._waiting.get(request_id)
 
     def end(self, request_id: str, *, has_come: bool) -> Running:
-        """Return a request that waits no more. One that was given up is forgotten here."""
+        """End the wait of a request and return it. A cancelled one is forgotten."""
         running = self._waiting.pop(request_id)
         if not running.is_cancelled:
             (self._come if has_come else self._failed)[request_id] = running
         return running
 
     def forget(self, request_id: str) -> Running | None:
-        """Return a request that waits no more, and forget it."""
+        """Remove and return a request whose wait is over."""
         return self._come.pop(request_id, None) or self._failed.pop(request_id, None)
 
     def take(self) -> tuple[list[Running], list[Running]]:
-        """Return what came and what failed since the last call."""
+        """Return the requests whose KV came, and those whose KV failed, since the last call."""
         come, failed = [*self._come.values()], [*self._failed.values()]
         self._come.clear()
         self._failed.clear()
         return come, failed
 
     def take_begun(self) -> list[tuple[Running, Fetch]]:
-        """Return what began to wait since the last call, and for what."""
+        """Return the requests that began to wait since the last call, each with its fetch."""
         begun, self._begun = self._begun, []
         return [(running, fetch_of(running)) for running in begun]

@@ -10,7 +10,7 @@ from worker_agent.engines.types import EngineOutput
 
 
 def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes) -> Handoff:
-    """Return what a prefill engine says of a prompt, computed and held as `name`, and of the token after it."""
+    """Return the handoff of a computed prompt, held as context `name`, with the token after it."""
     top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
     return Handoff(
         request_type="context_only",
@@ -23,7 +23,7 @@ def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...]
 
 
 def fetch_of(running: Running) -> Fetch:
-    """Return which KV an admitted request waits for: of all tokens that the engine does not have cached."""
+    """Return the fetch of an admitted request: the KV of all tokens that the engine has not cached."""
     request, handoff = running.request, running.request.handoff
     assert handoff is not None
     return Fetch(
@@ -36,7 +36,7 @@ def fetch_of(running: Running) -> Fetch:
 
 
 def resume_after_first_tokens(running: Running) -> None:
-    """Let a request go on from the tokens that the prefill engine said, which nobody was told yet."""
+    """Continue a request from the handoff's first tokens, which are not reported yet."""
     handoff = running.request.handoff
     running.unreported = (handoff and handoff.first_gen_tokens) or ()
     running.tokens += running.unreported
@@ -44,12 +44,12 @@ def resume_after_first_tokens(running: Running) -> None:
 
 
 def failed_output(running: Running) -> EngineOutput:
-    """Return the one output of a request whose KV did not come."""
+    """Return the only output of a request whose KV did not come."""
     return EngineOutput(token_ids=(), cached_tokens=running.cached_tokens, finish_reason="error")
 
 
 def first_logprobs(running: Running) -> tuple[TokenLogprobs | None, ...]:
-    """Return what is to be told of tokens that another engine said and nobody was told yet."""
+    """Return the log probabilities of the handoff's first tokens, which are not reported yet."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None or not running.unreported:
         return ()

@@ -1,9 +1,9 @@
 """Contexts that a prefill engine holds until their KV was fetched.
 
-hold        a name: the request's `transfer_id`, else the next number of this engine's own that is free
-holds       whether a name and the state that was said with it are those of a context here
-give_up     it is held no more: it was fetched
-expired     what nobody fetched within `timeout_s`, which count from the beginning of its last iteration
+hold        returns a name: the request's `transfer_id`, else the next free number of this engine
+holds       whether a name and its handoff's state are those of a held context
+give_up     ends the hold: the context was fetched
+expired     contexts that were not fetched within `timeout_s` from the beginning of their last iteration
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from worker_agent.engines.simulated.transfer import state_of
 
 
 class HeldContext(NamedTuple):
-    """A computed prompt, the blocks it has at a rank, and what says that an asker means it."""
+    """A computed prompt, its blocks at a rank, and the state that a fetch must present."""
 
     dp_rank: int
     table: BlockTable
@@ -23,14 +23,14 @@ class HeldContext(NamedTuple):
 
 
 class HeldContexts:
-    """One engine's, of all its ranks; as many as their blocks allow."""
+    """The contexts of all ranks of one engine; the ranks' blocks bound their number."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._held: dict[int, HeldContext] = {}
         self._number = 0
         self.endpoint: str | None = None
-        """Where they are fetched, once that is known."""
+        """The address to fetch them from, once it is known."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,11 +42,11 @@ class HeldContexts:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next one is given up; None where nothing is held."""
+        """When the next one expires; None if none is held."""
         return min((each.until_s for each in self._held.values()), default=None)
 
     def count_at(self, dp_rank: int) -> int:
-        """Return how many lie at a rank."""
+        """Return how many a rank holds."""
         return sum(each.dp_rank == dp_rank for each in self._held.values())
 
     def hold(
@@ -61,15 +61,15 @@ class HeldContexts:
         return transfer_id, state
 
     def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
-        """Return whether so many tokens of the context are here."""
+        """Return whether so many tokens of the context are held."""
         held = self._held.get(transfer_id)
         return held is not None and held.state == state and 0 < tokens <= len(held.prompt)
 
     def give_up(self, transfer_id: int) -> HeldContext | None:
-        """Return the context, whose blocks are the caller's to release; None where it is not here."""
+        """Remove and return the context, whose blocks the caller releases; None if it is not held."""
         return self._held.pop(transfer_id, None)
 
     def expired(self, now_s: float) -> list[HeldContext]:
-        """Return what nobody fetched in time, likewise."""
+        """Remove and return the contexts that were not fetched in time, likewise."""
         late = [name for name, each in self._held.items() if each.until_s <= now_s]
         return [self._held.pop(name) for name in late]

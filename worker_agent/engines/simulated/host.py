@@ -1,19 +1,19 @@
-"""The host tier: where full blocks go that leave the GPU.
+"""The host tier, which takes full blocks that are evicted from the GPU.
 
-                        told by the engine (`EngineHost`)           told by another source (`SourceHost`)
-    a block lies        on the GPU or here                          on the GPU, here, or both
-    offload             it comes here                               copies of it and of all before it come here
-    where there is no   the block that came longest ago is          the block is dropped that has had no other after it
-    room                dropped for good                            here for longest
-    reuse               it goes back to the GPU                     a copy goes to the GPU
-    the engine says     `updated`: another cache level;             `removed` when it leaves the GPU, `stored` when it
+                        reported by the engine (`EngineHost`)       reported by another source (`SourceHost`)
+    a block is          on the GPU or on the host                   on the GPU, on the host, or both
+    offload             the block moves to the host                 it and all blocks before it are copied to the host
+    a full host         drops its oldest block for good             drops the block that has been a leaf on the host
+                                                                    for longest
+    reuse               the block moves back to the GPU             a copy goes to the GPU
+    engine events       `updated`: another cache level;             `removed` when it leaves the GPU, `stored` when it
                         `removed` when it is dropped                is back
-    the source says     -                                           stored and removed, on the host
+    source events       -                                           stored and removed, on the host
 
-No block outlives its parent. On the GPU a parent gives way after all its children (see `blocks`); so to an engine's
-host it comes after those that are here, and is dropped after them. A source's host holds whole prefixes by itself, so
-that its events can be understood without the engine's, which another connection brings sooner or later. Either way the
-blocks of a prefix that lie on the GPU come first, those that lie here alone follow, and all can be had.
+No block outlives its parent. On the GPU a parent is evicted after all its children (see `blocks`); so it comes to an
+engine's host after them, and is dropped after them. A source's host holds complete prefixes, so that its events can be
+read without the engine's, which come over another connection, earlier or later. In both cases the blocks of a prefix on
+the GPU come first, those only on the host follow, and all are reachable.
 
 Source: `docs/SOURCES.md` E1.1, E1.3, E3.3.
 """
@@ -31,7 +31,7 @@ HOST_PRIORITY_MIN = 35
 
 
 def stored_on_gpu(block: Block) -> StoredBlock:
-    """Return how the engine tells of a block that is stored on the GPU."""
+    """Return the engine's event data for a block stored on the GPU."""
     return stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, block.priority)
 
 
@@ -42,20 +42,20 @@ class HostTier(Protocol):
 
     @property
     def used_blocks(self) -> int:
-        """How many blocks lie here."""
+        """How many blocks are on the host."""
 
     def holds(self, block: Block) -> bool:
-        """Return whether a block lies here."""
+        """Return whether a block is on the host."""
 
     def offload(self, block: Block) -> list[Block]:
-        """Take in a block that leaves the GPU; return those that now lie nowhere, which the tree must lose."""
+        """Take a block that leaves the GPU; return the blocks that are dropped, which the tree must remove."""
 
     def onboard(self, block: Block) -> None:
-        """Let a block that lies here alone lie on the GPU."""
+        """Bring a block that is only on the host back to the GPU."""
 
 
 class EngineHost:
-    """The engine's own tier of `total_blocks`, 1 or more, which it tells of in its own stream."""
+    """The engine's own tier of `total_blocks`, 1 or more, reported in the engine's stream."""
 
     def __init__(self, total_blocks: int, events: WindowLog) -> None:
         self._total_blocks = total_blocks
@@ -96,7 +96,7 @@ class EngineHost:
 
 
 class SourceHost:
-    """A tier of `total_blocks`, 1 or more, beside the engine; `take` gives what its own source has to tell."""
+    """A tier of `total_blocks`, 1 or more, beside the engine; `take` returns its own source's events."""
 
     def __init__(self, total_blocks: int, block_size: int, events: WindowLog) -> None:
         self._total_blocks = total_blocks
@@ -117,7 +117,7 @@ class SourceHost:
         return block in self._children
 
     def offload(self, block: Block) -> list[Block]:
-        """See `HostTier`. A prefix for which there is no room at all comes as far as there is."""
+        """See `HostTier`. If a prefix does not fit, its beginning is copied as far as it fits."""
         self._events.removed(block.engine_hash)
         block.on_gpu = False
         missing: list[Block] = []
@@ -137,16 +137,16 @@ class SourceHost:
         self._events.stored(block.parent_hash, [stored_on_gpu(block)])
 
     def take(self) -> list[EngineEvent]:
-        """Return what was told of the host tier since the last call."""
+        """Return the host tier's events since the last call."""
         events, self._pending_events = self._pending_events, []
         return events
 
     def account(self) -> list[EngineEvent]:
-        """Return the events that tell all that the host holds, parents first, whatever was told before."""
+        """Return events that describe all blocks on the host, parents first, whatever was reported before."""
         return [EngineCleared(), *map(self._stored, self._children)]
 
     def _copy(self, block: Block, dropped: list[Block]) -> bool:
-        """Take a block in, whose parent is here; return False where only blocks of its own prefix could make room."""
+        """Copy a block whose parent is on the host; return False if only blocks of its own prefix could be dropped."""
         parent = block.key.parent
         if parent is not None:
             self._children[parent] += 1

@@ -1,12 +1,12 @@
-"""Messages of simulated KV transfers over HTTP; the KV itself is imagined, its time passes at the sender.
+"""Messages of simulated KV transfers over HTTP; no KV is sent, its transfer time passes at the sender.
 
-    POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, when all is sent
-                                                                404: not held, or somebody else gets it
-                                                                503: too many ask
+    POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, once all is sent
+                                                                404: not held, or being sent to another engine
+                                                                503: too many transfers
 
-Whoever goes while he is waited for gets nothing, and the context stays held. `state` is base64. There is no secret but
-that state, and no TLS: the network between workers must be closed. Asked are only addresses, never names, of
-`transfer.networks`, loopback by default: a handoff that somebody made up leads nowhere else.
+If a receiver disconnects, its transfer ends and the context stays held. `state` is base64. That state is the only
+secret, and there is no TLS: the network between workers must be closed. KV is fetched only from addresses, never host
+names, of `transfer.networks`, loopback by default: a forged handoff cannot name another target.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from worker_agent.media.addresses import parsed_networks
 
 PATH = "/v1/kv_transfers"
 IN_FLIGHT_MAX = 10_000
-"""Transfers that are asked for here at a time; more than ranks have requests."""
+"""Most transfers from this engine at a time; more than its ranks have requests."""
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
-"""The engine has ended before: nobody is sent anything any more."""
+"""The engine ends before the server, so that no transfer is in progress."""
 _FIELD = "disaggregated_params.ctx_info_endpoint"
 
 
 class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which context is wanted, and how many of its tokens."""
+    """The requested context, and the number of its tokens."""
 
     transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     state: Annotated[bytes, Meta(max_length=1024)]
@@ -46,14 +46,14 @@ class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it was sent, so many bytes."""
+    """The answer once all bytes are sent."""
 
     transfer_id: int
     size_bytes: int
 
 
 class HttpCarrier:
-    """A `Carrier`. Contexts here can be asked for while it runs; fetching needs only the other's."""
+    """A `Carrier`. It serves this engine's contexts while it runs; fetching needs only the other engine's carrier."""
 
     def __init__(self, section: KvTransferSection) -> None:
         self._section = section
@@ -65,24 +65,24 @@ class HttpCarrier:
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
 
     async def start(self) -> None:
-        """The address is bound; raise `PortUsed` where somebody else has it."""
+        """Bind the address; raise `PortUsed` if it is in use."""
         await self._server.start()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Answer those who ask until `stop` is set; the address is free afterwards."""
+        """Serve until `stop` is set; the address is free afterwards."""
         await self._server.run(stop)
 
     @property
     def endpoint(self) -> str:
-        """Where other engines ask for what this one holds."""
+        """The address for other engines to fetch this engine's contexts from."""
         return str(URL.build(scheme="http", host=self._section.host, port=self._server.port))
 
     def serve(self, send: Send) -> None:
-        """Let those who ask here be answered by `send`."""
+        """Serve fetches with `send`."""
         self._send = send
 
     def check(self, endpoint: str) -> None:
-        """Return where `endpoint` is http://address:port of an allowed network; raise `RequestRefused`."""
+        """Raise `RequestRefused` unless `endpoint` is http://address:port of an allowed network."""
         try:
             url = URL(endpoint)
             address, port = ip_address(url.host or ""), url.explicit_port
@@ -94,7 +94,7 @@ class HttpCarrier:
             raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
 
     async def fetch(self, fetch: Fetch) -> None:
-        """Return when all has come; raise `FetchRefused`."""
+        """Return once all KV has come; raise `FetchRefused`."""
         request = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
         try:
             async with (

@@ -1,10 +1,11 @@
 """A simulated engine's KV transfers in wall time, both ends.
 
-    fetch   the receiver: places in the own buffer, then the other engine is asked, which answers when all is sent
-    send    the sender: places in the own buffer, then the transfer's time passes; then the context is held no more
+    fetch   the receiver: reserves space in its buffer, then requests the KV from the sender, which answers when all is
+            sent
+    send    the sender: reserves space in its buffer, then the transfer's time passes; then the context is released
 
-No KV is moved. Who fetches gives up after the transfers' timeout, who sends when nobody listens any more; places are
-given back either way. A context of which sending was broken off stays held, until it is fetched or its time is up.
+No KV is moved. The receiver gives up after the transfers' timeout, the sender when the receiver disconnects; the space
+is freed in both cases. A context whose sending was interrupted stays held, until it is fetched or expires.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ Send = Callable[[int, bytes, int], Awaitable[int]]
 
 
 class TransferFailed(EngineError):
-    """A prompt's KV did not come to the decode engine; nothing of the answer was said."""
+    """A prompt's KV did not come to the decode engine, before any output."""
 
 
 class FetchRefused(Exception):
-    """Nothing comes: the sender does not hold the context (gone), or does not answer (lost)."""
+    """The fetch failed: the sender does not hold the context (gone), or does not answer (lost)."""
 
     def __init__(self, outcome: Literal["gone", "lost"], why: str) -> None:
         super().__init__(why)
@@ -33,40 +34,40 @@ class FetchRefused(Exception):
 
 
 class Carrier(Protocol):
-    """What carries the words of transfers between engines; the KV is imagined."""
+    """Carries the messages of simulated transfers between engines."""
 
     async def start(self) -> None:
-        """Return when others can ask at `endpoint`; they are answered while it runs."""
+        """Return when `endpoint` is known; fetches are served while `run` runs."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Answer those who ask until `stop` is set; afterwards nothing is left of it, however often it is called."""
+        """Serve fetches until `stop` is set, then free all resources; it may be called repeatedly."""
 
     @property
     def endpoint(self) -> str:
-        """Where other engines ask for what this one holds; after `start`."""
+        """The address for other engines to fetch this engine's contexts from; after `start`."""
 
     def serve(self, send: Send) -> None:
-        """Let those who ask at `endpoint` be answered by `send`."""
+        """Serve fetches at `endpoint` with `send`."""
 
     def check(self, endpoint: str) -> None:
-        """Return where KV may be fetched from `endpoint`; raise `RequestRefused`."""
+        """Raise `RequestRefused` unless KV may be fetched from `endpoint`."""
 
     async def fetch(self, fetch: Fetch) -> None:
-        """Return when all has come; raise `FetchRefused`."""
+        """Return once all KV has come; raise `FetchRefused`."""
 
 
 class Clock(Protocol):
-    """Wall time, in seconds from anywhere, never backwards."""
+    """Monotonic wall time in seconds."""
 
     def now(self) -> float:
         """Return the time."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`; where that is 0, after other tasks had their turn."""
+        """Return after `seconds`; if 0, after other tasks have run."""
 
 
 class Transfers:
-    """One engine's; `changed` is called whenever the simulator may have work again."""
+    """One engine's transfers; `changed` is called whenever the simulator may have work again."""
 
     def __init__(
         self, simulator: Simulator, carrier: Carrier, clock: Clock, speed: float, changed: Callable[[], None]
@@ -79,11 +80,11 @@ class Transfers:
 
     @property
     def buffer(self) -> TransferBuffer:
-        """The engine's buffer, to be looked at."""
+        """The engine's buffer, for tests."""
         return self._buffer.buffer
 
     async def fetch(self, fetch: Fetch) -> None:
-        """Fetch what a request waits for and tell the simulator how that went."""
+        """Fetch a request's KV and report the outcome to the simulator."""
         began_s = self._clock.now()
         try:
             async with asyncio.timeout(self._rules.timeout_s / self._speed), self._buffer.reserved(fetch.tokens):
@@ -97,7 +98,7 @@ class Transfers:
         self._changed()
 
     async def send(self, name: int, state: bytes, tokens: int) -> int:
-        """Return how many bytes went; raise `FetchRefused` where there is nothing to send, or somebody else gets it."""
+        """Return the bytes sent; raise `FetchRefused` if the context is not held, or being sent to another engine."""
         if name in self._sending or not self._simulator.holds(name, state, tokens):
             raise FetchRefused("gone", f"transfer {name}: not held here, or being sent")
         self._sending.add(name)
@@ -113,7 +114,7 @@ class Transfers:
 
 
 class _AwaitableBuffer:
-    """A buffer whose places can be waited for."""
+    """A buffer that tasks can wait for."""
 
     def __init__(self, buffer: TransferBuffer) -> None:
         self.buffer = buffer
@@ -121,7 +122,7 @@ class _AwaitableBuffer:
 
     @asynccontextmanager
     async def reserved(self, tokens: int) -> AsyncIterator[None]:
-        """Be where so many places are had; they are given back at the end."""
+        """Reserve space for so many tokens in the block."""
         granted = asyncio.Event()
         self._granted[granted] = granted
         try:

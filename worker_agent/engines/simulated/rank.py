@@ -1,19 +1,19 @@
-"""One rank of the simulated engine: which requests compute what in an iteration.
+"""One rank of the simulated engine: schedules the requests of each iteration.
 
     1. every decoding sequence computes one token, oldest first
-    2. sequences in their context phase take what is left of the token budget, oldest first, in chunks
+    2. sequences in their context phase use the rest of the token budget, oldest first, in chunks
     3. waiting requests are admitted in the order of arrival while budget, sequences and blocks last; the first that
-       does not fit keeps all others waiting
+       does not fit blocks all others
 
-A request is admitted only when the blocks of all tokens that it may ever compute can be had, so none is evicted or
+A request is admitted only if the blocks of all tokens that it may ever compute are available, so none is evicted or
 paused later (GUARANTEED_NO_EVICT). The iteration that completes a prompt emits the first token. The last token is only
 emitted, never computed; a stop token is the last one.
 
-    prefill    one token, which is the last; unless it is a stop token, the blocks stay the request's until its KV was
-               fetched, or given up
-    decode     what is admitted waits, with its blocks, until its KV was fetched; then it is a decoding sequence whose
-               first token the prefill engine said. Cancelled before that, it is fetched all the same, then forgotten:
-               else the prefill engine would keep its blocks
+    prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
+               fetched, or expires
+    decode     an admitted request waits, with its blocks, until its KV is fetched; then it decodes, with the prefill
+               engine's first token. If it is cancelled before, its KV is fetched anyway, then it is forgotten:
+               otherwise the prefill engine would keep its blocks
 
 Source of the last: `docs/SOURCES.md` D4.1 (5).
 """
@@ -50,7 +50,7 @@ from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRe
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does in one iteration, and which KV it waits for from now on."""
+    """The work of one rank in one iteration, and the fetches that begin with it."""
 
     work: IterationWork
     outputs: tuple[tuple[str, EngineOutput], ...]
@@ -101,7 +101,7 @@ class Rank:
 
     @property
     def is_idle(self) -> bool:
-        """Whether an iteration would do nothing, until somebody says something: all that is here waits for KV."""
+        """Whether an iteration would do nothing until a call changes the state: all requests wait for KV or blocks."""
         if self._context or self._decoding or not self._fetching.is_settled:
             return False
         return not self._waiting or self._is_blocked
@@ -117,9 +117,9 @@ class Rank:
         self._is_blocked = False
 
     def cancel(self, request_id: str) -> bool:
-        """Return whether a request that waits or runs is forgotten, and its blocks free; what it computed stays cached.
+        """Cancel a waiting or running request; return whether it is gone. Its computed tokens stay cached.
 
-        One that takes a transfer which is not over stays until it is, and is told no more.
+        A request with a transfer in progress stays until the transfer is over, without outputs.
         """
         self._is_blocked = False
         if waiting := self._waiting.get(request_id) or self._fetching.waiting(request_id):
@@ -135,7 +135,7 @@ class Rank:
         return True
 
     def fetched(self, request_id: str) -> bool:
-        """Let a request whose KV has come be decoded; return whether anybody still wants it. Else it is forgotten."""
+        """Let a request decode whose KV has come; return False, and forget it, if it was cancelled."""
         running = self._fetching.end(request_id, has_come=True)
         prompt = running.request.prompt
         running.computed_tokens = len(prompt)
@@ -143,7 +143,7 @@ class Rank:
         return self._is_still_wanted(running)
 
     def fetch_failed(self, request_id: str) -> bool:
-        """Let a request whose KV does not come fail; return whether anybody still wants it. Else it is forgotten."""
+        """Let a request fail whose KV does not come; return False, and forget it, if it was cancelled."""
         return self._is_still_wanted(self._fetching.end(request_id, has_come=False))
 
     def _is_still_wanted(self, running: Running) -> bool:
@@ -153,12 +153,12 @@ class Rank:
         return not running.is_cancelled
 
     def give_back(self, table: BlockTable, prompt: tuple[int, ...]) -> None:
-        """Free the blocks of a context that was held for others; it stays cached."""
+        """Free the blocks of a held context; it stays cached."""
         self._is_blocked = False
         self.pool.release(table, prompt)
 
     def step(self, now_s: float) -> RankStep:
-        """Compute one iteration that begins at `now_s`; the state afterwards is that at its end."""
+        """Compute one iteration that begins at `now_s`; afterwards the state is the one at its end."""
         self._plan(now_s)
         ended = self._begin_fetched()
         budget = self._engine.max_num_batched_tokens
@@ -175,7 +175,7 @@ class Rank:
         return RankStep(work=work, outputs=outputs, fetches=tuple(fetch for _, fetch in begun), did=did)
 
     def quiet_iterations(self, iterations_max: int) -> int:
-        """Return for how many iterations nothing can happen but decoding: nobody begins, ends or takes a block."""
+        """Return for how many iterations only decoding can happen: no request begins, ends or takes a block."""
         if self._waiting or self._context or not self._fetching.is_settled:
             return 0
         if len(self._decoding) > self._engine.max_num_batched_tokens:
@@ -190,14 +190,14 @@ class Rank:
         return min(until_end, blocks * self._engine.block_size - running.computed_tokens)
 
     def quiet_work(self, iterations: int) -> Iterator[IterationWork]:
-        """Yield what so many quiet iterations will compute."""
+        """Yield the work of so many quiet iterations."""
         sequences = len(self._decoding)
         kv_tokens = sum(running.computed_tokens for running in self._decoding.values())
         for iteration in range(iterations):
             yield IterationWork(decode_sequences=sequences, kv_tokens=kv_tokens + iteration * sequences)
 
     def skip(self, iterations: int, began_s: float) -> None:
-        """Compute quiet iterations, the last of which began at `began_s`, and tell nobody."""
+        """Compute quiet iterations without outputs; the last of them began at `began_s`."""
         self._began_s = began_s
         for running in self._decoding.values():
             running.computed_tokens += iterations
@@ -205,7 +205,7 @@ class Rank:
                 self._generate_token(running)
 
     def _plan(self, now_s: float) -> None:
-        """Note when this iteration's batch was fixed: with the one before, where that runs on into this one."""
+        """Note when this iteration's batch was fixed: with the iteration before, if that continues into this one."""
         planned_before = self._scheduling.plans_ahead and (self._context or self._decoding)
         self._planned_s = self._began_s if planned_before else now_s
         self._began_s = now_s
@@ -222,7 +222,7 @@ class Rank:
         return chunks
 
     def _begin_fetched(self) -> list[tuple[str, EngineOutput]]:
-        """Let what was fetched be decoded; return the outputs of those that end with the first token, or failed."""
+        """Let fetched requests decode; return the outputs of those that end with the first token, or failed."""
         come, failed = self._fetching.take()
         for running in failed:
             self._release(running)
@@ -235,7 +235,7 @@ class Rank:
         return ended
 
     def _admit(self) -> Running | None:
-        """Return the next request whose prompt is to be computed; those on the way to it wait for their KV."""
+        """Return the next request whose prompt is to be computed; requests before it that need KV begin to wait."""
         while (running := self._admit_next()) is not None:
             request = running.request
             if not takes_transfer(request, self._role):
@@ -307,7 +307,7 @@ class Rank:
         )
 
     def _hold(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> Handoff:
-        """Keep the blocks of a computed prompt for whoever gets what is returned."""
+        """Hold the blocks of a computed prompt for a fetch; return the handoff."""
         request = running.request
         name, state = self._contexts.hold(
             self._dp_rank, running.table, request.prompt, self._began_s, request.transfer_id
@@ -317,7 +317,7 @@ class Rank:
         return msgspec.structs.replace(handoff, ctx_dp_rank=dp_rank, ctx_info_endpoint=self._contexts.endpoint)
 
     def _release(self, running: Running) -> None:
-        """Free a request's blocks; what it computed stays cached, and who waited for blocks may get them."""
+        """Free a request's blocks; its computed tokens stay cached, and waiting requests may get blocks."""
         self._is_blocked = False
         self.pool.release(running.table, running.tokens[: running.computed_tokens])
 

@@ -3,13 +3,13 @@
     while simulator.has_work:
         step = simulator.step(now_s)        # the state is now that at the end of the iteration
         now_s += step.duration_s
-        simulator.flush_events()            # and only now may anybody see it
+        simulator.flush_events()            # the events become visible only now
 
-Ranks go in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
+Ranks run in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
 
-A decode engine's step may name KV that it waits for, from the step's beginning on; `fetched` or `fetch_failed` answers
-for each. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
-`exchange.py` carries it all between simulators in virtual time.
+A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetched` or
+`fetch_failed`. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
+`exchange.py` carries the transfers between simulators in virtual time.
 """
 
 from collections import deque
@@ -60,9 +60,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Simulator:
     """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
 
-    The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest give way, and
-    their ids are missed. Source: `docs/SOURCES.md` E1.5. A host tier that is a source of its own keeps as many
-    and one for each of its blocks; what nobody took gives way to an account of all that it holds.
+    The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest are dropped,
+    which leaves a hole in the ids. Source: `docs/SOURCES.md` E1.5. A host tier that is its own source keeps as many
+    and one for each of its blocks; beyond that a description of all its blocks replaces its events.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Simulator:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to step for: a request that can go on, or effects that wait to be told."""
+        """Whether a step is needed: a request can continue, or changes are not reported yet."""
         return self._has_unreported or not all(rank.is_idle for rank in self._ranks.values())
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is here that has not ended; those that wait for their KV want no step."""
+        """Whether any request has not ended; requests that wait for KV need no step."""
         return bool(self._rank_of)
 
     @property
@@ -136,7 +136,7 @@ class Simulator:
         `choice` is its number among several generations of a prompt, each of which is a request of its own here.
 
         Raises:
-            RequestRefused: it can never be served, or its id is in use; nothing has changed.
+            RequestRefused: it can never be served, or its id is in use; the state is unchanged.
         """
         id_in_use = request.request_id in self._rank_of
         check_request(request, self.description, self._layout, self.role, id_in_use=id_in_use)
@@ -149,10 +149,10 @@ class Simulator:
         self._rank_of[request.request_id] = dp_rank
 
     def cancel(self, request_id: str) -> None:
-        """Free a request's blocks at once, what it computed stays cached; without effect where it has ended.
+        """Free a request's blocks at once, its computed tokens stay cached; without effect if it has ended.
 
-        One more iteration tells what changed, if need be with nothing to compute. A request that takes a transfer goes
-        on until that is over, unseen; its id stays in use so long.
+        One more iteration reports the change, even without work. A request with a transfer in progress continues
+        without outputs until the transfer is over; its id stays in use until then.
         """
         dp_rank = self._rank_of.get(request_id)
         if dp_rank is not None and self._ranks[dp_rank].cancel(request_id):
@@ -160,7 +160,7 @@ class Simulator:
             self._has_unreported = True
 
     def fetched(self, fetch: Fetch, after_s: float) -> None:
-        """Let a request go on whose KV has come, `after_s` after it was asked for."""
+        """Continue a request whose KV has come, `after_s` after its fetch began."""
         self._counts.fetches["done"] += 1
         self._counts.fetched_tokens += fetch.tokens
         self._counts.fetch_s += after_s
@@ -177,15 +177,15 @@ class Simulator:
             del self._rank_of[request_id]
 
     def offer_at(self, endpoint: str) -> None:
-        """Say in handoffs from now on that contexts are fetched at `endpoint`."""
+        """Put `endpoint` into handoffs from now on, as the address to fetch contexts from."""
         self._contexts.endpoint = endpoint
 
     def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
-        """Return whether so many tokens of a context can be had here, by its name and what was said with it."""
+        """Return whether so many tokens of a context are held, by its name and the handoff's state."""
         return self._contexts.holds(transfer_id, state, tokens)
 
     def hand_over(self, transfer_id: int) -> bool:
-        """Free the blocks of a context that somebody has fetched; return whether it was still here."""
+        """Free the blocks of a fetched context; return whether it was still held."""
         held = self._contexts.give_up(transfer_id)
         if held is None:
             return False
@@ -195,7 +195,7 @@ class Simulator:
         return True
 
     def expire(self, now_s: float) -> None:
-        """Free the blocks of contexts that nobody fetched in time."""
+        """Free the blocks of contexts that were not fetched in time."""
         for held in self._contexts.expired(now_s):
             self._counts.expired += 1
             self._ranks[held.dp_rank].give_back(held.table, held.prompt)
@@ -203,11 +203,11 @@ class Simulator:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When `expire` has something to do next, in engine seconds; None while nothing is held."""
+        """When the next context expires, in engine seconds; None if none is held."""
         return self._contexts.next_expiry_s
 
     def transfer_statistics(self) -> TransferStatistics:
-        """Return how transfers stand, and what became of them."""
+        """Return the statistics of transfers."""
         fetching = sum(rank.fetching_count for rank in self._ranks.values())
         return self._counts.statistics(self.transfers, len(self._contexts), self._contexts.tokens, fetching)
 
@@ -241,8 +241,8 @@ class Simulator:
     def foresee(self, now_s: float, iterations_max: int) -> list[float]:
         """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
 
-        In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. What is
-        foreseen holds until something is submitted, cancelled, fetched or handed over.
+        In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. The
+        forecast holds until a request is submitted or cancelled, or KV is fetched or handed over.
         """
         ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._has_unreported else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
@@ -275,7 +275,7 @@ class Simulator:
         return drained
 
     def drain_host_events(self) -> list[RankEvent]:
-        """Return all visible events of the host tier since the last call, where it is a source of its own."""
+        """Return all visible events of the host tier since the last call, if it is its own source."""
         drained = [RankEvent(dp_rank, event) for dp_rank, host in self._visible_host.items() for event in host]
         for host in self._visible_host.values():
             host.clear()

@@ -1,21 +1,21 @@
 """The duration of KV transfers from a prefill to a decode engine, and where they queue.
 
     duration   latency + tokens * bytes of a token / bandwidth
-    buffer     each engine has one, of `buffer_tokens` places; a transfer has a place for each of its tokens, first in
-               the receiver's, then in the sender's, all at once and in the order of asking, until it is over
-    too long   a transfer of more tokens than the buffer has places waits for more, which never come; nobody behind it
-               gets any before its timeout
+    buffer     each engine has one, of `buffer_tokens` tokens; a transfer reserves space for all its tokens, first in
+               the receiver's, then in the sender's, at once and in the order of requests, until it is over
+    too long   a transfer longer than the buffer waits for space that never comes; no transfer behind it gets space
+               before its timeout
 
-So a buffer below the longest input stops both engines under load: the sender's blocks are held by transfers that wait
-for the buffer, the receiver's by requests that wait for these transfers. Only the timeout ends it.
+So a buffer below the longest input stops both engines under load: transfers that wait for the buffer hold the sender's
+blocks, and requests that wait for these transfers hold the receiver's. Only the timeout ends it.
 
-    outcome    done      all tokens are there
+    outcome    done      all tokens have come
                stalled   the buffer is too small for it
-               timeout   its turn came too late, or it took too long
+               timeout   it waited or took too long
                gone      the sender does not hold it: fetched, given up, or never handed over
                lost      the sender does not answer
 
-That the line does not move on is assumed. Source: `docs/SOURCES.md` D4.2; NVIDIA Dynamo's documentation,
+Assumed: the first transfer blocks the queue. Source: `docs/SOURCES.md` D4.2; NVIDIA Dynamo's documentation,
 TensorRT-LLM, "Known Issues and Mitigations" (KV cache exhaustion); NVIDIA/TensorRT-LLM, `cacheFormatter.cpp` (with an
 agent the buffer has to cover a whole transfer); 60 s: `kv_transfer_timeout_ms` (`docs/TENSORRT_LLM.md`).
 """
@@ -47,23 +47,23 @@ class TransferRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0
 
     def duration_s(self, tokens: int) -> float:
-        """Return how long so many tokens are on their way, in engine seconds."""
+        """Return the transfer time of so many tokens, in engine seconds."""
         return self.latency_s + tokens * self.token_bytes / self.bandwidth_bytes_s
 
     def too_late(self, tokens: int) -> TransferOutcome:
-        """Return what has become of a transfer whose time is up."""
+        """Return the outcome of a transfer that timed out."""
         is_stalled = self.buffer_tokens is not None and tokens > self.buffer_tokens
         return "stalled" if is_stalled else "timeout"
 
 
 UNBOUNDED = TransferRules()
-"""A network that is fast enough, and a buffer for everything."""
+"""The default network, and an unbounded buffer."""
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decode engine wants: `tokens` of the context that `endpoint` holds as `transfer_id`, for a request.
+    """A decode engine's fetch for a request: `tokens` of the context that `endpoint` holds as `transfer_id`.
 
-    `state` is what the prefill engine said with it; without it nothing is handed out.
+    `state` is from the prefill engine's handoff; without it the context is not sent.
     """
 
     request_id: str
@@ -74,9 +74,9 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's transfers: contexts held for others, requests that wait for theirs; what became of both since start.
+    """An engine's transfers: contexts held for others, requests that wait for KV, and counts since start.
 
-    `expired_total`: contexts that nobody fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
+    `expired_total`: contexts not fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
     """
 
     held: int
@@ -90,7 +90,7 @@ class TransferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferCounts:
-    """What became of an engine's transfers so far."""
+    """Counts of an engine's transfers."""
 
     def __init__(self) -> None:
         self.handed_over = self.expired = self.fetched_tokens = 0
@@ -98,7 +98,7 @@ class TransferCounts:
         self.fetches = dict.fromkeys(OUTCOMES, 0)
 
     def statistics(self, rules: TransferRules, held: int, held_tokens: int, fetching: int) -> TransferStatistics:
-        """Return them, beside what there is now."""
+        """Return the counts with the current gauges."""
         return TransferStatistics(
             held=held,
             held_tokens=held_tokens,
@@ -112,13 +112,13 @@ class TransferCounts:
 
 
 def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
-    """Return what a prefill engine says of a context: it belongs to this prompt and this transfer alone."""
+    """Return the state in a context's handoff, which identifies its prompt and its transfer."""
     encoded = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
     return _STATE + blake3(encoded).digest()
 
 
 class TransferBuffer:
-    """The places of one engine's buffer, and who waits for some. A key is one transfer's."""
+    """The space of one engine's buffer, and the transfers that wait for it. A key identifies a transfer."""
 
     def __init__(self, tokens: int | None) -> None:
         self._tokens = tokens
@@ -128,21 +128,21 @@ class TransferBuffer:
 
     @property
     def used_tokens(self) -> int:
-        """How many places are taken."""
+        """How many tokens are reserved."""
         return self._used_tokens
 
     @property
     def waiting(self) -> int:
-        """How many transfers wait, one that is too long for the buffer among them."""
+        """How many transfers wait, including one that is too long for the buffer."""
         return len(self._waiting)
 
     def request(self, key: Hashable, tokens: int) -> list[Hashable]:
-        """Queue a transfer; return those that have their places now."""
+        """Queue a transfer; return the transfers that get their space now."""
         self._waiting[key] = tokens
         return self._granted()
 
     def release(self, key: Hashable) -> list[Hashable]:
-        """Forget a transfer, wherever it stands; return those that have their places now."""
+        """Remove a transfer, waiting or not; return the transfers that get their space now."""
         self._waiting.pop(key, None)
         self._used_tokens -= self._granted_tokens.pop(key, 0)
         return self._granted()

@@ -1,7 +1,6 @@
-"""The configuration section of settings that only a TensorRT-LLM engine has, beyond its own arguments.
+"""The configuration section of a TensorRT-LLM engine's settings beyond its own arguments.
 
-Its arguments come from flags and files of their own (`worker_agent/engine_args/sources.py`), so that they read
-as the engine's.
+Its arguments come from separate flags and files (`worker_agent/engine_args/sources.py`), in the engine's own format.
 """
 
 from typing import Annotated, Literal
@@ -56,9 +55,9 @@ class TrtllmSection(Section):
     def settings(
         self, text: Text, role: Role, log_level: Literal["debug", "info", "warning", "error"]
     ) -> TrtllmSettings:
-        """Return what the engine is given; adapters are numbered from 1, in their order here.
+        """Return the engine's settings; adapters are numbered from 1, in their order here.
 
-        An encoder, which generates nothing, is as long as no request is.
+        For an encoder, which generates nothing, `max_seq_len` is longer than any request.
         """
         node, longest = self.transfer_node, self.max_seq_len or (1 if role == "encode" else None)
         return TrtllmSettings(

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's encoder makes of a prompt's images: handles, or files with the embeddings."""
+"""Encodes a prompt's images with TensorRT-LLM's encoder, to handles or to files with the embeddings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from worker_agent.media.parts import Media
 
 
 class Encoder(NamedTuple):
-    """The loaded encoder. `placing` is held by the one that places media in a prompt: tokenizers are not shared."""
+    """The loaded encoder. The lock `placing` guards the placing of media in prompts: tokenizers are not thread-safe."""
 
     library: Library
     llm: Any

@@ -1,4 +1,4 @@
-"""What an error of TensorRT-LLM means while the engine lives.
+"""Classifies errors of TensorRT-LLM while the engine lives.
 
     error                                            raised               means
     ----------------------------------------------   ------------------   ----------------------------------------------
@@ -22,7 +22,7 @@ from worker_agent.engines.types import EngineError, RequestRefused
 
 _MISMATCHES = (AttributeError, TypeError, ImportError)
 _LOGGED_MAX = 64
-"""Messages that the log had once; later ones are not logged."""
+"""Most different messages that are logged, each once."""
 _CHARACTERS_MAX = 300
 """Of a message: the missing name stands at its end."""
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger("trtllm")
 
 
 class LibraryMismatch(EngineError):
-    """The installed TensorRT-LLM is not what the agent was written for: the agent's fault, not the client's."""
+    """The installed TensorRT-LLM does not fit the agent's calls: the agent's fault, not the client's."""
 
 
 class LibraryErrors:
@@ -41,7 +41,7 @@ class LibraryErrors:
         self._logged: set[str] = set()
 
     def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
-        """Return the error as the request's; None: it is the engine's. `is_new`: the request was just submitted."""
+        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
         if isinstance(error, _MISMATCHES):
             return self._mismatch(error)
         if is_new or isinstance(error, self._of_requests):

@@ -31,17 +31,17 @@ class Loaded(NamedTuple):
 
 
 class Loading:
-    """An engine that a thread loads, and that nobody may want any more when it is there."""
+    """Loads an engine on a thread; the load can be abandoned meanwhile."""
 
     def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
         self._args, self._settings = args, settings
         self._lock, self._is_wanted = threading.Lock(), True
 
     def run(self) -> Loaded:
-        """Return what was loaded; block this thread. What can be known before is checked before.
+        """Load and return the engine; block this thread. Early checks come before the load.
 
         Raises:
-            EngineError: the model does not go with the engine, or cannot be loaded.
+            EngineError: the model does not fit the engine, or cannot be loaded.
         """
         if self._args.role == "encode":
             check_encoder(str(self._args.value("model")))
@@ -56,13 +56,13 @@ class Loading:
         return Loaded(library, llm, capacity, longest)
 
     def abandon(self) -> None:
-        """Shut the engine down as soon as it is there."""
+        """Shut the engine down as soon as it is loaded."""
         with self._lock:
             self._is_wanted = False
 
 
 def check_encoder(model_path: str) -> None:
-    """Return where the model of a directory has an encoder of its own; of any other model nothing is known.
+    """Check that the model in a directory has a standalone encoder; other models cannot be checked.
 
     Raises:
         EngineError: it has none, or its configuration cannot be read.
@@ -77,10 +77,10 @@ def check_encoder(model_path: str) -> None:
 
 
 def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
-    """Return the longest sequence, as far as it is known before loading; an encoder's is the setting.
+    """Return the longest sequence, if it is known before loading; an encoder's is the setting.
 
     Raises:
-        EngineError: the engine will not report it either.
+        EngineError: it is unknown, and the engine will not report it either.
     """
     if args.role == "encode":
         return settings.max_seq_len
@@ -96,7 +96,7 @@ def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
 
 
 def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription:
-    """Return what the loaded engine is; `model` is its name in requests.
+    """Return the loaded engine's description; `model` is its name in requests.
 
     Raises:
         EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
@@ -120,7 +120,7 @@ def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription
 
 
 def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
-    """Return the tokens in a block; no default stands in for it: a model's defaults may have another one."""
+    """Return the tokens in a block; there is no default, because a model may have its own."""
     stated: int | None = capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block")
     if stated is None and args.role == "encode":
         return _BLOCK_SIZE
@@ -132,9 +132,9 @@ def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
 
 
 def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # noqa: ANN401 - the library's
-    """Return the longest prompt that the library accepts, 0 where that follows from `max_seq_len`.
+    """Return the longest prompt that the library accepts; 0 if it follows from `max_seq_len`.
 
-    Without chunked prefill it is what one iteration may compute. Source: NVIDIA/TensorRT-LLM,
+    Without chunked prefill one iteration must compute the prompt. Source: NVIDIA/TensorRT-LLM,
     `tensorrt_llm/llmapi/llm.py`, `_check_arguments` (backend pytorch; each context-parallel rank has its part).
     """
     if args.role == "encode" or args.value("backend") == "_autodeploy" or args.value("enable_chunked_prefill"):

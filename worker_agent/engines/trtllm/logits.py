@@ -2,13 +2,13 @@
 
     the engine calls     (request id, logits of shape (1, 1, vocabulary), [tokens so far], stream, client id)
     a processor gets     (tokens so far, logits of shape (vocabulary,)), and changes these in place
-    stream               a CUDA stream's address: what the processor does is queued there; None: there is none
-    an error, or any     the logits are as they were before this processor, and the error is counted by its name; the
-    other shape          processors after it still run
+    stream               a CUDA stream's address: the processor's work is queued there; None: no stream
+    an error, or any     the logits stay as before this processor, and the error is counted by its name; the processors
+    other shape          after it still run
 
-A name stands for `package.module:factory`; the factory takes nothing and returns a processor. Each request has
-processors of its own, made at their first call: what is handed to the engine is the specification alone, so that an
-engine that computes in another process can be handed it. Errors are then counted, and logged, over there.
+A name stands for `package.module:factory`; the factory takes no arguments and returns a processor. Each request has its
+own processors, built at their first call: the engine gets only the specification, so that it can be sent to an engine
+process. Errors are then counted and logged in that process.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` (`LogitsProcessor`), `docs/TENSORRT_LLM.md`.
 """
@@ -41,7 +41,7 @@ class LogitsProcessors:
     """The processors of a configuration: name to `package.module:factory`.
 
     Raises:
-        EngineError: a specification is not of that form, or leads to nothing that can be called.
+        EngineError: a specification is malformed, or does not name a callable.
     """
 
     def __init__(self, specifications: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class LogitsProcessors:
         return frozenset(self._specifications)
 
     def adapters(self, names: Sequence[str]) -> list["LogitsAdapter"]:
-        """Return what the engine is given for one request: one adapter for each name, in that order."""
+        """Return the adapters of one request, one for each name, in that order."""
         return [LogitsAdapter(name, self._specifications[name], self.errors_total) for name in names]
 
 
@@ -104,7 +104,7 @@ class LogitsAdapter:
 
 
 def factory_at(name: str, specification: str) -> Factory:
-    """Return the factory that `package.module:factory` means; raise `EngineError`."""
+    """Return the factory named by `package.module:factory`; raise `EngineError`."""
     module, _, attribute = specification.partition(":")
     where = f"logits_processors.{name}: found {specification!r}"
     if not module or not attribute:
@@ -119,7 +119,7 @@ def factory_at(name: str, specification: str) -> Factory:
 
 
 def stream_of(stream_ptr: int | None) -> AbstractContextManager[Any]:
-    """Return where work of the processor is queued on the engine's CUDA stream; without one, anywhere."""
+    """Return a context in which the processor's work is queued on the engine's CUDA stream, if there is one."""
     if stream_ptr is None:
         return nullcontext()
     cuda = importlib.import_module("torch").cuda

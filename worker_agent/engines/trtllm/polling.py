@@ -1,10 +1,10 @@
 """Polls TensorRT-LLM: fetches that do not wait, with pauses after empty ones.
 
     fetch             always with timeout 0. With a timeout the RPC worker sleeps 100 ms after each empty fetch, however
-                      soon something comes
-    nothing came      a pause, which grows until something comes: 5 to 20 ms for KV events, 10 to 100 ms for statistics.
-                      So an answer that comes at once and empty, for whatever reason, costs no more than others
-    time is up        the last fetch was empty: the caller gets nothing
+                      soon rows come
+    empty fetch       a pause, which grows until rows come: 5 to 20 ms for KV events, 10 to 100 ms for statistics. So
+                      immediate empty answers, for whatever reason, do not cause busy polling
+    time is up        the caller gets no rows
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
 `fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
@@ -44,7 +44,7 @@ class Polling:
         self._now_s, self._sleep = now_s, sleep
 
     def rows(self, fetch: Callable[[], list[Row]], timeout_s: float) -> list[Row]:
-        """Return what `fetch` brings first, or nothing after `timeout_s`; raise what it raises."""
+        """Return the first rows of `fetch`, or none after `timeout_s`; raise what it raises."""
         end_s = self._now_s() + timeout_s
         while not (rows := fetch()):
             left_s = end_s - self._now_s()

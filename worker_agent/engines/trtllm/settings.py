@@ -7,22 +7,22 @@ import msgspec
 
 
 class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter that requests may name: its number, unique in the engine and from 1, and where its weights lie."""
+    """A LoRA adapter that requests may name: its number, unique in the engine and from 1, and its weights' path."""
 
     number: int
     path: str
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine does not know, or does not say. Times in seconds.
+    """Facts that the engine does not know or report. Times in seconds.
 
-    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `max_seq_len` counts where the arguments
-    have none. `watch_s` lies between two questions whether the engine lives, each of which may take `answer_s`;
-    `transfer_s` is how long a prefill worker waits for its transfers, `shutdown_s` how long the engine may take to end.
-    `transfer_place` are the node 0..255 and the process 0..63 that no other prefill worker of the fleet has: with them
-    every transfer gets an id; without, the engine's own numbers stand for it, which two workers may both give.
-    `vocab_size` is the model's, in tokens: without it no request may have a `logit_bias`. With `conversation_affinity`
-    the engine chooses the rank of a request that names its conversation.
+    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `max_seq_len` is used if the arguments
+    have none. `watch_s` is the time between two health checks, each of which may take `answer_s`; `transfer_s` is how
+    long a prefill worker waits for its transfers, `shutdown_s` how long the engine may take to end. `transfer_place`
+    are a node 0..255 and a process 0..63, unique among the fleet's prefill workers: with them every transfer gets an
+    id; without, the engine assigns its own numbers, which may collide between two workers. `vocab_size` is the model's,
+    in tokens: without it no request may have a `logit_bias`. With `conversation_affinity` the engine chooses the rank
+    of a request that names its conversation.
     """
 
     end_ids: tuple[int, ...] = ()

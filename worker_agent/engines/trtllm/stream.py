@@ -12,7 +12,7 @@ _log = structlog.get_logger("trtllm")
 
 
 class Stream:
-    """A result and what was made of it; at most one task waits for its next response."""
+    """A result and its outputs; at most one task waits for its next response."""
 
     def __init__(self, request_id: str, result: Any, outputs: Outputs, *, takes_transfer: bool) -> None:  # noqa: ANN401
         self.request_id, self.result, self.outputs = request_id, result, outputs
@@ -20,7 +20,7 @@ class Stream:
         self._patience: asyncio.Timeout | None = None
 
     async def step(self) -> list[EngineOutput]:
-        """Return what the engine's next response adds; raise TimeoutError once cut, or what the engine raises."""
+        """Return the new outputs of the engine's next response; raise TimeoutError once cut, or the engine's error."""
         try:
             async with asyncio.timeout(None) as self._patience:
                 await anext(self.result)
@@ -29,13 +29,13 @@ class Stream:
         return self.outputs.new(self.result)
 
     def cut(self) -> None:
-        """Let whoever waits wait no longer."""
+        """End the wait for the next response."""
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     def abort(self) -> None:
-        """Cancel the request in the engine, where that still computes it."""
+        """Cancel the request in the engine, if that still computes it."""
         try:
             self.result.abort()
-        except (AssertionError, RuntimeError) as error:  # the engine has gone first
+        except (AssertionError, RuntimeError) as error:  # the engine has ended already
             _log.debug("abort_not_heard", request_id=self.request_id, reason=str(error))
