@@ -30,7 +30,7 @@ from router.pools.targets import is_url
 
 NOT_LOOKED = 3
 _LISTEN_S = 3.0
-"""Three heartbeats: one that is late is not missed, and two lives of one rank are told from one after the other."""
+"""Three heartbeats: one may be late, and two simultaneous epochs of a rank differ from two consecutive ones."""
 _TIMEOUT_S = 2.0
 _URLS_MAX = 64
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead

@@ -26,7 +26,7 @@ def load_modes(names: Sequence[str], mode: str) -> MappingProxyType[str, Mode]:
 
     Raises:
         ConfigurationError: a name is not of that form, nothing of that name can be imported, or it cannot be called so;
-            all that is wrong is told at once.
+            the error names all problems.
     """
     modes, problems = dict(MODES), list[str]()
     for name in names:

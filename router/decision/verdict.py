@@ -16,8 +16,8 @@ from router.decision.cost import CostColumns
 from router.decision.view import RouteRequest, View
 
 Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newcomer", "only", "predicted_ttft", "user"]
-"""Why the winner won: what it holds, how little it has to do, its turn, a draw or a tie that the seed decided, the
-caller's word, its session, that newcomers had their share, that there was nobody else, its forecast, a user's mode."""
+"""Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
+its session, newcomers with a spent share, no other candidate, its forecast, a user's mode."""
 Action = Literal["admit", "queue", "reject"]
 _NOT_WEIGHED = CostTerms()
 

@@ -25,19 +25,19 @@ Floats = NDArray[np.float64]
 class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc=False):
     """A request, as far as routing reads it.
 
-    decision_id         unique, a new one for every attempt; `request_id` is the client's word, and may repeat
+    decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
     isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
-                        With images that are not seen, the least that it has
+                        With unseen images, a lower bound
     sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
-    lora                the adapter that is asked for; empty: the base model
-    session_id          whose requests would rather stay at one rank; empty: no session's
+    lora                the requested adapter; empty: the base model
+    session_id          its requests prefer to stay at one rank; empty: no session
     pinned_*            None, or the only worker or rank allowed
     tried               ranks that failed this phase of the request already
-    phase               what its worker is asked for
+    phase               the phase that its worker serves
     transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
-    prefill_worker      decode: the worker that computed the prompt, empty where it is not known; prefill: empty. None:
+    prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
                         no KV is transferred (so in records of versions without this field, which checked no pairs)
-    endpoint            the OpenAI endpoint that its worker has to state
+    endpoint            the OpenAI endpoint that its worker must state
     """
 
     @property

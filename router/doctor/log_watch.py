@@ -9,7 +9,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.doctor.facts import Head, LoadSeen
 
 HEADS_MAX = 65_536
-"""Epochs of ranks that are kept; further ones are only counted."""
+"""Epochs of ranks that are kept; of further ones only the fact that there are some."""
 _REFUSED_MAX = 16
 _LOOK_S = 0.05
 

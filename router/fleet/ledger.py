@@ -139,8 +139,8 @@ class Ledger:
     def tick(self, now_s: float) -> list[Expired | Unreported]:
         """Return the events that the passing of time causes; the caller applies them, or gets them again.
 
-        Those are endings of leases whose time is over, and of our own that an engine knows nothing of; and the engines
-        that have fallen silent.
+        These are endings of expired leases, and of own leases that an engine does not report; and the engines that have
+        stopped reporting.
         """
         events: list[Expired | Unreported] = []
         for lease_id, lease in self._leases.items():

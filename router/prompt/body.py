@@ -12,8 +12,8 @@ _OPENING, _CLOSING = b'{"kv_prompt_ids":"', b'",'
 def with_prompt_ids(body: Bytes, ids: bytes, encoded: bytes = b"") -> tuple[Bytes | memoryview, ...]:
     """Return the JSON object `body` with `kv_prompt_ids` as its first key, in parts; unchanged in all other bytes.
 
-    `ids` are little-endian u32s, `encoded` the same in base64 where somebody has it; of no ids, those of a prompt with
-    images, nothing is said. The body is not copied; white space before the object is left out.
+    `ids` are little-endian u32s, `encoded` the same in base64 if known. Without ids (a prompt with images) nothing
+    is inserted. The body is not copied; white space before the object is left out.
     """
     if not ids:
         return (memoryview(body),)

@@ -75,7 +75,7 @@ def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
         settle = partial(_settle, future, future.set_result, work())
     except Exception as error:  # noqa: BLE001 - it is raised again where the future is awaited
         settle = partial(_settle, future, future.set_exception, error)
-    with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+    with suppress(RuntimeError):  # the loop has ended, and no caller waits
         future.get_loop().call_soon_threadsafe(settle)
 
 

@@ -53,7 +53,7 @@ _UNBOUNDED = 1 << 62
 
 
 class _Sum:
-    """What one tenant, or all, have waiting."""
+    """Waiting requests and tokens of one tenant, or of all."""
 
     __slots__ = ("requests", "tokens")
 
@@ -69,7 +69,7 @@ class _Sum:
 
 
 class _Rate:
-    """Tokens a second that went of late, out of the queue."""
+    """Recent rate of admitted tokens per second."""
 
     def __init__(self) -> None:
         self._sum, self._at_s = 0.0, 0.0
@@ -82,18 +82,18 @@ class _Rate:
         return float(self._sum * 2.0 ** ((self._at_s - now_s) / RATE_HALF_LIFE_S))
 
     def seconds_for(self, tokens: float, now_s: float, most_s: float) -> float:
-        """Return how long so many tokens will take, 1..`most_s`; that, where nothing went of late."""
+        """Return how long `tokens` will take, 1..`most_s`; `most_s` without recent admissions."""
         rate = self._left(now_s) * _LN_2 / RATE_HALF_LIFE_S
         return max(1.0, min(most_s, tokens / rate if rate > 0 else most_s))
 
 
 class RequestQueue:
-    """All requests that wait. `now_s` never goes back."""
+    """All waiting requests. `now_s` never decreases."""
 
     def __init__(self, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()
         self._models: dict[str, ModelQueue] = {}
-        self._waiting: dict[int, Place] = {}  # in the order of arrival, which is that of timeouts
+        self._waiting: dict[int, Place] = {}  # in the order of arrival, and of timeouts
         self._arrivals = 0
         self._all, self._tenants = _Sum(), dict[str, _Sum]()
         self._kinds = Counter[tuple[str, Placing]]()
@@ -105,17 +105,17 @@ class RequestQueue:
         return self._all.requests
 
     def models(self) -> tuple[str, ...]:
-        """Return the models for which somebody waits."""
+        """Return the models with waiting requests."""
         return tuple(self._models)
 
     def is_waited_for(self, request: RouteRequest) -> bool:
-        """Return whether somebody waits for the room that the request wants."""
+        """Return whether a request of the same kind waits."""
         return bool(self._waiting) and (request.model, placing_of(request)) in self._kinds
 
     # ---------------------------------------------------------------- in
 
     def offer(self, waiting: Waiting, now_s: float) -> Place | QueueRefusal:
-        """Return the request's place, or why it gets none."""
+        """Queue the request; return its place, or why it is refused."""
         tenant = self._tenant_of(waiting)
         reason = self._full(tenant, waiting.cost_tokens)
         if reason is not None:
@@ -149,9 +149,9 @@ class RequestQueue:
     # ---------------------------------------------------------------- out
 
     def take(self, model: str, has_headroom: Callable[[Waiting], bool], now_s: float) -> Place | None:
-        """Return whose turn it is of those for whom there is room, out of the queue now; None where there is for none.
+        """Remove and return the next request with headroom; None if there is none.
 
-        `has_room` is asked once for each kind that somebody is the first of.
+        `has_headroom` is called once for each kind that a first request has.
         """
         queue = self._models.get(model)
         if queue is None:
@@ -182,7 +182,7 @@ class RequestQueue:
         return place
 
     def cancel(self, place: Place) -> bool:
-        """Return whether the request still waited; it does not any more."""
+        """Remove the request; return whether it still waited."""
         if place.arrival not in self._waiting:
             return False
         self._remove(place)
@@ -190,7 +190,7 @@ class RequestQueue:
         return True
 
     def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
-        """Return those who have waited for `wait_s`, out of the queue now, and what they are told."""
+        """Remove and return the requests that have waited for `wait_s`, with their refusals."""
         overdue = []
         for place in self._waiting.values():
             if now_s - place.arrived_s < self._limits.wait_s:
@@ -199,7 +199,7 @@ class RequestQueue:
         return self._dismiss(overdue, "timeout", now_s)
 
     def stop(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
-        """Return all who wait, out of the queue now, and what they are told."""
+        """Remove and return all requests, with their refusals."""
         return self._dismiss(list(self._waiting.values()), "stopping", now_s)
 
     def _dismiss(
@@ -239,7 +239,7 @@ class RequestQueue:
         )
 
     def statistics(self) -> QueueStatistics:
-        """Return what waits, and what became of the others."""
+        """Return current figures and totals."""
         return QueueStatistics(
             requests=self._all.requests,
             tokens=self._all.tokens,

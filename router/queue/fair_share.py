@@ -35,15 +35,15 @@ class _Share:
     def __init__(self, quantum_tokens: float) -> None:
         self.quantum_tokens = quantum_tokens
         self.deficit_tokens = 0.0
-        self.is_at_its_turn = False  # it was given this round's quantum, and is the ring's first
+        self.is_at_its_turn = False  # it has this round's quantum, and is first in the ring
 
     def rounds(self, cost_tokens: int) -> int:
-        """Return how many quanta it must be given, one at least, to cover the cost."""
+        """Return how many quanta it needs, at least one, to cover the cost."""
         return max(1, math.ceil((cost_tokens - self.deficit_tokens) / self.quantum_tokens))
 
 
 class FairShare:
-    """The ring of keys for which something waits; the caller keeps what it is."""
+    """The ring of keys with waiting requests; the caller keeps the requests."""
 
     def __init__(self, limits: FairShareLimits | None = None) -> None:
         self._limits = limits or FairShareLimits()
@@ -56,18 +56,18 @@ class FairShare:
         return len(self._ring)
 
     def waits(self, key: str) -> None:
-        """Something waits for the key; if nothing did before, its turn comes last."""
+        """A request of the key waits; a new key comes last in the ring."""
         if key not in self._ring:
             self._ring[key] = _Share(self._limits.quantum_tokens * self._limits.weights.get(key, 1.0))
 
     def waits_no_more(self, key: str) -> None:
-        """Nothing waits for the key any more; one that is not known is welcome."""
+        """No request of the key waits any more; an unknown key is ignored."""
         self._ring.pop(key, None)
 
     def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
-        """Return whose turn it is, charged for it; None where no head may go now.
+        """Charge and return the key whose turn it is; None if no head may go now.
 
-        `cost_tokens(key)` is what the key's head costs, 1 or more, or None where it may not go now.
+        `cost_tokens(key)` is the cost of the key's head, 1 or more, or None if it may not go now.
         """
         turn = self._same_turn(cost_tokens)
         if turn is not None:

@@ -126,7 +126,7 @@ class FleetHeadroom:
             return self._routing.decide(request)
         except (NoEligibleWorker, WorkerNotNamed):
             return None
-        except Exception:  # noqa: BLE001 - a user's mode may raise anything; when the request goes on, it is told
+        except Exception:  # noqa: BLE001 - a user's mode may raise anything; the decision reports it
             _log.exception("mode_failed", mode=self._routing.policy.mode)
             return None
 

@@ -32,7 +32,7 @@ class Headroom:
     def spare_tokens(self, ranks: Ranks, queued_tokens: Ints, request: RouteRequest) -> float:
         """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
 
-        Less than 0: all are over theirs, there is no room. Inf: nobody may take the request.
+        Less than 0: all are over their thresholds. Inf: no rank is eligible.
         """
         slack = self._tokens_of(ranks.registrations) - queued_tokens
         why = exclusions(ranks, request)

@@ -91,7 +91,7 @@ class Replication:
 
     @property
     def has_no_peers(self) -> bool:
-        """Whether no other router was heard of lately: then events need not be sent at once."""
+        """Whether no other router sent a message lately: then events need not be sent at once."""
         return not self._peers
 
     def on_lease_event(self, event: LeaseEvent) -> None:

@@ -150,7 +150,7 @@ class ResponseRelay:
                 self._buffer = None
                 self._begin(head, data[end:])
                 return
-            if head.status == 101:  # noqa: PLR2004 - it goes on in another protocol, which nobody asked for
+            if head.status == 101:  # noqa: PLR2004 - an unrequested change of protocol
                 self.fail("first_byte", "status 101")
                 return
             data = data[end:]

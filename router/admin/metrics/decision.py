@@ -22,8 +22,8 @@ STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 REASONS: tuple[str, ...] = get_args(Reason)
 APPROXIMATE = "approximate"
 FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
-"""The winner's events are not heard, so what was routed to it stands in; the prompt could not be encoded, so the choice
-goes by load alone; nobody is predicted to meet the targets, and the request was admitted all the same."""
+"""The winner has no events, so its overlap is what was routed to it; the prompt could not be encoded, so only load
+counts; no rank is predicted to meet the targets, and the request was admitted all the same."""
 _STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
 _BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
@@ -47,7 +47,7 @@ class DecisionMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """Counters with unsettled observations."""
+        """Distributions with observations to be settled."""
         return (*self._stages.values(), self._margin, self._regret)
 
     def stage(self, stage: str, seconds: float) -> None:

@@ -34,7 +34,7 @@ class WorkerMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """Counters with unsettled observations."""
+        """Distributions with observations to be settled."""
         return tuple(worker.error for worker in self._workers.values())
 
     def settled(self, worker_id: str, predicted_tokens: int, actual_tokens: int) -> None:

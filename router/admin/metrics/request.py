@@ -19,7 +19,7 @@ from router.queue.waiting import REFUSAL_REASONS
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
 REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
-"""More in flight than the router serves at a time; nobody is predicted to meet the targets; by the queue."""
+"""Too many requests in flight; no rank is predicted to meet the targets; refused by the queue."""
 UNKNOWN_MODEL = "unknown"
 _WAITING_MAX = 512
 """Observations that wait to be sorted into buckets."""

@@ -17,7 +17,7 @@ from tests.unit.router.test_routing import Bench
 
 
 class Seats:
-    """A fleet with room for so many requests: the verified fake of `FleetRoom`."""
+    """A fleet with room for so many requests: the verified fake of `FleetHeadroom`."""
 
     def __init__(self, free: int) -> None:
         self.free = free
