@@ -194,11 +194,11 @@ async def _drained(fleet: Fleet, tokens: int) -> dict[str, Any] | None:
     url = f"{fleet.control_url}/v1/workers/{LEAVES}/drain"
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         async with session.post(url, json={"handover_tokens": tokens, "handover_s": _WAIT_S}) as response:
-            told = (await response.json())["drain"]
-        while told["state"] != "drained":
+            status = (await response.json())["drain"]
+        while status["state"] != "drained":
             async with session.get(url, params={"wait": _WAIT_S}) as response:
-                told = await response.json()
-    handover: dict[str, Any] | None = told["handover"]
+                status = await response.json()
+    handover: dict[str, Any] | None = status["handover"]
     return handover
 
 
@@ -210,7 +210,7 @@ def _show(found: Sequence[Lost], problems: Sequence[str], workers: int) -> None:
         "first TTFT p50, ms", "p95, ms", "drained after, s", "prefixes warmed / listed", "tokens",
     )  # fmt: skip
     for each in found:
-        told = each.handover or {"warmed": 0, "listed": 0, "spent_tokens": 0}
+        handover = each.handover or {"warmed": 0, "listed": 0, "spent_tokens": 0}
         table.add_row(
             each.way,
             str(each.requests),
@@ -222,8 +222,8 @@ def _show(found: Sequence[Lost], problems: Sequence[str], workers: int) -> None:
             f"{each.first_ttft_p50_ms:.0f}",
             f"{each.first_ttft_p95_ms:.0f}",
             "" if each.drained_s is None else f"{each.drained_s - each.cut_s:.1f}",
-            f"{told['warmed']} / {told['listed']}",
-            f"{told['spent_tokens']:,}",
+            f"{handover['warmed']} / {handover['listed']}",
+            f"{handover['spent_tokens']:,}",
         )
     console.print(table)
     for line in [*problems, *_gain(found)]:

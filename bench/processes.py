@@ -60,7 +60,7 @@ class Process:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._child: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._said = asyncio.Condition()
+        self._output_changed = asyncio.Condition()
 
     @property
     def pid(self) -> int:
@@ -95,11 +95,11 @@ class Process:
         assert child.stdout is not None
         async for line in child.stdout:
             self._lines.append(line.decode(errors="replace").rstrip())
-            async with self._said:
-                self._said.notify_all()
+            async with self._output_changed:
+                self._output_changed.notify_all()
         await child.wait()
-        async with self._said:
-            self._said.notify_all()
+        async with self._output_changed:
+            self._output_changed.notify_all()
 
     async def line_with(self, words: str) -> str:
         """Return the first line that contains `words`; raise `ProcessFailed` where none comes."""
@@ -111,8 +111,8 @@ class Process:
             return self._child is None or self._child.returncode is not None
 
         try:
-            async with asyncio.timeout(_START_S), self._said:
-                await self._said.wait_for(lambda: found() is not None or ended())
+            async with asyncio.timeout(_START_S), self._output_changed:
+                await self._output_changed.wait_for(lambda: found() is not None or ended())
         except TimeoutError:
             pass
         line = found()

@@ -36,7 +36,7 @@ AGREE_S = 10.0
 """How long the index may hold something else than it should: several heartbeats and dumps."""
 _DRAIN_S = 10.0
 _IDLE_S = 0.05
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _FRAMES_AT_ONCE = 1000
 _EVENTS_BYTES_MAX = 256 << 20
 
@@ -105,7 +105,7 @@ class Pipe:
             if self._clock.now() > end_s:
                 lacking, foreign = len(held.items() - found.items()), len(found.items() - held.items())
                 raise PipeDiffers(f"rank {rank}: the index lacks {lacking} blocks and has {foreign} that it should not")
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
 
     def overlap(self, sequence_hashes: Sequence[int]) -> int:
         """Return the longest prefix that some rank holds, in blocks, on whatever tiers."""
@@ -153,9 +153,9 @@ async def through_pipe(
         readers = [reader for _, reader in hops]
         consolidator = Consolidator(core, readers, log, clock, model=MODEL, worker_id=WORKER_ID)
 
-        async def check(asked: asyncio.Event) -> None:
+        async def check(part_stop: asyncio.Event) -> None:
             nonlocal outcome
-            outcome = await until(asked, work(Pipe(hops, core, index, clock)))
+            outcome = await until(part_stop, work(Pipe(hops, core, index, clock)))
             stop.set()
 
         await index.start()

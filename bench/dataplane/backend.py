@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from bench.dataplane.wire import CHUNK, MODEL, PATH, STREAM_END, STREAM_HEAD, WHOLE, json_answer
-from bench.events.child import Answer, Words, live
+from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
+from bench.events.child import Answer, Commands, serve
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -34,14 +34,14 @@ _WELL = json_answer(
 )
 
 
-class _Asked(msgspec.Struct, frozen=True, gc=False):
+class _ChatRequest(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int = 1
     max_completion_tokens: int = 0
     seed: int = 0
     stream: bool = False
 
 
-_decode = msgspec.json.Decoder(_Asked).decode
+_decode = msgspec.json.Decoder(_ChatRequest).decode
 
 
 class Lost(NamedTuple):
@@ -75,24 +75,24 @@ class Worker(asyncio.Protocol):
             if end < 0:
                 return
             length = _length(self._buffer[:end])
-            whole = end + 4 + length
-            if len(self._buffer) < whole:
+            request_end = end + 4 + length
+            if len(self._buffer) < request_end:
                 return
             is_chat = self._buffer.startswith(_CHAT)
-            body, self._buffer = self._buffer[end + 4 : whole], self._buffer[whole:]
+            body, self._buffer = self._buffer[end + 4 : request_end], self._buffer[request_end:]
             self._answer(_decode(body) if is_chat else None)
 
-    def _answer(self, asked: _Asked | None) -> None:
-        if asked is None:
+    def _answer(self, request: _ChatRequest | None) -> None:
+        if request is None:
             self._transport.write(_WELL)
-        elif not asked.stream:
-            self._transport.write(WHOLE)
+        elif not request.stream:
+            self._transport.write(JSON_ANSWER)
         else:
-            self._left, self._pause_s = asked.max_completion_tokens or asked.max_tokens, asked.seed / 1000
+            self._left, self._pause_s = request.max_completion_tokens or request.max_tokens, request.seed / 1000
             self._transport.write(STREAM_HEAD)
-            self._tell()
+            self._write_chunk()
 
-    def _tell(self) -> None:
+    def _write_chunk(self) -> None:
         self._timer = None
         self._transport.write(CHUNK)
         self._left -= 1
@@ -103,7 +103,11 @@ class Worker(asyncio.Protocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        later = self._loop.call_later(self._pause_s, self._tell) if self._pause_s else self._loop.call_soon(self._tell)
+        later = (
+            self._loop.call_later(self._pause_s, self._write_chunk)
+            if self._pause_s
+            else self._loop.call_soon(self._write_chunk)
+        )
         self._timer = later
 
     def pause_writing(self) -> None:
@@ -142,7 +146,7 @@ class BackendRole:
         self._joined: asyncio.Queue[EventLog] = asyncio.Queue(_ROUTERS_MAX)
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {"join": self._join, "lost": self._lost}
 
@@ -206,8 +210,8 @@ class BackendRole:
         ranks = [(WorkerRank(worker.worker_id, 0), worker.instance) for worker in self._registrations()]
         while not stop.is_set() and log.is_connected:
             for rank, instance in ranks:
-                pulse = Heartbeat(instance=instance, epoch=1, last_seq=0)
-                await log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(pulse))
+                heartbeat = Heartbeat(instance=instance, epoch=1, last_seq=0)
+                await log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(heartbeat))
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
     async def _lost(self, pause_ms: int) -> Answer:
@@ -217,4 +221,4 @@ class BackendRole:
 
 
 if __name__ == "__main__":
-    live(BackendRole)
+    serve(BackendRole)

@@ -67,12 +67,12 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     shape = Shape(cores=_cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
     plans, absent = found(flags["peers"])
     words = (flags["only"] or "").split(",")
-    asked = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
+    selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
     facts = Facts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
     found_all: list[Results] = []
     try:
         with on_core(shape.cores[1]):
-            run_process(lambda stop: until(stop, _measure(shape, asked, found_all)))
+            run_process(lambda stop: until(stop, _measure(shape, selected, found_all)))
     except* BenchFailed as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from group
     if not found_all:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import cast
 
 from bench.dataplane.wire import END_EVENTS, AnswerInvalid, AnswerReader, Requests, requests
-from bench.events.child import Answer, Words, live
+from bench.events.child import Answer, Commands, serve
 from kv_runtime.supervise import Part
 
 _OK = 200
@@ -25,8 +25,8 @@ _OVERTIME_S = 20.0
 class Connection(asyncio.Protocol):
     """A client's connection; `on_whole(connection, is_ok)` is called at the end of each answer, or when it is lost."""
 
-    def __init__(self, on_whole: Callable[["Connection", bool], None]) -> None:
-        self._on_whole = on_whole
+    def __init__(self, on_complete: Callable[["Connection", bool], None]) -> None:
+        self._on_complete = on_complete
         self._reader: AnswerReader | None = None
         self._first = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         """It is open."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
-    def ask(self, request: bytes) -> None:
+    def send(self, request: bytes) -> None:
         """Send a request; the one before is answered."""
         self._reader = AnswerReader()
         self.sent_s = time.perf_counter()
@@ -51,14 +51,14 @@ class Connection(asyncio.Protocol):
         if reader is None:
             return
         try:
-            is_whole = reader.feed(data)
+            is_complete = reader.feed(data)
         except AnswerInvalid:
             self.transport.abort()
             return
-        if is_whole:
+        if is_complete:
             self._reader = None
             self.events += reader.events
-            self._on_whole(self, reader.status == _OK)
+            self._on_complete(self, reader.status == _OK)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An answer that was on its way has failed."""
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         if self._reader is not None:
             self.events += self._reader.events
             self._reader = None
-            self._on_whole(self, False)  # noqa: FBT003 - as below
+            self._on_complete(self, False)  # noqa: FBT003 - as below
 
     async def first_bytes(self) -> None:
         """Return when the first bytes came, or it was lost."""
@@ -82,7 +82,7 @@ class LoadRole:
         self._number = 0
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {
             "saturate": self._saturate,
@@ -103,33 +103,33 @@ class LoadRole:
     async def end(self) -> None:
         """Nothing is left."""
 
-    def _next(self, asked: Requests) -> bytes:
+    def _next(self, template: Requests) -> bytes:
         self._number += 1
-        return asked.numbered(self._number)
+        return template.numbered(self._number)
 
     async def _saturate(
         self, port: int, body_bytes: int, connections: int, seconds: float, chunks: int = 0, pause_ms: int = 0
     ) -> Answer:
-        asked = requests(f"127.0.0.1:{port}", body_bytes, chunks=chunks, pause_ms=pause_ms)
+        template = requests(f"127.0.0.1:{port}", body_bytes, chunks=chunks, pause_ms=pause_ms)
         done = errors = 0
         ends_s = time.perf_counter() + seconds
         idle = asyncio.Event()
         running = connections
 
-        def whole(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal done, errors, running
             done, errors = done + is_ok, errors + (not is_ok)
             if time.perf_counter() < ends_s and not connection.transport.is_closing():
-                connection.ask(self._next(asked))
+                connection.send(self._next(template))
                 return
             running -= 1
             if not running:
                 idle.set()
 
-        opened = [await _open(port, whole) for _ in range(connections)]
+        opened = [await _open(port, on_complete) for _ in range(connections)]
         began_s = time.perf_counter()
         for connection in opened:
-            connection.ask(self._next(asked))
+            connection.send(self._next(template))
         await _within(idle, seconds + _OVERTIME_S)
         took_s = time.perf_counter() - began_s
         events = sum(connection.events for connection in opened)
@@ -137,7 +137,7 @@ class LoadRole:
         return {"requests": done, "errors": errors + running, "events": events, "seconds": took_s}
 
     async def _pace(self, port: int, body_bytes: int, rate: float, seconds: float) -> Answer:
-        asked = requests(f"127.0.0.1:{port}", body_bytes)
+        template = requests(f"127.0.0.1:{port}", body_bytes)
         latencies_us: list[float] = []
         errors = 0
         free: list[Connection] = []
@@ -145,7 +145,7 @@ class LoadRole:
         left = total = round(rate * seconds)
         idle = asyncio.Event()
 
-        def whole(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal errors, left
             left -= 1
             if is_ok:
@@ -160,20 +160,20 @@ class LoadRole:
         for number in range(total):
             await asyncio.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
             if not free:
-                free.append(await _open(port, whole))
+                free.append(await _open(port, on_complete))
                 opened.append(free[-1])
-            free.pop().ask(self._next(asked))
+            free.pop().send(self._next(template))
         await _within(idle, _OVERTIME_S)
         took_s = time.perf_counter() - began_s
         _close(opened)
         return {"latencies_us": latencies_us, "errors": errors + left, "seconds": took_s}
 
     async def _hold(self, port: int, streams: int, chunks: int, pause_ms: int, ramp_s: float) -> Answer:
-        asked = requests(f"127.0.0.1:{port}", 300, chunks=chunks, pause_ms=pause_ms)
+        template = requests(f"127.0.0.1:{port}", 300, chunks=chunks, pause_ms=pause_ms)
         errors, left = 0, streams
         idle = asyncio.Event()
 
-        def whole(_connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(_connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal errors, left
             errors += not is_ok
             left -= 1
@@ -185,12 +185,12 @@ class LoadRole:
         for number in range(streams):
             await asyncio.sleep(max(0.0, began_s + number * ramp_s / streams - time.perf_counter()))
             try:
-                connection = await _open(port, whole)
+                connection = await _open(port, on_complete)
             except OSError:
                 errors, left = errors + 1, left - 1
                 continue
             opened.append(connection)
-            connection.ask(self._next(asked))
+            connection.send(self._next(template))
         at_once = left
         if left:
             await _within(idle, chunks * pause_ms / 1000 + _OVERTIME_S)
@@ -200,9 +200,9 @@ class LoadRole:
         return {"errors": errors + left, "events": events, "missing": missing, "at_once": at_once}
 
     async def _crawl(self, port: int, seconds: float) -> Answer:
-        asked = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
+        template = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
         connection = await _open(port, lambda _connection, _is_ok: None)
-        connection.ask(self._next(asked))
+        connection.send(self._next(template))
         await connection.first_bytes()
         connection.transport.pause_reading()
         await asyncio.sleep(seconds)
@@ -210,11 +210,11 @@ class LoadRole:
         return {}
 
     async def _leave(self, port: int, times: int, pause_ms: int) -> Answer:
-        asked = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
+        template = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
         left_ns = []
         for _ in range(times):
             connection = await _open(port, lambda _connection, _is_ok: None)
-            connection.ask(self._next(asked))
+            connection.send(self._next(template))
             await connection.first_bytes()
             await asyncio.sleep(_BETWEEN_LEAVES_S)
             left_ns.append(time.time_ns())
@@ -224,9 +224,9 @@ class LoadRole:
         return {"left_ns": left_ns}
 
 
-async def _open(port: int, whole: Callable[[Connection, bool], None]) -> Connection:
+async def _open(port: int, on_complete: Callable[[Connection, bool], None]) -> Connection:
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Connection(whole), "127.0.0.1", port)
+    _, connection = await loop.create_connection(lambda: Connection(on_complete), "127.0.0.1", port)
     return connection
 
 
@@ -244,4 +244,4 @@ async def _within(event: asyncio.Event, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    live(LoadRole)
+    serve(LoadRole)

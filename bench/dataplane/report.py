@@ -23,7 +23,7 @@ from bench.dataplane.verdicts import AWARE, PLAIN, Verdict, added_us, best_peer,
 from bench.index.tables import NONE, Table, number, times
 
 _CELLS = {SMALL: "small", LARGE: "40 KB", PACED: "small, paced", BURST: "chunk, bursts", HIGH_RATE: "chunk, high rate"}
-_SAID = {True: "reached", False: "MISSED", None: "not measured"}
+_VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
 _NOT_MEASURED = (
     "Dynamo's frontend is not beside us, so the targets that name it (chunk <= 0.5x, RSS <= 0.5x, a KV-aware request "
     "<= 0.5x) are not measured"
@@ -130,15 +130,15 @@ def verdict_table(results: Results) -> Table:
         (
             each.target,
             f"{each.sign} {number(each.needed)}{each.unit}",
-            f"{number(each.measured)}{each.unit if each.measured is not None else ''}{_told(each)}",
-            _SAID[each.holds],
+            f"{number(each.measured)}{each.unit if each.measured is not None else ''}{_note(each)}",
+            _VERDICT_TEXT[each.holds],
         )
         for each in verdicts(results)
     ]
     return Table("Targets", ("target", "needed", "measured", ""), rows)
 
 
-def _told(verdict: Verdict) -> str:
+def _note(verdict: Verdict) -> str:
     return f", {verdict.told}" if verdict.told else ""
 
 

@@ -89,7 +89,7 @@ class Bench:
                 backend, self._load = [await Child.start(f"dataplane_{each}", {}) for each in ("backend", "load")]
             for child in (backend, self._load):
                 cleanup.push_async_callback(child.close)
-            self._backend = Backend(backend, backend.told["ports"])
+            self._backend = Backend(backend, backend.started["ports"])
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -161,35 +161,35 @@ class Bench:
         connections: int = _CONNECTIONS,
         **stream: int,
     ) -> Found:
-        asked = {"body_bytes": body_bytes, "connections": connections, "seconds": seconds, **stream}
-        answer, figures = await self._metered(running, "saturate", **asked)
+        parameters = {"body_bytes": body_bytes, "connections": connections, "seconds": seconds, **stream}
+        answer, figures = await self._metered(running, "saturate", **parameters)
         done = answer["events"] if stream else answer["requests"]
         return figures | _over(figures, done) | {"rate": done / answer["seconds"], "errors": answer["errors"]}
 
     async def _paced(self, running: Running) -> Found:
         shape = self._shape
-        asked = {"body_bytes": SMALL_BYTES, "rate": shape.rate, "seconds": 2 * shape.seconds}
-        answer, figures = await self._metered(running, "pace", **asked)
+        parameters = {"body_bytes": SMALL_BYTES, "rate": shape.rate, "seconds": 2 * shape.seconds}
+        answer, figures = await self._metered(running, "pace", **parameters)
         latencies_us = answer["latencies_us"]
         quantiles = {f"p{int(100 * each)}_us": percentile(latencies_us, each) for each in (0.5, 0.99)}
         return figures | _over(figures, len(latencies_us)) | quantiles | {"errors": answer["errors"]}
 
     async def _held(self, running: Running) -> Found:
         streams = self._shape.streams
-        asked = {"streams": streams, "chunks": self._shape.held_chunks, "pause_ms": _HELD_PAUSE_MS}
-        answer, figures = await self._metered(running, "hold", ramp_s=max(1.0, streams / _RAMP_STREAMS_S), **asked)
-        told = {name: float(answer[name]) for name in ("errors", "missing", "at_once")}
-        return figures | told | {"streams": float(streams)}
+        parameters = {"streams": streams, "chunks": self._shape.held_chunks, "pause_ms": _HELD_PAUSE_MS}
+        answer, figures = await self._metered(running, "hold", ramp_s=max(1.0, streams / _RAMP_STREAMS_S), **parameters)
+        counts = {name: float(answer[name]) for name in ("errors", "missing", "at_once")}
+        return figures | counts | {"streams": float(streams)}
 
     async def _crawled(self, running: Running) -> Found:
         _, figures = await self._metered(running, "crawl", seconds=self._shape.crawl_s)
         return figures
 
     async def _left(self, running: Running) -> Found:
-        await self._backend.child.ask("lost", pause_ms=_LEFT_PAUSE_MS)
-        asked = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
-        answer, figures = await self._metered(running, "leave", **asked)
-        lost_ns = (await self._backend.child.ask("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
+        await self._backend.child.call("lost", pause_ms=_LEFT_PAUSE_MS)
+        parameters = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
+        answer, figures = await self._metered(running, "leave", **parameters)
+        lost_ns = (await self._backend.child.call("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
         delays_ms = [(lost - left) / 1e6 for left, lost in zip(answer["left_ns"], lost_ns, strict=False)]
         unseen = float(self._shape.left_times - len(lost_ns))
         return figures | {
@@ -204,16 +204,16 @@ class Bench:
         after = running.used()
         return {"cpu_ms_a_second": 1e3 * (after.cpu_s - before.cpu_s) / self._shape.seconds}
 
-    async def _metered(self, running: Running, word: str, **asked: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
+    async def _metered(self, running: Running, command: str, **parameters: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
         """Return the answer of the clients, and what the system used meanwhile."""
         before = running.used()
-        asking = self._group.create_task(self._load.ask(word, port=running.port, **asked))
+        answering = self._group.create_task(self._load.call(command, port=running.port, **parameters))
         most_bytes = before.rss_bytes
-        while not asking.done():
-            await asyncio.wait([asking], timeout=_SAMPLE_S)
+        while not answering.done():
+            await asyncio.wait([answering], timeout=_SAMPLE_S)
             most_bytes = max(most_bytes, running.used().rss_bytes)
         after = running.used()
-        return asking.result(), {
+        return answering.result(), {
             "cpu_s": after.cpu_s - before.cpu_s,
             "nats_cpu_s": after.nats_cpu_s - before.nats_cpu_s,
             "rss_mib": after.rss_bytes / _MIB,

@@ -228,7 +228,7 @@ async def _port(plan: SystemPlan, process: Process, backend: Backend, directory:
         return int((_own(plan, directory) / "port").read_text())
     address = (await process.line_with("router on")).split()[2]
     url = (await process.line_with("event log")).split()[2]
-    await backend.child.ask("join", url=url)
+    await backend.child.call("join", url=url)
     return int(address.rpartition(":")[2])
 
 
@@ -245,13 +245,13 @@ async def _until_answers(port: int, process: Process) -> None:
         async with asyncio.timeout(_READY_S), aiohttp.ClientSession() as session:
             while psutil.pid_exists(process.pid):
                 try:
-                    asked = session.post(
+                    request = session.post(
                         f"http://127.0.0.1:{port}{PATH}",
                         data=body,
                         headers=headers,
                         timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
                     )
-                    async with asked as response:
+                    async with request as response:
                         last = f"status {response.status}: {(await response.text())[:200]}"
                         if response.status == _OK:
                             return

@@ -93,8 +93,8 @@ def _once(results: Results) -> Iterator[Verdict]:
         more_mib = results.figure(system, CRAWLED, "rss_more_mib")
         yield Verdict(f"memory for a reader that does not read ({system})", "<=", 1.0, " MiB", more_mib)
         worst, unseen = (results.figure(system, LEFT, name) for name in ("worst_ms", "unseen"))
-        told = f"{unseen:.0f} never" if unseen else ""
-        yield Verdict(f"a client that leaves, at worst ({system})", "<=", 5.0, " ms", None if unseen else worst, told)
+        note = f"{unseen:.0f} never" if unseen else ""
+        yield Verdict(f"a client that leaves, at worst ({system})", "<=", 5.0, " ms", None if unseen else worst, note)
         failed = [results.figure(system, HELD, name) for name in ("errors", "missing")]
         held, lost = results.figure(system, HELD, "streams") or 0.0, max((each or 0.0 for each in failed), default=0.0)
         yield Verdict(f"streams open at once ({system})", ">=", held, "", results.figure(system, HELD, "at_once"))

@@ -37,8 +37,8 @@ def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) 
     text = _NUMBER + " " + _WORDS
     options = f'"max_tokens":{max(1, chunks)},"seed":{pause_ms},"stream":{"true" if chunks else "false"}'
     begin = f'{{"model":"{MODEL}",{options},"messages":[{{"role":"user","content":"'
-    room = max(len(text), body_bytes - len(begin) - len('"}]}'))
-    body = begin + (text * (room // len(text) + 1))[:room] + '"}]}'
+    prompt_bytes = max(len(text), body_bytes - len(begin) - len('"}]}'))
+    body = begin + (text * (prompt_bytes // len(text) + 1))[:prompt_bytes] + '"}]}'
     at = body.index(_NUMBER)
     head = (
         f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: bench\r\nAccept: */*\r\n"
@@ -52,7 +52,7 @@ def json_answer(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-WHOLE = json_answer(
+JSON_ANSWER = json_answer(
     b'{"id":"chatcmpl-0","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":'
     b'{"role":"assistant","content":"the worker that holds most of it"},"finish_reason":"stop"}],' + _USAGE + b"}"
 )

@@ -113,8 +113,8 @@ def _stages(fleet: DecisionFleet, request: RouteRequest, times: dict[str, list[f
     ranks = state.model_view(request.model, request.hashing, now_s).ranks
     answer = timed("match", lambda: fleet.index.columns(request.reusable_hashes, ranks))
     view: View = timed("view", lambda: state.view(request, lambda *_: answer, now_s))
-    mode, places = MODES[state.policy.mode], range(len(exclusions(view, request)))
-    timed("choose", lambda: choose_by(mode, Candidates(view, places), request, state.policy, _SEED))
+    mode, positions = MODES[state.policy.mode], range(len(exclusions(view, request)))
+    timed("choose", lambda: choose_by(mode, Candidates(view, positions), request, state.policy, _SEED))
     verdict = timed("verdict", lambda: decide(view, request, state.policy, _SEED))
     times["verdict"][-1] = max(0.0, times["verdict"][-1] - times["choose"][-1])
     timed("record", lambda: writer.record(verdict))

@@ -67,7 +67,7 @@ class DecisionFleet:
             recorder=recorder,
         )
         self.prompts = [self._prompt(family) for family in self._families() for _ in range(PROMPTS // FAMILIES)]
-        self._asked = 0
+        self._decisions = 0
         self._join()
         for request in self.requests(IN_FLIGHT * shape.ranks):
             self.routing.take(self.routing.decide(request))
@@ -79,8 +79,8 @@ class DecisionFleet:
 
     def request(self, tokens: bytes) -> RouteRequest:
         """Return a request of these tokens, hashed."""
-        self._asked += 1
-        name = f"d{self._asked}"
+        self._decisions += 1
+        name = f"d{self._decisions}"
         return RouteRequest(
             decision_id=name,
             request_id=name,

@@ -51,14 +51,14 @@ class Player:
         measured = []
         for question, think_s in zip(talk.questions, talk.thinks_s, strict=True):
             messages.append({"role": "user", "content": question})
-            answer, measurement = await self._ask(session, messages, answer_tokens)
+            answer, measurement = await self._request(session, messages, answer_tokens)
             measured.append(measurement)
             self._on_request()
             messages.append({"role": "assistant", "content": answer})
             await self._clock.sleep(think_s)
         return measured
 
-    async def _ask(
+    async def _request(
         self, session: aiohttp.ClientSession, messages: list[dict[str, str]], answer_tokens: int
     ) -> tuple[str, Measured]:
         body = {

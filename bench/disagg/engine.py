@@ -57,14 +57,14 @@ class RoleEngine(VirtualEngine):
         handoff: Handoff | None = None,
     ) -> None:
         """Queue a phase of a request; `handoff` is what the prefill worker said. `ends_s` may be sooner now."""
-        asked = EngineRequest(
+        engine_request = EngineRequest(
             request_id=request_id,
             prompt=prompt_tokens(request),
             max_tokens=request.osl_tokens,
             handoff=handoff,
             is_context_and_generation=phase == "alone",
         )
-        self.simulator.submit(asked, now_s)
+        self.simulator.submit(engine_request, now_s)
         self.cut(now_s)
 
     def cut(self, now_s: float) -> None:

@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 def figures(run: Run, *, gpus: int, slos: Sequence[Slo]) -> Figures:
     """Return the figures of a run that had requests."""
     outcomes = [each.outcome for each in run.answers]
-    met = [sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes) for slo in slos]
+    within_slo = [sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes) for slo in slos]
     requests, prompt_tokens = len(outcomes) + run.failed, sum(each.isl_tokens for each in outcomes)
     itl_s = _quantiles([each.itl_s for each in outcomes if each.osl_tokens > 1])
     done = sum(each.fetches_total["done"] for each in run.transfers)
@@ -60,8 +60,8 @@ def figures(run: Run, *, gpus: int, slos: Sequence[Slo]) -> Figures:
         retries=sum(each.retries for each in run.answers),
         ttft_s=_quantiles([each.ttft_s for each in outcomes]),
         itl_s=itl_s,
-        goodput_rps_gpu=tuple(each / run.span_s / gpus for each in met),
-        slo_rate=tuple(each / requests for each in met),
+        goodput_rps_gpu=tuple(each / run.span_s / gpus for each in within_slo),
+        slo_rate=tuple(each / requests for each in within_slo),
         tokens_s_gpu=sum(each.osl_tokens for each in outcomes) / run.span_s / gpus,
         tokens_s_user=1 / itl_s[0] if itl_s[0] else 0.0,
         hit_rate=sum(each.cached_tokens for each in outcomes) / prompt_tokens if prompt_tokens else 0.0,
@@ -104,8 +104,8 @@ def comparisons(
             for at, slo in enumerate(slos)
         ),
     ):
-        place = column.index((min if is_better is lt else max)(column))
-        best, value = others[place][0], column[place]
+        best_index = column.index((min if is_better is lt else max)(column))
+        best, value = others[best_index][0], column[best_index]
         is_draw = abs(own - value) <= DRAW_RATIO * max(abs(own), abs(value))
         yield Comparison(rate, figure, own, best, value, "" if is_draw else name if is_better(own, value) else best)
 

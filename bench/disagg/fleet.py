@@ -87,13 +87,13 @@ class DisaggFleet:
         self.exchange = TransferExchange()
         self.engines = self._joined(layout)
         self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}
-        self._pulse_s = -HEARTBEAT_PERIOD_S
+        self._beat_s = -HEARTBEAT_PERIOD_S
         self._carry_s: float | None = None
         self._in_flight: dict[str, Journey] = {}
         self._answers: list[Answer] = []
         self._failed, self._ended_s = 0, 0.0
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._turn = count()
+        self._order = count()
 
     def _joined(self, layout: Layout) -> list[RoleEngine]:
         setting = self._setting
@@ -138,14 +138,14 @@ class DisaggFleet:
         return Run(self._answers, self._failed, span_s, [each.simulator.transfer_statistics() for each in self.engines])
 
     def _at(self, at_s: float, kind: int, act: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (at_s, kind, next(self._turn), act))
+        heapq.heappush(self._agenda, (at_s, kind, next(self._order), act))
 
-    def _pulse(self) -> None:
+    def _beat(self) -> None:
         """Let the second pass that passed: heartbeats, and what time brings to the ledger."""
         now_s = self._clock.now_s
-        if now_s - self._pulse_s < HEARTBEAT_PERIOD_S:
+        if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
             return
-        self._pulse_s = now_s
+        self._beat_s = now_s
         for engine in self.engines:
             worker_id = engine.rank.worker_id
             self._routing.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
@@ -159,11 +159,11 @@ class DisaggFleet:
 
     def _arrive(self, number: int) -> None:
         self._expect(number + 1)
-        self._pulse()
+        self._beat()
         request = self._requests[number]
-        self._decide(Journey(self._router, request, self._asked(f"r{number}", request)))
+        self._decide(Journey(self._router, request, self._route_request(f"r{number}", request)))
 
-    def _asked(self, request_id: str, request: TraceRequest) -> RouteRequest:
+    def _route_request(self, request_id: str, request: TraceRequest) -> RouteRequest:
         return RouteRequest(
             decision_id=request_id,
             request_id=request_id,
@@ -175,7 +175,7 @@ class DisaggFleet:
         )
 
     def _decide(self, journey: Journey) -> None:
-        self._pulse()
+        self._beat()
         if not journey.decide():
             self._fail()
             return
@@ -190,9 +190,9 @@ class DisaggFleet:
         engine.submit(route.decision_id, journey.request, self._clock.now_s, phase=route.phase, handoff=handoff)
         self._resume(engine, ended_s)
 
-    def _hear(self, decision_id: str, output: EngineOutput) -> None:
+    def _on_output(self, decision_id: str, output: EngineOutput) -> None:
         journey = self._in_flight[decision_id]
-        following = journey.hear(output)
+        following = journey.on_output(output)
         if following == "wait":
             return
         del self._in_flight[decision_id]
@@ -238,7 +238,7 @@ class DisaggFleet:
         if batches:
             self._at(self._clock.now_s + LAG_S, _LEARN, lambda: self._learn(engine.rank, batches))
         for decision_id, output in outputs:
-            self._hear(decision_id, output)
+            self._on_output(decision_id, output)
         if engine.has_work:
             self._begin(engine)
 

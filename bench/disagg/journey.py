@@ -58,36 +58,36 @@ class Router(NamedTuple):
 class Journey:
     """One request from its arrival to its end. `decide` says where it goes next, `hear` what comes of it."""
 
-    def __init__(self, router: Router, request: TraceRequest, asked: RouteRequest) -> None:
+    def __init__(self, router: Router, request: TraceRequest, route_request: RouteRequest) -> None:
         self.request = request
-        self._router, self._asked = router, asked
+        self._router, self._route_request = router, route_request
         self._domain: str | None = None
         self._lease: Lease | None = None
-        self.route, self.rank = asked, WorkerRank("", 0)
+        self.route, self.rank = route_request, WorkerRank("", 0)
         self.handoff: Handoff | None = None
         self._cached_tokens = self._predicted_tokens = 0
         self._first_s: float | None = None
         self._prefilled_s: float | None = None
         self._erred_at: tuple[WorkerRank, ...] = ()
         routing = router.routing
-        roles = routing.state.model_view(asked.model, asked.hashing, routing.clock.now()).roles
+        roles = routing.state.model_view(route_request.model, route_request.hashing, routing.clock.now()).roles
         self.plan = RequestPlan(first_phase(roles, may_split=True), retry_limit=RETRY_LIMIT)
-        self._place()
+        self._prefer_local()
 
-    def _place(self) -> None:
+    def _prefer_local(self) -> None:
         limits, plan = self._router.limits, self.plan
         if limits.policy == "off" or plan.phase != "prefill":
             return
         try:
-            alone = self._router.routing.decide(self._route_of(plan.beside("alone")))
+            local_verdict = self._router.routing.decide(self._route_of(plan.beside("alone")))
         except NoEligibleWorker:
             return
-        if placement(alone, limits).is_local:
+        if placement(local_verdict, limits).is_local:
             plan.compute_at_decode()
 
     def _route_of(self, plan: RequestPlan) -> RouteRequest:
         return replace(
-            self._asked,
+            self._route_request,
             phase=plan.phase,
             tried=plan.tried,
             decision_id=self._router.new_id(),
@@ -116,7 +116,7 @@ class Journey:
         """How long to wait after an error, in seconds."""
         return _BACK_OFF_S * float(2 ** (max(1, self.plan.retries) - 1))
 
-    def hear(self, output: EngineOutput) -> Next:
+    def on_output(self, output: EngineOutput) -> Next:
         """Return what is next after this word of the engine."""
         lease = self._lease
         assert lease is not None

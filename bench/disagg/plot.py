@@ -55,8 +55,8 @@ def pareto_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
             faces = [color if each.is_served else "#ffffff" for each in line]
             axes.scatter(*_columns(line), s=28, c=faces, edgecolors=color, zorder=3)
         for each in best:
-            place = (each.tokens_s_user, each.tokens_s_gpu)
-            axes.annotate(each.load, place, xytext=(5, 5), textcoords="offset points", fontsize=8)
+            point = (each.tokens_s_user, each.tokens_s_gpu)
+            axes.annotate(each.load, point, xytext=(5, 5), textcoords="offset points", fontsize=8)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         figure.legend(loc="outside right upper", frameon=False)

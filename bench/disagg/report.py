@@ -21,7 +21,7 @@ SERVED_RATE = 0.9
 def as_json(grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> bytes:
     """Return everything measured; equal arguments give equal bytes, on whatever machine."""
     setting = grid.setting
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "trace": totals(requests)._asdict() | {"isl_max": max(each.isl_tokens for each in requests)},
         "setting": setting._asdict() | {"limits": setting.limits._asdict()},
         "slos": [slo._asdict() for slo in grid.slos],
@@ -31,7 +31,7 @@ def as_json(grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> bytes
         ],
         "comparisons": [each._asdict() for each in compared(grid, found)],
     }
-    return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
 
 
 def plot(grid: Grid, found: Found) -> str:
@@ -49,13 +49,13 @@ def _point(rate: float, each: Figures) -> Point:
 
 def setting_lines(grid: Grid, requests: Sequence[TraceRequest]) -> tuple[str, ...]:
     """Return what was played, and on what."""
-    told, setting = totals(requests), grid.setting
+    trace, setting = totals(requests), grid.setting
     transfers, limits = setting.transfers, setting.limits
-    rates = ", ".join(f"x{rate:g} = {len(requests) * rate / (told.span_s or 1):.2f}/s" for rate in grid.rates)
+    rates = ", ".join(f"x{rate:g} = {len(requests) * rate / (trace.span_s or 1):.2f}/s" for rate in grid.rates)
     longest, latency = max(each.isl_tokens for each in requests), f"{transfers.latency_s * 1e3:g} ms a transfer"
     return (
-        f"{told.requests:,} requests in {told.span_s:,.0f} s at x1 ({rates}); seed {setting.seed}",
-        f"{told.prompt_tokens:,} prompt tokens, the longest {longest:,}; {told.answer_tokens:,} answer tokens",
+        f"{trace.requests:,} requests in {trace.span_s:,.0f} s at x1 ({rates}); seed {setting.seed}",
+        f"{trace.prompt_tokens:,} prompt tokens, the longest {longest:,}; {trace.answer_tokens:,} answer tokens",
         f"{grid.layouts[0].gpus} GPUs of {setting.kv_tokens:,} KV tokens, blocks of {setting.block_size}",
         f"KV: {transfers.token_bytes / 1024:g} KiB a token, {transfers.bandwidth_bytes_s / 1e9:g} GB/s, {latency}",
         f"mode {setting.policy.mode}; prefill_busy {limits.prefill_busy:g}, decode_busy {limits.decode_busy:g}",

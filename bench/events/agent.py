@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import zmq.asyncio
 
-from bench.events.child import Answer, Words, cpu, live
+from bench.events.child import Answer, Commands, cpu, serve
 from bench.events.load import Load, engine_events, payloads
 from bench.events.source import MODEL
 from kv_runtime.clock import SystemClock
@@ -23,7 +23,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.source_cursor import SourceCursor
 
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _EVENTS_A_PAYLOAD = 8
 _STAGES = 4
 
@@ -48,7 +48,7 @@ class AgentRole:
         self._sequence = 0
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {"hold": self._hold, "position": self._position, "cpu": cpu}
 
@@ -93,7 +93,7 @@ class AgentRole:
             await self._clock.sleep(0)
         outbox = consolidator.core.outbox(dp_rank)
         while outbox.waiting_bytes:
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         return {"epoch": outbox.epoch, "last_seq": outbox.last_seq}
 
     async def _position(self, worker: str, sequence: int) -> Answer:
@@ -109,4 +109,4 @@ class AgentRole:
 
 
 if __name__ == "__main__":
-    live(AgentRole)
+    serve(AgentRole)

@@ -7,7 +7,7 @@ import asyncio
 import time
 from math import ceil
 
-from bench.events.child import Answer, Words, cpu, live
+from bench.events.child import Answer, Commands, cpu, serve
 from bench.events.run import BARE_STREAM, BARE_SUBJECT
 from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
@@ -16,7 +16,7 @@ from kv_runtime.supervise import Part
 
 _ANNOUNCED = "bare.announced"
 _STAMP_BYTES = 8
-_LOOK_S = 0.001
+_POLL_S = 0.001
 _PAUSE_MESSAGES = 64
 
 
@@ -27,11 +27,11 @@ class BareRole:
         self._url = url
         self._clock = SystemClock()
         self._copied: list[bytes] = []
-        self._came: list[tuple[int, int]] = []
+        self._received: list[tuple[int, int]] = []
         """When each message was handed over, and when it came."""
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {
             "follow": self._follow,
@@ -66,15 +66,15 @@ class BareRole:
         return {}
 
     async def _take(self, message: LogMessage) -> None:
-        self._came.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
+        self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
     async def _lags(self, messages: int) -> Answer:
         """Return how long each was on its way, and all together, once so many have come, and forget them."""
-        while len(self._came) < messages:
-            await self._clock.sleep(_LOOK_S)
-        came, self._came = self._came, []
-        lags_s = [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in came]
-        return {"lags_s": lags_s, "took_s": (came[-1][1] - came[0][0]) / 1e9}
+        while len(self._received) < messages:
+            await self._clock.sleep(_POLL_S)
+        received, self._received = self._received, []
+        lags_s = [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in received]
+        return {"lags_s": lags_s, "took_s": (received[-1][1] - received[0][0]) / 1e9}
 
     async def _send(self, messages: int, size: int, every_s: float) -> Answer:
         """So many messages were confirmed, handed over one each `every_s`."""
@@ -115,16 +115,16 @@ class BareRole:
 
         It is published as often as it takes to publish `messages_min`.
         """
-        room, turns = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
+        window_slots, repetitions = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
         began_s, began_ns = self._clock.now(), time.process_time_ns()
-        for _ in range(turns):
+        for _ in range(repetitions):
             for data in self._copied:
-                await room.acquire()
-                (await self._log.send(BARE_SUBJECT, data)).add_done_callback(lambda _: room.release())
+                await window_slots.acquire()
+                (await self._log.send(BARE_SUBJECT, data)).add_done_callback(lambda _: window_slots.release())
         for _ in range(window):
-            await room.acquire()
+            await window_slots.acquire()
         seconds, cpu_ns = self._clock.now() - began_s, time.process_time_ns() - began_ns
-        return {"turns": turns, "seconds": seconds, "cpu_ns": cpu_ns}
+        return {"turns": repetitions, "seconds": seconds, "cpu_ns": cpu_ns}
 
     async def _get(self, bucket: str) -> Answer:
         """Return how long it took to read the newest object of a bucket."""
@@ -144,4 +144,4 @@ def _stamped(size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    live(BareRole)
+    serve(BareRole)

@@ -2,7 +2,7 @@
 
     started    `python -m bench.<module of the role> <what it is told, as JSON>`
     first      a line of JSON: what `begin` returned, and `began_ns`, when the process's own code began to run
-    then       a line asks {"word": ..., ...}, a line answers, or says {"error": why}; until there is no more to read
+    then       a line asks {"command": ..., ...}, a line answers, or says {"error": why}; until there is no more to read
 
 Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
 """
@@ -21,7 +21,7 @@ from kv_runtime.supervise import Part, run_parts, run_process, until
 from kv_runtime.telemetry import configure_logs
 
 Answer = dict[str, Any]
-Words = Mapping[str, Callable[..., Awaitable[Answer]]]
+Commands = Mapping[str, Callable[..., Awaitable[Answer]]]
 _DRAIN_S = 5.0
 
 
@@ -29,7 +29,7 @@ class Role(Protocol):
     """What a process is for."""
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
 
     async def begin(self) -> Answer:
@@ -47,17 +47,17 @@ async def cpu() -> Answer:
     return {"cpu_ns": time.process_time_ns()}
 
 
-def live(make: Callable[..., Role]) -> None:
+def serve(make: Callable[..., Role]) -> None:
     """Play the role that `make` returns of what this process was told, until nobody asks any more."""
     began_ns = time.time_ns()
-    told = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints is no answer
     configure_logs("critical", "console")
-    run_process(lambda stop: _Life(answers, began_ns).run(lambda: make(**told), stop))
+    run_process(lambda stop: _RoleProcess(answers, began_ns).run(lambda: make(**arguments), stop))
 
 
-class _Life:
+class _RoleProcess:
     """One process, from its beginning to its end."""
 
     def __init__(self, answers: TextIO, began_ns: int) -> None:
@@ -66,32 +66,32 @@ class _Life:
     async def run(self, make: Callable[[], Role], stop: asyncio.Event) -> None:
         role = make()
         try:
-            self._say({"began_ns": self._began_ns} | await role.begin())
+            self._write({"began_ns": self._began_ns} | await role.begin())
 
-            async def questions(asked_to_stop: asyncio.Event) -> None:
-                await until(asked_to_stop, self._answer_all(role.words))
+            async def questions(part_stop: asyncio.Event) -> None:
+                await until(part_stop, self._answer_all(role.commands))
                 stop.set()
 
             await run_parts([Part("questions", questions), *role.parts()], stop=stop, drain_s=_DRAIN_S)
         except Exception as error:
-            self._say({"error": _told(error)})
+            self._write({"error": _error_text(error)})
             raise
         finally:
             await role.end()
 
-    async def _answer_all(self, words: Words) -> None:
+    async def _answer_all(self, commands: Commands) -> None:
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for line in reader:
-            asked = json.loads(line)
+            request = json.loads(line)
             try:
-                self._say(await words[asked.pop("word")](**asked))
+                self._write(await commands[request.pop("command")](**request))
             except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
-                self._say({"error": _told(error)})
+                self._write({"error": _error_text(error)})
 
-    def _say(self, answer: Answer) -> None:
+    def _write(self, answer: Answer) -> None:
         self._answers.write(msgspec.json.encode(answer).decode() + "\n")
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

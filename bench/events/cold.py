@@ -93,11 +93,11 @@ class _Bench(NamedTuple):
         """Each rank holds so many more blocks, of another seed each, and the log tells of them."""
         for dp_rank in range(self.plan.ranks):
             load = Load(seed + dp_rank, blocks, EVENT_BLOCKS, BLOCK_TOKENS)
-            await self.agent.ask("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
+            await self.agent.call("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
 
     async def from_log(self) -> Start:
         last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
-        read = await self.bare.ask("copy", after_seq=0, last_seq=last_seq)
+        read = await self.bare.call("copy", after_seq=0, last_seq=last_seq)
         blocks = self.plan.ranks * self.plan.rank_blocks
         return await self._start("the log", blocks, read["bytes"], read["seconds"])
 
@@ -106,13 +106,13 @@ class _Bench(NamedTuple):
         self.on_turn("a snapshot is written")
         keeper, written = await self.stage.child("events.snapshot"), list[Snapshot]()
         for _ in range(self.plan.rounds):
-            told = await keeper.ask("write")
-            written.append(Snapshot(blocks=self.plan.ranks * self.plan.rank_blocks, **told))
+            figures = await keeper.call("write")
+            written.append(Snapshot(blocks=self.plan.ranks * self.plan.rank_blocks, **figures))
         await keeper.close()
         return written
 
     async def from_snapshot(self) -> Start:
-        read = await self.bare.ask("get", bucket=subjects.SNAPSHOT_BUCKET)
+        read = await self.bare.call("get", bucket=subjects.SNAPSHOT_BUCKET)
         blocks = self.plan.ranks * (self.plan.rank_blocks + self.plan.tail_blocks)
         return await self._start("a snapshot, and the log behind it", blocks, read["bytes"], read["seconds"])
 
@@ -144,9 +144,9 @@ class _Bench(NamedTuple):
 
     async def _begin(self, blocks: int) -> _Began:
         index = await self.stage.child("events.index")
-        proven = await index.ask("proven", ranks=self.plan.ranks)
+        proven = await index.call("proven", ranks=self.plan.ranks)
         await index.close()
         if proven["held_blocks"] != blocks:
             raise BenchFailed(f"the index holds {proven['held_blocks']} blocks, and not {blocks}")
-        moments = (index.told["connected_ns"], proven["caught_up_ns"], proven["proven_ns"])
+        moments = (index.started["connected_ns"], proven["caught_up_ns"], proven["proven_ns"])
         return _Began(*((moment - index.spawned_ns) / 1e9 for moment in moments))

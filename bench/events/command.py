@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.events.cold import cold
 from bench.events.freshness import freshness
-from bench.events.heartbeats import pulse
+from bench.events.heartbeats import heartbeats
 from bench.events.plan import GROUPS, QUICK, EventsPlan
 from bench.events.recovery import recovery
 from bench.events.results import Results, as_plain
@@ -30,13 +30,13 @@ from kv_runtime.supervise import run_process, until
 
 _WIDTH = 160
 _NOT_JUDGED = "targets are for the full run"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _MEASURED: dict[str, Callable[[EventsPlan, Callable[[str], None]], Awaitable[Any]]] = {
     "freshness": freshness,
     "throughput": throughput,
     "cold": cold,
     "recovery": recovery,
-    "pulse": pulse,
+    "pulse": heartbeats,
 }
 
 
@@ -57,11 +57,11 @@ class Facts(NamedTuple):
 
 
 def _groups(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    asked = tuple(value.split(","))
-    for each in asked:
+    groups = tuple(value.split(","))
+    for each in groups:
         if each not in GROUPS:
             raise click.BadParameter(f"found {each!r}, allowed {', '.join(GROUPS)}")
-    return asked
+    return groups
 
 
 @click.command("events", context_settings={"show_default": True})
@@ -83,7 +83,7 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     for, reached or missed. The exit status says whether the bench ran. A full run takes about 5 minutes.
     """  # noqa: D301  (click reads the character, not its name)
     plan = QUICK if flags["quick"] else EventsPlan()
-    facts = Facts(machine(), commit(), psutil.cpu_percent(_LOOK_S) / 100, plan.is_full)
+    facts = Facts(machine(), commit(), psutil.cpu_percent(_POLL_S) / 100, plan.is_full)
     is_aside = str(flags["json_file"]) == "-"
     for line in facts.lines():
         click.echo(line, err=is_aside)
@@ -95,11 +95,11 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     _write(flags, facts, Results(**found))
 
 
-async def _measure(plan: EventsPlan, asked: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
+async def _measure(plan: EventsPlan, groups: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
     columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        task = progress.add_task("", total=len(asked))
-        for group in asked:
+        task = progress.add_task("", total=len(groups))
+        for group in groups:
 
             def on_turn(name: str, group: str = group) -> None:
                 progress.update(task, description=f"{group}: {name}")
@@ -119,12 +119,12 @@ def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
     made = _all_tables(facts, results)
     if flags["markdown"] is not None:
         flags["markdown"].write_text("\n".join([*facts.lines(), "", *map(markdown_table, made)]))
-    told = msgspec.json.encode(facts._asdict() | as_plain(results))
+    encoded = msgspec.json.encode(facts._asdict() | as_plain(results))
     if str(flags["json_file"]) == "-":
-        click.echo(told)
+        click.echo(encoded)
         return
     if flags["json_file"] is not None:
-        flags["json_file"].write_bytes(told)
+        flags["json_file"].write_bytes(encoded)
     console = Console() if Console().is_terminal else Console(width=_WIDTH)
     for table in made:
         console.print(rich_table(table))

@@ -16,7 +16,7 @@ from bench.demo.workload import WorkloadShape, conversations
 from bench.events.load import FLUSH_S, Load
 from bench.events.plan import EventsPlan
 from bench.events.run import Answer, BenchFailed, Busy, Child, Meter, Stage
-from bench.events.stages import Age, Came, Sent, Spread, ages, medians_ms, spread
+from bench.events.stages import Age, BatchTimes, Sent, Spread, ages, medians_ms, spread
 from bench.processes import Fleet, FleetShape
 from kv_runtime.clock import SystemClock
 
@@ -51,7 +51,7 @@ class _Seen(NamedTuple):
     """What an index saw, and in how many seconds from the beginning until the last of it was applied."""
 
     seconds: float
-    batches: list[Came]
+    batches: list[BatchTimes]
     messages: int
     message_bytes: float
 
@@ -83,35 +83,35 @@ async def scripted(plan: EventsPlan, blocks_s: int, *, collects: bool = True) ->
             stage.child("events.index"),
             *(_source(stage, load, blocks_s / plan.agents, collects=collects) for load in loads),
         )
-        await index.ask("watch")
+        await index.call("watch")
         begins_ns = time.time_ns() + round(_BEGIN_S * 1e9)
         meter = await Meter.begin(stage, agents, index)
-        told = await _flow(agents, index, begins_ns)
+        played = await _flow(agents, index, begins_ns)
         busy = await meter.read()
         seen = await _seen(index, begins_ns)
         bare = await bare_lag(stage, seen.messages / seen.seconds, round(seen.message_bytes), plan.flowing_s)
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
-    sent = {each["rank"]: Sent(each["flushed_ns"], each["handed_ns"]) for each in told}
+    sent = {each["rank"]: Sent(each["flushed_ns"], each["handed_ns"]) for each in played}
     of = [age for age in ages(seen.batches, sent) if age.flushed_ns >= warm_ns]
     name = f"{blocks_s:,} blocks/s{'' if collects else ', no GC'}"
-    longest_gc_ms = 1e3 * max(each["longest_gc_s"] for each in told)
+    longest_gc_ms = 1e3 * max(each["longest_gc_s"] for each in played)
     return _cell(name, seen, of, bare)._replace(is_ours=collects, busy=busy, longest_gc_ms=longest_gc_ms)
 
 
 def _source(stage: Stage, load: Load, blocks_s: float, *, collects: bool) -> Awaitable[Child]:
-    told = {"worker": f"w{load.seed}", "load": load._asdict(), "blocks_s": blocks_s, "collects": collects}
-    return stage.child("events.source", **told)
+    arguments = {"worker": f"w{load.seed}", "load": load._asdict(), "blocks_s": blocks_s, "collects": collects}
+    return stage.child("events.source", **arguments)
 
 
 async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:
     """Return what the agents sent from this moment on, each at moments of its own, once all of it was applied."""
     apart_ns = FLUSH_S * 1e9 / len(agents)
     for number, agent in enumerate(agents):
-        await agent.ask("play", begins_ns=begins_ns + round(number * apart_ns))
-    told = await asyncio.gather(*(agent.ask("played") for agent in agents))
-    for each in told:
-        await index.ask("reach", rank=each["rank"], epoch=each["epoch"], seq=each["last_seq"])
-    return told
+        await agent.call("play", begins_ns=begins_ns + round(number * apart_ns))
+    played = await asyncio.gather(*(agent.call("played") for agent in agents))
+    for each in played:
+        await index.call("reach", rank=each["rank"], epoch=each["epoch"], seq=each["last_seq"])
+    return played
 
 
 async def fleet(plan: EventsPlan) -> Freshness:
@@ -119,7 +119,7 @@ async def fleet(plan: EventsPlan) -> Freshness:
     async with Fleet(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
         index = await Child.start("events.index", {"url": running.nats_url})
         try:
-            await index.ask("watch")
+            await index.call("watch")
             begins_ns = time.time_ns()
             player = Player(running.data_url, FleetShape().model, SystemClock())
             played = await player.play(list(conversations(_REQUESTS, _SEED)), _REQUESTS.answer_tokens)
@@ -134,19 +134,19 @@ async def fleet(plan: EventsPlan) -> Freshness:
 
 
 async def _seen(index: Child, begins_ns: int) -> _Seen:
-    heard = await index.ask("heard")
-    batches = [Came(*row) for row in heard["rows"]]
+    recorded = await index.call("heard")
+    batches = [BatchTimes(*row) for row in recorded["rows"]]
     seconds = (max(batch.applied_ns for batch in batches) - begins_ns) / 1e9
-    return _Seen(seconds, batches, heard["messages"], heard["bytes"] / heard["messages"])
+    return _Seen(seconds, batches, recorded["messages"], recorded["bytes"] / recorded["messages"])
 
 
 async def bare_lag(stage: Stage, messages_s: float, size: int, seconds: float) -> Spread:
     """Return how long messages are on their way from one client to another, each of them confirmed."""
     sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
-    await reader.ask("follow")
+    await reader.call("follow")
     messages = max(1, round(messages_s * seconds))
-    await sender.ask("send", messages=messages, size=size, every_s=1 / messages_s)
-    return spread((await reader.ask("lags", messages=messages))["lags_s"])
+    await sender.call("send", messages=messages, size=size, every_s=1 / messages_s)
+    return spread((await reader.call("lags", messages=messages))["lags_s"])
 
 
 def _cell(name: str, seen: _Seen, of: Sequence[Age], bare: Spread) -> Freshness:

@@ -28,44 +28,44 @@ class HeartbeatFigures(NamedTuple):
     busy: Busy
 
 
-class Pulses(NamedTuple):
+class HeartbeatResults(NamedTuple):
     """All cells, and the CPU that a bare announcement costs who sends it, the server, and who hears it, in us."""
 
     pulses: list[HeartbeatFigures]
     bare_us: Cpu
 
 
-async def pulse(plan: EventsPlan, on_turn: Callable[[str], None]) -> Pulses:
+async def heartbeats(plan: EventsPlan, on_turn: Callable[[str], None]) -> HeartbeatResults:
     """Return all cells; `on_turn` hears the name of each before it is measured."""
     pulses = []
-    for ranks in plan.pulse_ranks:
+    for ranks in plan.heartbeat_ranks:
         on_turn(f"{ranks} ranks")
-        pulses.append(await _pulse(plan, ranks))
+        pulses.append(await _measure(plan, ranks))
     on_turn("bare announcements")
-    return Pulses(pulses, await _bare(_BARE_MESSAGES if plan.is_full else _BARE_MESSAGES // 10))
+    return HeartbeatResults(pulses, await _bare(_BARE_MESSAGES if plan.is_full else _BARE_MESSAGES // 10))
 
 
-async def _pulse(plan: EventsPlan, ranks: int) -> HeartbeatFigures:
+async def _measure(plan: EventsPlan, ranks: int) -> HeartbeatFigures:
     async with Stage() as stage:
         workers = [{"id": _WORKER, "dp_ranks": ranks, "ring_bytes": _RING_BYTES}]
         agent, index = await asyncio.gather(
             stage.child("events.agent", workers=workers, block_size=BLOCK_TOKENS), stage.child("events.index")
         )
         for dp_rank in range(ranks):
-            load = Load(dp_rank, plan.pulse_blocks, EVENT_BLOCKS, BLOCK_TOKENS)
-            await agent.ask("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
-        await index.ask("proven", ranks=ranks)
+            load = Load(dp_rank, plan.heartbeat_blocks, EVENT_BLOCKS, BLOCK_TOKENS)
+            await agent.call("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
+        await index.call("proven", ranks=ranks)
         meter = await Meter.begin(stage, [agent], index)
-        await asyncio.sleep(plan.pulse_s)
+        await asyncio.sleep(plan.heartbeat_s)
         return HeartbeatFigures(ranks, await meter.read())
 
 
 async def _bare(messages: int) -> Cpu:
     async with Stage() as stage:
         sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
-        await reader.ask("listen")
+        await reader.call("listen")
         before = await stage.cpu([sender], reader)
-        await sender.ask("announce", messages=messages, size=_HEARTBEAT_BYTES)
-        await reader.ask("lags", messages=messages)
+        await sender.call("announce", messages=messages, size=_HEARTBEAT_BYTES)
+        await reader.call("lags", messages=messages)
         used = (await stage.cpu([sender], reader)).since(before)
         return used.over(messages / 1e6)

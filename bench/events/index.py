@@ -1,16 +1,16 @@
 """A process of the event bench: an index that follows the log, and what befalls the messages on their way to it."""
 
-from bench.events.child import Answer, Words, cpu, live
+from bench.events.child import Answer, Commands, cpu, serve
 from bench.events.observers import ColdStart, Recovering, Stamps
 from bench.events.spoiling import Damaging, Losing, unspoiled
-from bench.events.watch import Heard, WatchedLog
+from bench.events.watch import AppliedMessage, WatchedLog
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import IndexSection, NatsSection
 from kv_runtime.supervise import Part
 
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _KEEPER = "snapshots"
 
 
@@ -23,11 +23,11 @@ class IndexRole:
         self._stamps = Stamps()
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {
             "watch": self._watch,
-            "heard": self._heard,
+            "heard": self._recorded,
             "reach": self._reach,
             "proven": self._proven,
             "lose": self._lose,
@@ -43,17 +43,17 @@ class IndexRole:
         connected_ns = self._clock.wall_ns()
         self._index = EmbeddedIndex(IndexSection(), self._log, self._clock, NatsSection())
         self._cold_start, self._recovering = ColdStart(self._index), Recovering(self._index)
-        self._log.on_heard = self._on_heard
+        self._log.on_applied = self._on_applied
         self._log.on_announced = self._recovering.on_announced
         await self._index.start()
         started_ns = self._clock.wall_ns()
-        self._cold_start.look(started_ns)
+        self._cold_start.note_caught_up(started_ns)
         return {"connected_ns": connected_ns, "started_ns": started_ns}
 
-    def _on_heard(self, heard: Heard) -> None:
-        self._stamps.on_heard(heard)
-        self._cold_start.on_heard(heard)
-        self._recovering.on_heard(heard)
+    def _on_applied(self, applied: AppliedMessage) -> None:
+        self._stamps.on_applied(applied)
+        self._cold_start.on_applied(applied)
+        self._recovering.on_applied(applied)
 
     def parts(self) -> list[Part]:
         """Return those of the index but its keeper."""
@@ -64,7 +64,7 @@ class IndexRole:
         self._stamps.is_on = True
         return {}
 
-    async def _heard(self) -> Answer:
+    async def _recorded(self) -> Answer:
         """Return what was noted."""
         messages, size = self._stamps.messages()
         return {"rows": self._stamps.rows(), "messages": messages, "bytes": size}
@@ -77,7 +77,7 @@ class IndexRole:
     async def _proven(self, ranks: int) -> Answer:
         """Return when the index had caught up, and when the last of so many ranks was proven."""
         while len(self._cold_start.proven_ns) < ranks:
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         return {
             "caught_up_ns": self._cold_start.caught_up_ns,
             "proven_ns": max(self._cold_start.proven_ns.values()),
@@ -93,7 +93,7 @@ class IndexRole:
     async def _lost(self, seq: int) -> Answer:
         """Nothing is lost any more, once the batches up to this one were."""
         while self._losing.lost_seq < seq:
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         self._log.on_way = unspoiled
         return {}
 
@@ -106,10 +106,10 @@ class IndexRole:
     async def _recovered(self, rank: str) -> Answer:
         """Return how long it took, and what, once the rank is right again, and proven."""
         while not self._recovering.proven_ns:
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         counts = self._index.statistics().streams[_rank(rank)].counts
         kinds = {"replay": counts.replays, "repair": counts.repairs, "dump": counts.resyncs}
-        return self._recovering.told() | {"answers": kinds}
+        return self._recovering.figures() | {"answers": kinds}
 
     async def end(self) -> None:
         """The connection is closed."""
@@ -122,4 +122,4 @@ def _rank(text: str) -> WorkerRank:
 
 
 if __name__ == "__main__":
-    live(IndexRole)
+    serve(IndexRole)

@@ -87,8 +87,8 @@ class Flush(NamedTuple):
 def schedule(load: Load, blocks_s: float) -> list[Flush]:
     """Return the flushes of an engine that computes so many blocks a second: one each `FLUSH_S`, or each event."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
-    told, flushes = 0, dict[int, list[EngineStored]]()
+    flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()
     for event in engine_events(load):
-        told += len(event.block_hashes)
-        flushes.setdefault(ceil(told / (period_s * blocks_s)), []).append(event)
+        flushed_blocks += len(event.block_hashes)
+        flushes.setdefault(ceil(flushed_blocks / (period_s * blocks_s)), []).append(event)
     return [Flush(number * period_s, events) for number, events in flushes.items()]

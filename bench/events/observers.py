@@ -8,8 +8,8 @@ Recovering    one rank, from the message that showed that something is wrong to 
 
 from typing import Any
 
-from bench.events.stages import Came
-from bench.events.watch import Heard
+from bench.events.stages import BatchTimes
+from bench.events.watch import AppliedMessage
 from indexer.embedded import EmbeddedIndex
 from kv_protocol import codec, fleet, subjects
 from kv_protocol.ids import WorkerRank
@@ -26,34 +26,34 @@ class Stamps:
         self.is_on = False
         self.applied_ns = 0
         """When the last message was applied."""
-        self._heard: list[Heard] = []
+        self._applied: list[AppliedMessage] = []
 
-    def on_heard(self, heard: Heard) -> None:
+    def on_applied(self, applied: AppliedMessage) -> None:
         """A message was applied."""
-        if heard.message.subject.startswith(_EVENTS):
-            self.applied_ns = heard.applied_ns
+        if applied.message.subject.startswith(_EVENTS):
+            self.applied_ns = applied.applied_ns
             if self.is_on:
-                self._heard.append(heard)
+                self._applied.append(applied)
 
-    def rows(self) -> list[Came]:
+    def rows(self) -> list[BatchTimes]:
         """Return all batches that came."""
         return [
-            Came(
-                rank=str(subjects.rank_of(heard.message.subject)),
+            BatchTimes(
+                rank=str(subjects.rank_of(applied.message.subject)),
                 seq=frame.head[_SEQ],
                 blocks=len(frame.hashes) // 8,
                 made_ns=frame.head[_TIME_NS],
-                stored_ns=heard.message.time_ns,
-                delivered_ns=heard.delivered_ns,
-                applied_ns=heard.applied_ns,
+                stored_ns=applied.message.time_ns,
+                delivered_ns=applied.delivered_ns,
+                applied_ns=applied.applied_ns,
             )
-            for heard in self._heard
-            for frame in codec.split_message(heard.message.data)
+            for applied in self._applied
+            for frame in codec.split_message(applied.message.data)
         ]
 
     def messages(self) -> tuple[int, int]:
         """Return how many messages came, and their bytes."""
-        return len(self._heard), sum(len(heard.message.data) for heard in self._heard)
+        return len(self._applied), sum(len(applied.message.data) for applied in self._applied)
 
 
 class ColdStart:
@@ -64,19 +64,19 @@ class ColdStart:
         self.caught_up_ns = 0
         self.proven_ns: dict[WorkerRank, int] = {}
 
-    def look(self, now_ns: int) -> None:
+    def note_caught_up(self, now_ns: int) -> None:
         """Note whether it has caught up."""
         if not self.caught_up_ns and not self._index.catching_up():
             self.caught_up_ns = now_ns
 
-    def on_heard(self, heard: Heard) -> None:
+    def on_applied(self, applied: AppliedMessage) -> None:
         """A message was applied."""
-        self.look(heard.applied_ns)
-        message = heard.message
+        self.note_caught_up(applied.applied_ns)
+        message = applied.message
         if self.caught_up_ns and message.subject.startswith(_HEARTBEATS):
             rank = subjects.rank_of(message.subject)
-            if rank not in self.proven_ns and is_at(self._index, rank, *_place_told(message.data)):
-                self.proven_ns[rank] = heard.applied_ns
+            if rank not in self.proven_ns and is_at(self._index, rank, *_position_of(message.data)):
+                self.proven_ns[rank] = applied.applied_ns
 
 
 class Recovering:
@@ -98,24 +98,24 @@ class Recovering:
         if subject.startswith(_QUESTIONS):
             self.asked_bytes += len(data)
 
-    def on_heard(self, heard: Heard) -> None:
+    def on_applied(self, applied: AppliedMessage) -> None:
         """A message was applied."""
         if self._rank is None:
             return
-        message = heard.message
+        message = applied.message
         if message.subject.startswith(_ANSWERS):
             self.answered_bytes += len(message.data)
         stale = self._index.overlap((), (self._rank,))[0].stale
         if not self.detected_ns:
-            self.detected_ns = heard.delivered_ns if stale == "resyncing" else 0
+            self.detected_ns = applied.delivered_ns if stale == "resyncing" else 0
         elif not stale and not self.current_ns:
-            self.current_ns = heard.applied_ns
+            self.current_ns = applied.applied_ns
         if self.current_ns and not self.proven_ns and message.subject.startswith(_HEARTBEATS):
             is_its = subjects.rank_of(message.subject) == self._rank
-            is_proof = is_its and is_at(self._index, self._rank, *_place_told(message.data))
-            self.proven_ns = heard.applied_ns if is_proof else 0
+            is_proof = is_its and is_at(self._index, self._rank, *_position_of(message.data))
+            self.proven_ns = applied.applied_ns if is_proof else 0
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """Return what was seen."""
         return {
             "seconds": (self.current_ns - self.detected_ns) / 1e9,
@@ -124,9 +124,9 @@ class Recovering:
         }
 
 
-def _place_told(heartbeat: bytes) -> tuple[int, int]:
-    told = fleet.decode_heartbeat(heartbeat)
-    return told.epoch, told.last_seq
+def _position_of(heartbeat: bytes) -> tuple[int, int]:
+    figures = fleet.decode_heartbeat(heartbeat)
+    return figures.epoch, figures.last_seq
 
 
 def is_at(index: EmbeddedIndex, rank: WorkerRank, epoch: int, seq: int) -> bool:

@@ -38,9 +38,9 @@ class EventsPlan(NamedTuple):
     batch_blocks: int = 8
 
     # pulse
-    pulse_ranks: tuple[int, ...] = (1, 64)
-    pulse_blocks: int = 1_000
-    pulse_s: float = 10.0
+    heartbeat_ranks: tuple[int, ...] = (1, 64)
+    heartbeat_blocks: int = 1_000
+    heartbeat_s: float = 10.0
 
 
 QUICK = EventsPlan(
@@ -58,8 +58,8 @@ QUICK = EventsPlan(
     rank_blocks=4_000,
     tail_blocks=64,
     lost_batches=(1, 10),
-    pulse_ranks=(1, 4),
-    pulse_blocks=100,
-    pulse_s=1.0,
+    heartbeat_ranks=(1, 4),
+    heartbeat_blocks=100,
+    heartbeat_s=1.0,
 )
 """Whether all of it runs; the figures say nothing."""

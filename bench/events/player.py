@@ -6,7 +6,7 @@ import zmq.asyncio
 
 from bench.capture.capture import CapturedFrame
 from bench.capture.publisher import CapturePublisher
-from bench.events.child import Answer, Words, live
+from bench.events.child import Answer, Commands, serve
 from bench.events.load import Load, engine_events, payloads
 from kv_runtime.supervise import Part
 
@@ -24,7 +24,7 @@ class PlayerRole:
         self._context = zmq.asyncio.Context()
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {"subscribed": self._subscribed, "prepare": self._prepare, "play": self._play}
 
@@ -64,4 +64,4 @@ class PlayerRole:
 
 
 if __name__ == "__main__":
-    live(PlayerRole)
+    serve(PlayerRole)

@@ -56,11 +56,11 @@ async def recovery(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Rec
             stage.child("events.bare"),
             stage.child("events.bare"),
         )
-        await listening.ask("listen")
+        await listening.call("listen")
         bench = _Bench(plan, agent, index)
         for worker in (_RINGED, _RINGLESS):
             await bench.hold(worker, plan.rank_blocks, EVENT_BLOCKS)
-        await index.ask("proven", ranks=len(workers))
+        await index.call("proven", ranks=len(workers))
         healed = []
         for name, damage in bench.damages():
             on_turn(name)
@@ -72,8 +72,8 @@ async def recovery(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Rec
 async def _bare_s(bare: Child, listening: Child, size: int) -> float:
     """Return how long it takes until so many bytes came, in messages of the size of a dump's."""
     messages = -(-size // _CHUNK_BYTES)
-    await bare.ask("announce", messages=messages, size=min(size, _CHUNK_BYTES))
-    return float((await listening.ask("lags", messages=messages))["took_s"])
+    await bare.call("announce", messages=messages, size=min(size, _CHUNK_BYTES))
+    return float((await listening.call("lags", messages=messages))["took_s"])
 
 
 def _summed(name: str, rounds: list[dict[str, Any]], bare_s: float) -> Recovery:
@@ -112,24 +112,24 @@ class _Bench:
         """The worker holds so many more blocks, and its stream tells of them; return its place."""
         self._seed += 1
         load = Load(self._seed, blocks, event_blocks, BLOCK_TOKENS)
-        return await self._agent.ask("hold", worker=worker, dp_rank=0, load=load._asdict())
+        return await self._agent.call("hold", worker=worker, dp_rank=0, load=load._asdict())
 
     async def _lose(self, worker: str, batches: int) -> dict[str, Any]:
-        await self._index.ask("lose", rank=f"{worker}/0")
-        place = await self.hold(worker, batches * self._plan.batch_blocks, self._plan.batch_blocks)
-        await self._index.ask("lost", seq=place["last_seq"])
+        await self._index.call("lose", rank=f"{worker}/0")
+        position = await self.hold(worker, batches * self._plan.batch_blocks, self._plan.batch_blocks)
+        await self._index.call("lost", seq=position["last_seq"])
         await self.hold(worker, self._plan.batch_blocks, self._plan.batch_blocks)
         return await self._recovered(worker)
 
     async def _damage(self) -> dict[str, Any]:
-        await self._index.ask("damage", rank=f"{_RINGED}/0")
+        await self._index.call("damage", rank=f"{_RINGED}/0")
         await self.hold(_RINGED, self._plan.batch_blocks, self._plan.batch_blocks)
         return await self._recovered(_RINGED)
 
     async def _recovered(self, worker: str) -> dict[str, Any]:
-        told = await self._index.ask("recovered", rank=f"{worker}/0")
-        before, self._answers[worker] = self._answers[worker], told["answers"]
-        by = [kind for kind in KINDS if told["answers"][kind] > before[kind]]
+        recovered = await self._index.call("recovered", rank=f"{worker}/0")
+        before, self._answers[worker] = self._answers[worker], recovered["answers"]
+        by = [kind for kind in KINDS if recovered["answers"][kind] > before[kind]]
         if len(by) != 1:
             raise BenchFailed(f"healed by {by or 'nothing'}, and not by one answer")
-        return told | {"healed_by": by[0]}
+        return recovered | {"healed_by": by[0]}

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from bench.events.cold import Cold
 from bench.events.freshness import Freshness
-from bench.events.heartbeats import Pulses
+from bench.events.heartbeats import HeartbeatResults
 from bench.events.recovery import Recovery
 from bench.events.throughput import Throughput
 
@@ -16,7 +16,7 @@ class Results(NamedTuple):
     throughput: list[Throughput] | None = None
     cold: Cold | None = None
     recovery: list[Recovery] | None = None
-    pulse: Pulses | None = None
+    pulse: HeartbeatResults | None = None
 
 
 def as_plain(value: Any) -> Any:  # noqa: ANN401 - whatever a result is made of

@@ -41,11 +41,11 @@ class Child:
     def __init__(self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
         self._role, self._process, self._errors = role, process, errors
         self.spawned_ns = time.time_ns()
-        self.told: Answer = {}
+        self.started: Answer = {}
         """What it said first."""
 
     @classmethod
-    async def start(cls, role: str, told: dict[str, Any]) -> Self:
+    async def start(cls, role: str, arguments: dict[str, Any]) -> Self:
         """Return the process, which has begun.
 
         Raises:
@@ -58,7 +58,7 @@ class Child:
             sys.executable,
             "-m",
             f"bench.{role}",
-            json.dumps(told),
+            json.dumps(arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
@@ -68,37 +68,39 @@ class Child:
         child = cls(role, process, errors)
         child.spawned_ns = spawned_ns
         try:
-            child.told = await child._answer("begin")
+            child.started = await child._answer("begin")
         except BaseException:
             await child.close()
             raise
         return child
 
-    async def ask(self, word: str, **asked: Any) -> Answer:  # noqa: ANN401 - as the role takes it
+    async def call(self, command: str, **parameters: Any) -> Answer:  # noqa: ANN401 - as the role takes it
         """Return the answer.
 
         Raises:
             BenchFailed: it could not, not in time, or the process has ended.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"word": word} | asked).encode() + b"\n")
-        return await self._answer(word)
+        self._process.stdin.write(json.dumps({"command": command} | parameters).encode() + b"\n")
+        return await self._answer(command)
 
-    async def _answer(self, word: str) -> Answer:
+    async def _answer(self, command: str) -> Answer:
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(_ANSWER_S):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise BenchFailed(f"{self._role}: {word}: no answer within {_ANSWER_S:.0f} s; {self._said()}") from None
+            raise BenchFailed(
+                f"{self._role}: {command}: no answer within {_ANSWER_S:.0f} s; {self._error_output()}"
+            ) from None
         if not line:
-            raise BenchFailed(f"{self._role}: {word}: it ended: {self._said()}")
+            raise BenchFailed(f"{self._role}: {command}: it ended: {self._error_output()}")
         answer: Answer = json.loads(line)
         if "error" in answer:
-            raise BenchFailed(f"{self._role}: {word}: {answer['error']}")
+            raise BenchFailed(f"{self._role}: {command}: {answer['error']}")
         return answer
 
-    def _said(self) -> str:
+    def _error_output(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()[-2000:] or "no word"
 
@@ -153,16 +155,16 @@ class Stage:
         """Where its nats-server is."""
         return self._nats.url
 
-    async def child(self, role: str, **told: Any) -> Child:  # noqa: ANN401 - as the role takes it
+    async def child(self, role: str, **arguments: Any) -> Child:  # noqa: ANN401 - as the role takes it
         """Return a process that plays a role on this log, for as long as the block lasts."""
-        child = await Child.start(role, {"url": self.url} | told)
+        child = await Child.start(role, {"url": self.url} | arguments)
         self._cleanup.push_async_callback(child.close)
         return child
 
     async def cpu(self, agents: list[Child], index: Child) -> Cpu:
         """Return what all of them have used so far."""
-        of_agents = [(await agent.ask("cpu"))["cpu_ns"] for agent in agents]
-        of_index = (await index.ask("cpu"))["cpu_ns"]
+        of_agents = [(await agent.call("cpu"))["cpu_ns"] for agent in agents]
+        of_index = (await index.call("cpu"))["cpu_ns"]
         return Cpu(sum(of_agents) / 1e9, self.nats_cpu_s(), of_index / 1e9)
 
     def nats_cpu_s(self) -> float:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bench.events.child import Answer, Words, live
+from bench.events.child import Answer, Commands, serve
 from indexer.follow.checkpoint import encode_checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.index.implementations import make_index
@@ -15,7 +15,7 @@ from kv_runtime.config import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 
-_LOOK_S = 0.001
+_POLL_S = 0.001
 
 
 class SnapshotRole:
@@ -27,7 +27,7 @@ class SnapshotRole:
         self._stalled_s = 0.0
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {"write": self._write}
 
@@ -47,8 +47,8 @@ class SnapshotRole:
     async def _watch_loop(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             before_s = self._clock.now()
-            await self._clock.sleep(_LOOK_S)
-            self._stalled_s = max(self._stalled_s, self._clock.now() - before_s - _LOOK_S)
+            await self._clock.sleep(_POLL_S)
+            self._stalled_s = max(self._stalled_s, self._clock.now() - before_s - _POLL_S)
 
     async def _write(self) -> Answer:
         """Return what the parts of a snapshot took, once the index has caught up and one is written and read back.
@@ -56,16 +56,16 @@ class SnapshotRole:
         `blocked_s` is the longest time that the event loop did nothing else.
         """
         while self._feed.catching_up():
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         log, names = extent_of(await self._log.stream_state(subjects.EVENTS_STREAM)), await self._snapshots.names()
         self._stalled_s = 0.0
-        await self._clock.sleep(2 * _LOOK_S)
+        await self._clock.sleep(2 * _POLL_S)
         began_s, log_position = self._clock.now(), self._feed.log_position
         checkpoint = self._fold.checkpoint(log_position.created, log_position.stream_seq, self._clock.wall_ns())
         folded_s = self._clock.now()
         await self._snapshots.write(checkpoint, log, names)
         ended_s = self._clock.now()
-        await self._clock.sleep(2 * _LOOK_S)
+        await self._clock.sleep(2 * _POLL_S)
         stalled_s, again_s = self._stalled_s, self._clock.now()
         data = encode_checkpoint(checkpoint)
         return {
@@ -82,4 +82,4 @@ class SnapshotRole:
 
 
 if __name__ == "__main__":
-    live(SnapshotRole)
+    serve(SnapshotRole)

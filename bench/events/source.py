@@ -11,7 +11,7 @@ from math import inf
 
 import zmq.asyncio
 
-from bench.events.child import Answer, Words, cpu, live
+from bench.events.child import Answer, Commands, cpu, serve
 from bench.events.load import Flush, Load, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
@@ -104,7 +104,7 @@ class SourceRole:
             gc.disable()
 
     @property
-    def words(self) -> Words:
+    def commands(self) -> Commands:
         """What it can be asked, by name."""
         return {"play": self._play, "played": self._played, "cpu": cpu}
 
@@ -166,4 +166,4 @@ class SourceRole:
 
 
 if __name__ == "__main__":
-    live(SourceRole)
+    serve(SourceRole)

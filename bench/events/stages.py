@@ -23,7 +23,7 @@ class Sent(NamedTuple):
     handed_ns: Sequence[tuple[int, int]]
 
 
-class Came(NamedTuple):
+class BatchTimes(NamedTuple):
     """One batch as the index saw it: when its payload was made, it was stored, delivered, applied."""
 
     rank: str
@@ -51,12 +51,12 @@ class Spread(NamedTuple):
     max_ms: float
 
 
-def ages(came: Sequence[Came], sent: Mapping[str, Sent]) -> list[Age]:
+def ages(batches: Sequence[BatchTimes], sent: Mapping[str, Sent]) -> list[Age]:
     """Return the age of each batch; of a rank that `sent` does not know, from when its payload was made."""
-    return [_age(batch, sent.get(batch.rank)) for batch in came]
+    return [_age(batch, sent.get(batch.rank)) for batch in batches]
 
 
-def _age(batch: Came, sent: Sent | None) -> Age:
+def _age(batch: BatchTimes, sent: Sent | None) -> Age:
     stages_ns = {
         "to log": batch.stored_ns - batch.made_ns,
         "to index": batch.delivered_ns - batch.stored_ns,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.events.cold import Cold
 from bench.events.freshness import Freshness
-from bench.events.heartbeats import Pulses
+from bench.events.heartbeats import HeartbeatResults
 from bench.events.recovery import Recovery
 from bench.events.results import Results
 from bench.events.run import Busy
@@ -13,7 +13,7 @@ from bench.events.throughput import Throughput
 from bench.index.tables import NONE, Table, number, times
 from bench.index.verdicts import Verdict
 
-_SAID = {True: "ok", False: "MISSED", None: "not measured"}
+_VERDICT_TEXT = {True: "ok", False: "MISSED", None: "not measured"}
 
 
 def tables(results: Results) -> list[Table]:
@@ -28,7 +28,7 @@ def tables(results: Results) -> list[Table]:
     if results.recovery is not None:
         made.append(_recovery(results.recovery))
     if results.pulse is not None:
-        made.append(_pulse(results.pulse))
+        made.append(_heartbeats(results.pulse))
     return made
 
 
@@ -136,14 +136,14 @@ def _recovery(cells: Sequence[Recovery]) -> Table:
     return Table("recovery: from detection to current, ms", columns, rows)
 
 
-def _pulse(pulses: Pulses) -> Table:
-    first = pulses.pulses[0]
-    rows = [(f"{each.ranks}", *(number(busy_s, 1e-3) for busy_s in each.busy.ours), "") for each in pulses.pulses]
-    for each in pulses.pulses[1:]:
+def _heartbeats(results: HeartbeatResults) -> Table:
+    first = results.pulses[0]
+    rows = [(f"{each.ranks}", *(number(busy_s, 1e-3) for busy_s in each.busy.ours), "") for each in results.pulses]
+    for each in results.pulses[1:]:
         more = each.ranks - first.ranks
         of_one = each.busy.ours.since(first.busy.ours).over(more)
         rows.append((f"one of {more} more", *(number(busy_s, 1e-6) for busy_s in of_one), "us a heartbeat"))
-    rows.append(("bare", *(number(each_us) for each_us in pulses.bare_us), "us a message, in a burst"))
+    rows.append(("bare", *(number(each_us) for each_us in results.bare_us), "us a message, in a burst"))
     return Table("heartbeats with digests, CPU ms a second", ("ranks", "agent", "nats-server", "index", ""), rows)
 
 
@@ -159,6 +159,6 @@ def verdict_table(judged: Sequence[Verdict]) -> Table:
 
 def _judged(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     for each in verdict.judged:
-        yield each.cell, f"{number(each.measured)}{verdict.unit}", _SAID[each.holds]
+        yield each.cell, f"{number(each.measured)}{verdict.unit}", _VERDICT_TEXT[each.holds]
     if not verdict.judged:
-        yield NONE, NONE, _SAID[None]
+        yield NONE, NONE, _VERDICT_TEXT[None]

@@ -49,14 +49,14 @@ async def throughput(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[T
     """Return all cells; `on_turn` hears the name of each before it is measured."""
     async with Stage() as stage:
         player = await stage.child("events.player", events_a_payload=EVENTS_A_PAYLOAD)
-        endpoints = {each: player.told[each] for each in ("publisher", "replay")}
+        endpoints = {each: player.started[each] for each in ("publisher", "replay")}
         worker = {"id": _WORKER, "dp_ranks": 1, "ring_bytes": 16 << 20}
         agent, index, bare = await asyncio.gather(
             stage.child("events.agent", workers=[worker], block_size=BLOCK_TOKENS, **endpoints),
             stage.child("events.index"),
             stage.child("events.bare"),
         )
-        await player.ask("subscribed")
+        await player.call("subscribed")
         path, seeds, cells = _Path(plan, stage, player, agent, index, bare), count(), []
         for event_blocks, blocks in plan.throughput:
             on_turn(f"events of {event_blocks} blocks")
@@ -71,9 +71,9 @@ def _median(event_blocks: int, rounds: list[_Round]) -> Throughput:
         blocks_s=median(each.blocks_s for each in rounds),
         messages=median(each.messages for each in rounds),
         message_bytes=median(each.message_bytes for each in rounds),
-        cpu=Cpu(*(median(of_one) for of_one in zip(*(each.cpu for each in rounds), strict=True))),
+        cpu=Cpu(*(median(of_process) for of_process in zip(*(each.cpu for each in rounds), strict=True))),
         bare_blocks_s=median(each.bare_blocks_s for each in rounds),
-        bare_cpu=Cpu(*(median(of_one) for of_one in zip(*(each.bare_cpu for each in rounds), strict=True))),
+        bare_cpu=Cpu(*(median(of_process) for of_process in zip(*(each.bare_cpu for each in rounds), strict=True))),
         rounds=len(rounds),
     )
 
@@ -91,15 +91,15 @@ class _Path:
 
     async def measure(self, load: Load) -> _Round:
         """Return what one load took."""
-        await self.player.ask("prepare", load=load._asdict())
+        await self.player.call("prepare", load=load._asdict())
         stored = await self.stage.log.stream_state(subjects.EVENTS_STREAM)
         before = await self.stage.cpu([self.agent], self.index)
         seconds = await self._play()
         used = (await self.stage.cpu([self.agent], self.index)).since(before)
         now = await self.stage.log.stream_state(subjects.EVENTS_STREAM)
-        copied = await self.bare.ask("copy", after_seq=stored.last_seq, last_seq=now.last_seq)
+        copied = await self.bare.call("copy", after_seq=stored.last_seq, last_seq=now.last_seq)
         nats_s = self.stage.nats_cpu_s()
-        bare = await self.bare.ask("publish", window=WINDOW_MESSAGES, messages_min=self.plan.bare_messages_min)
+        bare = await self.bare.call("publish", window=WINDOW_MESSAGES, messages_min=self.plan.bare_messages_min)
         bare_cpu = Cpu(bare["cpu_ns"] / 1e9, self.stage.nats_cpu_s() - nats_s, 0.0)
         return _Round(
             blocks_s=load.blocks / seconds,
@@ -112,9 +112,9 @@ class _Path:
 
     async def _play(self) -> float:
         """Return how long it took from the first payload sent until the last block was applied."""
-        played = await self.player.ask("play")
-        place = await self.agent.ask("position", worker=_WORKER, sequence=played["sequence"])
-        reached = await self.index.ask("reach", rank=_RANK, epoch=place["epoch"], seq=place["last_seq"])
-        if place["losses"]:
-            raise BenchFailed(f"hop A lost {place['losses']} times, and was to be saturated, not overrun")
+        played = await self.player.call("play")
+        position = await self.agent.call("position", worker=_WORKER, sequence=played["sequence"])
+        reached = await self.index.call("reach", rank=_RANK, epoch=position["epoch"], seq=position["last_seq"])
+        if position["losses"]:
+            raise BenchFailed(f"hop A lost {position['losses']} times, and was to be saturated, not overrun")
         return float((reached["applied_ns"] - played["began_ns"]) / 1e9)

@@ -15,7 +15,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, OnMessage, Reading
 
 
-class Heard(NamedTuple):
+class AppliedMessage(NamedTuple):
     """One message as it was told, and when."""
 
     message: LogMessage
@@ -33,7 +33,7 @@ class WatchedLog(EventLog):
         self._wall_ns = SystemClock().wall_ns
         self.on_way: Callable[[LogMessage], LogMessage | None] = lambda message: message
         """Returns what comes of a message; None: it is lost."""
-        self.on_heard: Callable[[Heard], None] = lambda _: None
+        self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
         self.on_handed: Callable[[str, int], None] = lambda *_: None
         """Hears the id of a message that is published, and when."""
         self.on_announced: Callable[[str, bytes], None] = lambda *_: None
@@ -72,6 +72,6 @@ class WatchedLog(EventLog):
             left = self.on_way(message)
             if left is not None:
                 await on_message(left)
-                self.on_heard(Heard(left, delivered_ns, self._wall_ns()))
+                self.on_applied(AppliedMessage(left, delivered_ns, self._wall_ns()))
 
         return watched

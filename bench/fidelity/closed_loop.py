@@ -216,10 +216,10 @@ class ClosedLoop:
         self._engines[worker].flush_events()
         self._engines[worker].drain_events()
         for request_id, output in step.outputs:
-            self._hear(request_id, output)
+            self._on_output(request_id, output)
         self._iterate(worker)
 
-    def _hear(self, request_id: str, output: EngineOutput) -> None:
+    def _on_output(self, request_id: str, output: EngineOutput) -> None:
         request = self._requests[request_id]
         if request.first_s is None:
             request.first_s = self._now_s

@@ -165,38 +165,38 @@ def load_recording(path: Path) -> Recording:
         RecordingInvalid: it is none, or its parts contradict each other.
     """
     try:
-        said = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
     except OSError as error:
         raise RecordingInvalid(path.name, error.strerror, "a readable file") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordingInvalid(path.name, str(error), "a fleet recording") from error
-    _check(said)
-    answered = [_answered(said, number) for number in range(len(said.runs))]
-    sessions = _sent(said, answered)
-    planned = _turns(sessions, said.system_prompt_tokens)
+    _check(file)
+    answered = [_answered(file, number) for number in range(len(file.runs))]
+    sessions = _sent(file, answered)
+    planned = _turns(sessions, file.system_prompt_tokens)
     return Recording(
-        engine=said.engine,
-        gpu=said.gpu,
-        model=said.model,
-        blocks_per_worker=said.blocks_per_worker,
-        block_size=said.block_size,
-        max_num_seqs=said.max_num_seqs,
-        concurrency=said.concurrency,
-        system_tokens=said.system_prompt_tokens,
+        engine=file.engine,
+        gpu=file.gpu,
+        model=file.model,
+        blocks_per_worker=file.blocks_per_worker,
+        block_size=file.block_size,
+        max_num_seqs=file.max_num_seqs,
+        concurrency=file.concurrency,
+        system_tokens=file.system_prompt_tokens,
         sessions=sessions,
-        runs=tuple(_recorded(said, number, rows, planned) for number, rows in enumerate(answered)),
+        runs=tuple(_recorded(file, number, rows, planned) for number, rows in enumerate(answered)),
     )
 
 
-def _check(said: _File) -> None:
+def _check(file: _File) -> None:
     for column in COLUMNS:
-        if column not in said.columns:
-            raise RecordingInvalid("columns", said.columns, f"{column} among them")
+        if column not in file.columns:
+            raise RecordingInvalid("columns", file.columns, f"{column} among them")
     for name in ("system_prompt_tokens", "sessions", "runs"):
-        if not getattr(said, name):
+        if not getattr(file, name):
             raise RecordingInvalid(name, [], "one or more")
-    for number, session in enumerate(said.sessions):
-        _check_session(session, len(said.system_prompt_tokens), f"sessions[{number}]")
+    for number, session in enumerate(file.sessions):
+        _check_session(session, len(file.system_prompt_tokens), f"sessions[{number}]")
 
 
 def _check_session(session: Session, systems: int, where: str) -> None:
@@ -208,18 +208,18 @@ def _check_session(session: Session, systems: int, where: str) -> None:
         raise RecordingInvalid(f"{where}.output_tokens", f"{outputs} values", allowed)
 
 
-def _answered(said: _File, number: int) -> tuple[Answered, ...]:
-    at = [said.columns.index(column) for column in COLUMNS]
+def _answered(file: _File, number: int) -> tuple[Answered, ...]:
+    at = [file.columns.index(column) for column in COLUMNS]
     read = []
-    for line, row in enumerate(said.runs[number].rows):
+    for line, row in enumerate(file.runs[number].rows):
         where = f"runs[{number}].rows[{line}]"
-        if len(row) != len(said.columns):
-            raise RecordingInvalid(where, f"{len(row)} values", f"{len(said.columns)}, one for each of columns")
+        if len(row) != len(file.columns):
+            raise RecordingInvalid(where, f"{len(row)} values", f"{len(file.columns)}, one for each of columns")
         try:
-            each = msgspec.convert([row[place] for place in at], Answered)
+            each = msgspec.convert([row[column] for column in at], Answered)
         except msgspec.ValidationError as error:
             raise RecordingInvalid(where, row, f"numbers ({error})") from error
-        _check_row(each, said.runs[number].workers, where)
+        _check_row(each, file.runs[number].workers, where)
         read.append(each)
     return tuple(read)
 
@@ -233,11 +233,11 @@ def _check_row(row: Answered, workers: int, where: str) -> None:
         raise RecordingInvalid(f"{where}: ttft_s", row.ttft_s, f"above 0, at most e2e_s: {row.e2e_s}")
 
 
-def _sent(said: _File, answered: Iterable[Sequence[Answered]]) -> tuple[Session, ...]:
+def _sent(file: _File, answered: Iterable[Sequence[Answered]]) -> tuple[Session, ...]:
     rows = {(row.isl_tokens, row.turn) for rows in answered for row in rows}
     sessions = []
-    for session in said.sessions:
-        prompts_tokens = session.prompts_tokens(said.system_prompt_tokens)
+    for session in file.sessions:
+        prompts_tokens = session.prompts_tokens(file.system_prompt_tokens)
         is_sent = [(tokens, turn) in rows for turn, tokens in enumerate(prompts_tokens)]
         sessions.append(session.first([*is_sent, False].index(False)))
     return tuple(sessions)
@@ -249,8 +249,8 @@ def _turns(sessions: Iterable[Session], system_tokens: Sequence[int]) -> Counter
     )
 
 
-def _recorded(said: _File, number: int, answered: tuple[Answered, ...], planned: Counter[tuple[int, int]]) -> Recorded:
-    run, rows = said.runs[number], Counter((row.isl_tokens, row.turn) for row in answered)
+def _recorded(file: _File, number: int, answered: tuple[Answered, ...], planned: Counter[tuple[int, int]]) -> Recorded:
+    run, rows = file.runs[number], Counter((row.isl_tokens, row.turn) for row in answered)
     return Recorded(
         policy=run.policy,
         workers=run.workers,

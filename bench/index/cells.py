@@ -62,9 +62,9 @@ class EventCell:
 
     def _events(self, seed: int, event_blocks: int, chains: range) -> tuple[Timing, Timing]:
         of, blocks = self._of, len(chains) * CHAIN_BLOCKS
-        told = list(events(seed, chains, event_blocks, RANKS))
-        stores = of.bind([of.store(event) for event in told])
-        removes = of.bind([of.remove(event.rank, self._order(event.hashes)) for event in reversed(told)])
+        stored_events = list(events(seed, chains, event_blocks, RANKS))
+        stores = of.bind([of.store(event) for event in stored_events])
+        removes = of.bind([of.remove(event.rank, self._order(event.hashes)) for event in reversed(stored_events)])
         return timed(stores, blocks), timed(removes, blocks)
 
 

@@ -47,39 +47,39 @@ def main() -> None:
         subject(name, "buffers")
         version = metadata.version(PEER_PACKAGE) if name == "peer" else ""
     except ImportError as error:
-        _say(answers, {"absent": str(error)})
+        _write(answers, {"absent": str(error)})
         return
-    _say(answers, {"version": version})
+    _write(answers, {"version": version})
     gc.disable()
     cells: dict[str, Work] = {}
     for line in sys.stdin:
-        _say(answers, _answer(name, cells, json.loads(line)))
+        _write(answers, _answer(name, cells, json.loads(line)))
 
 
-def _answer(name: str, cells: dict[str, Work], asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[str, Any]:
     try:
-        if "round" in asked:
+        if "round" in request:
             gc.collect()
-            return cells[asked["round"]].round(asked["seed"])
-        if "drop" in asked:
-            del cells[asked["drop"]]
+            return cells[request["round"]].round(request["seed"])
+        if "drop" in request:
+            del cells[request["drop"]]
             return {}
-        cells[asked["make"]] = make(name, asked)
+        cells[request["make"]] = make(name, request)
     except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
         return {"error": f"{type(error).__name__}: {error}"}
     return {}
 
 
-def make(name: str, asked: dict[str, Any]) -> Work:
+def make(name: str, request: dict[str, Any]) -> Work:
     """Return the cell that is asked for, of the subject `name`."""
-    if asked["work"] == "limit":
-        return LimitCell(**asked["parameters"])
-    if asked["work"] == "hash":
-        return HashCell(name, asked["shape"], **asked["parameters"])
-    return WORK[asked["work"]](subject(name, asked["shape"]), **asked["parameters"])
+    if request["work"] == "limit":
+        return LimitCell(**request["parameters"])
+    if request["work"] == "hash":
+        return HashCell(name, request["shape"], **request["parameters"])
+    return WORK[request["work"]](subject(name, request["shape"]), **request["parameters"])
 
 
-def _say(answers: TextIO, answer: dict[str, Any]) -> None:
+def _write(answers: TextIO, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
 
 

@@ -26,11 +26,11 @@ _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors o
 
 
 def _groups(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    asked = tuple(value.split(","))
-    for each in asked:
+    groups = tuple(value.split(","))
+    for each in groups:
         if each not in GROUPS:
             raise click.BadParameter(f"found {each!r}, allowed {', '.join(GROUPS)}")
-    return asked
+    return groups
 
 
 def _core() -> int:
@@ -73,8 +73,8 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     whether the bench ran.
     """
     with TemporaryDirectory() as directory:
-        plan, told = _plan(flags, Path(directory) / "schedule")
-        asked = cells(plan, flags["only"])
+        plan, trace_line = _plan(flags, Path(directory) / "schedule")
+        selected = cells(plan, flags["only"])
         interpreters = Interpreters(
             python=sys.executable,
             peer_python=flags["peer_python"] or sys.executable,
@@ -83,9 +83,9 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         )
         try:
             with Runner(interpreters, with_twin="control" in flags["only"]) as runner:
-                facts = _facts(flags, plan, runner.peer, told)
-                _say(facts, is_aside=str(flags["json_file"]) == "-")
-                results = _run(runner, asked)
+                facts = _facts(flags, plan, runner.peer, trace_line)
+                _print_facts(facts, is_aside=str(flags["json_file"]) == "-")
+                results = _run(runner, selected)
         except (SubjectAbsent, BenchFailed) as error:
             raise click.ClickException(str(error)) from error
     _write(flags, facts, results)
@@ -128,16 +128,16 @@ def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> Fac
     )
 
 
-def _say(facts: Facts, *, is_aside: bool) -> None:
+def _print_facts(facts: Facts, *, is_aside: bool) -> None:
     for line in facts.lines():
         click.echo(line, err=is_aside)
 
 
-def _run(runner: Runner, asked: list[Cell]) -> Results:
+def _run(runner: Runner, selected: list[Cell]) -> Results:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        task = progress.add_task("", total=sum(map(runner.turns, asked)))
-        return runner.run(asked, lambda name: progress.update(task, advance=1, description=name))
+        task = progress.add_task("", total=sum(map(runner.turns, selected)))
+        return runner.run(selected, lambda name: progress.update(task, advance=1, description=name))
 
 
 def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:

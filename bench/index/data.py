@@ -65,9 +65,9 @@ def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[
     for first in range(0, len(chains), SIDE_BY_SIDE):
         group = {number: chain(seed, number) for number in chains[first : first + SIDE_BY_SIDE]}
         for start in range(0, CHAIN_BLOCKS, event_blocks):
-            for number, whole in group.items():
-                parent = last(whole[: 8 * start]) if start else None
-                yield Stored(number % ranks, parent, start, whole[8 * start : 8 * (start + event_blocks)])
+            for number, chain_hashes in group.items():
+                parent = last(chain_hashes[: 8 * start]) if start else None
+                yield Stored(number % ranks, parent, start, chain_hashes[8 * start : 8 * (start + event_blocks)])
 
 
 def write_requests(path: Path, requests: Iterator[Request]) -> int:

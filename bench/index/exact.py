@@ -18,7 +18,7 @@ CHAINS, DEPTH, RANKS, EVENTS = 8, 24, 4, 1500
 """Of a storm."""
 
 
-class Told(NamedTuple):
+class CacheChange(NamedTuple):
     """One event: a rank stores blocks behind a parent, or removes them."""
 
     kind: str
@@ -29,24 +29,31 @@ class Told(NamedTuple):
 class Scenario(NamedTuple):
     """Events of rank 0, whose blocks are 1, 2, 3, ... in chain order, and how many of them it holds from 1 on then."""
 
-    told: tuple[Told, ...]
+    changes: tuple[CacheChange, ...]
     depth: int
 
 
-_FIVE = Told("store", range(1, 6))
+_FIVE = CacheChange("store", range(1, 6))
 SCENARIOS = {
-    "hole": Scenario((_FIVE, Told("remove", [3])), 2),
-    "hole, refilled": Scenario((_FIVE, Told("remove", [3]), Told("store", [3], 2)), 5),
+    "hole": Scenario((_FIVE, CacheChange("remove", [3])), 2),
+    "hole, refilled": Scenario((_FIVE, CacheChange("remove", [3]), CacheChange("store", [3], 2)), 5),
     "ten blocks of twenty, refilled": Scenario(
-        (Told("store", range(1, 21)), Told("remove", range(6, 16)), Told("store", range(6, 16), 5)), 20
+        (
+            CacheChange("store", range(1, 21)),
+            CacheChange("remove", range(6, 16)),
+            CacheChange("store", range(6, 16), 5),
+        ),
+        20,
     ),
-    "first block, refilled": Scenario((_FIVE, Told("remove", [1]), Told("store", [1])), 5),
-    "child before parent": Scenario((Told("store", [3, 4], 2), Told("store", [1, 2])), 4),
+    "first block, refilled": Scenario((_FIVE, CacheChange("remove", [1]), CacheChange("store", [1])), 5),
+    "child before parent": Scenario((CacheChange("store", [3, 4], 2), CacheChange("store", [1, 2])), 4),
     "stored twice": Scenario((_FIVE, _FIVE), 5),
-    "stored twice, removed once": Scenario((_FIVE, _FIVE, Told("remove", [5])), 4),
-    "removed twice, refilled": Scenario((_FIVE, Told("remove", [3]), Told("remove", [3]), Told("store", [3], 2)), 5),
-    "unknown block among the removed": Scenario((_FIVE, Told("remove", [99, 4])), 3),
-    "removed, parents first": Scenario((_FIVE, Told("remove", [2, 3, 4, 5])), 1),
+    "stored twice, removed once": Scenario((_FIVE, _FIVE, CacheChange("remove", [5])), 4),
+    "removed twice, refilled": Scenario(
+        (_FIVE, CacheChange("remove", [3]), CacheChange("remove", [3]), CacheChange("store", [3], 2)), 5
+    ),
+    "unknown block among the removed": Scenario((_FIVE, CacheChange("remove", [99, 4])), 3),
+    "removed, parents first": Scenario((_FIVE, CacheChange("remove", [2, 3, 4, 5])), 1),
 }
 _BLOCKS = 20
 
@@ -55,7 +62,7 @@ def scenario(of: Subject, name: str) -> dict[str, int]:
     """Return the depth that the index answers, and how many events it did not accept."""
     of.fresh(1, _BLOCKS)
     found = SCENARIOS[name]
-    steps = (_step(of, 0, each) for each in found.told)
+    steps = (_step(of, 0, each) for each in found.changes)
     errors = sum(not _accepted(of, step) for step in steps)
     return {"depth": of.depths(pack(range(1, _BLOCKS + 1))).get(0, 0), "errors": errors}
 
@@ -69,48 +76,48 @@ def storm(of: Subject, seed: int, kind: str) -> dict[str, int]:
     errors = wrong = 0
     for _ in range(EVENTS):
         rank, blocks = draw.randrange(RANKS), draw.choice(chains)
-        told = any_event(draw, blocks)
+        change = any_event(draw, blocks)
         if kind == "orderly":
-            told = orderly_event(told, blocks, held[rank])
-        (held[rank].update if told.kind == "store" else held[rank].difference_update)(told.blocks)
-        errors += not _accepted(of, _step(of, rank, told))
+            change = orderly_event(change, blocks, held[rank])
+        (held[rank].update if change.kind == "store" else held[rank].difference_update)(change.blocks)
+        errors += not _accepted(of, _step(of, rank, change))
         truth = {each: depth for each in range(RANKS) if (depth := _depth(blocks, held[each]))}
         wrong += of.depths(pack(blocks)) != truth
     return {"answers": EVENTS, "wrong": wrong, "errors": errors}
 
 
-def any_event(draw: random.Random, blocks: Sequence[int]) -> Told:
+def any_event(draw: random.Random, blocks: Sequence[int]) -> CacheChange:
     """Return an event of some blocks of a chain: stored, or removed in any order."""
     first = draw.randrange(len(blocks))
     part = blocks[first : first + draw.randint(1, 8)]
     if draw.random() < 0.5:  # noqa: PLR2004 - as many stores as removals
         return _store(blocks, first, len(part))
-    return Told("remove", draw.sample(part, len(part)))
+    return CacheChange("remove", draw.sample(part, len(part)))
 
 
-def orderly_event(told: Told, blocks: Sequence[int], held: set[int]) -> Told:
+def orderly_event(change: CacheChange, blocks: Sequence[int], held: set[int]) -> CacheChange:
     """Return an event like `told` that an engine which holds `held` may send."""
-    removed = [each for each in told.blocks if each in held]
-    if told.kind == "remove" and removed:
-        return Told("remove", removed)
-    if told.kind == "store" and (told.parent is None or told.parent in held):
-        return told
+    removed = [each for each in change.blocks if each in held]
+    if change.kind == "remove" and removed:
+        return CacheChange("remove", removed)
+    if change.kind == "store" and (change.parent is None or change.parent in held):
+        return change
     depth = _depth(blocks, held)
-    return _store(blocks, depth if depth < len(blocks) else 0, len(told.blocks))
+    return _store(blocks, depth if depth < len(blocks) else 0, len(change.blocks))
 
 
-def _store(blocks: Sequence[int], first: int, count: int) -> Told:
-    return Told("store", blocks[first : first + count], blocks[first - 1] if first else None)
+def _store(blocks: Sequence[int], first: int, count: int) -> CacheChange:
+    return CacheChange("store", blocks[first : first + count], blocks[first - 1] if first else None)
 
 
 def _depth(blocks: Sequence[int], held: set[int]) -> int:
     return next((depth for depth, each in enumerate(blocks) if each not in held), len(blocks))
 
 
-def _step(of: Subject, rank: int, told: Told) -> Step:
-    if told.kind == "remove":
-        return of.remove(rank, pack(told.blocks))
-    return of.store(Stored(rank, told.parent, 0 if told.parent is None else 1, pack(told.blocks)))
+def _step(of: Subject, rank: int, change: CacheChange) -> Step:
+    if change.kind == "remove":
+        return of.remove(rank, pack(change.blocks))
+    return of.store(Stored(rank, change.parent, 0 if change.parent is None else 1, pack(change.blocks)))
 
 
 def _accepted(of: Subject, step: Step) -> bool:

@@ -63,7 +63,7 @@ class Cell(NamedTuple):
     parameters: dict[str, Any]
     seats: tuple[str, ...]
     rounds: int
-    is_alone: bool = False
+    in_own_process: bool = False
 
 
 class IndexPlan(NamedTuple):
@@ -92,8 +92,8 @@ def cells(plan: IndexPlan, only: tuple[str, ...] = GROUPS) -> list[Cell]:
 
 def _events(plan: IndexPlan) -> Iterator[Cell]:
     def cell(name: str, index_blocks: int, sizes: list[tuple[int, int]], **more: bool) -> Cell:
-        told = [(event_blocks, plan.blocks(blocks)) for event_blocks, blocks in sizes]
-        parameters = {"index_blocks": plan.blocks(index_blocks), "sizes": told, **more}
+        scaled_sizes = [(event_blocks, plan.blocks(blocks)) for event_blocks, blocks in sizes]
+        parameters = {"index_blocks": plan.blocks(index_blocks), "sizes": scaled_sizes, **more}
         return Cell("events", name, "events", parameters, (*OURS, "peer"), plan.rounds)
 
     yield cell("small index", 1 << 14, [(size, 1 << 14) for size in EVENT_BLOCKS])
@@ -105,7 +105,7 @@ def _match(plan: IndexPlan) -> Iterator[Cell]:
     seats = ("buffers", "lists", "peer", "floor")
     for depth, holders in product(DEPTHS, HOLDERS):
         parameters = {"depth": depth, "holders": holders, "calls": plan.calls(1000)}
-        yield Cell("match", f"depth {depth}, {_held_by(holders)}", "match", parameters, seats, plan.rounds)
+        yield Cell("match", f"depth {depth}, {_holders_text(holders)}", "match", parameters, seats, plan.rounds)
     stairs = {"depth": STAIRS, "holders": STAIRS, "calls": plan.calls(1000), "held": "staircase"}
     yield Cell("match", f"staircase of {STAIRS}", "match", stairs, seats, plan.rounds)
 
@@ -128,7 +128,7 @@ def _trace(plan: IndexPlan) -> Iterator[Cell]:
 def _memory(plan: IndexPlan) -> Iterator[Cell]:
     for holders in MEMORY_HOLDERS:
         parameters = {"blocks": plan.blocks(1_000_000), "holders": holders}
-        yield Cell("memory", _held_by(holders), "memory", parameters, ("buffers", "peer"), 1, is_alone=True)
+        yield Cell("memory", _holders_text(holders), "memory", parameters, ("buffers", "peer"), 1, in_own_process=True)
 
 
 def _bulk(plan: IndexPlan) -> Iterator[Cell]:
@@ -137,17 +137,17 @@ def _bulk(plan: IndexPlan) -> Iterator[Cell]:
 
     more = plan.blocks(1 << 19)
 
-    def told(blocks: int, capacity_blocks: int) -> dict[str, int]:
-        more_told = {"round_blocks": more, "calls": plan.calls(4000)}
-        return {"blocks": blocks, "capacity_blocks": capacity_blocks} | more_told
+    def bulk_parameters(blocks: int, capacity_blocks: int) -> dict[str, int]:
+        round_parameters = {"round_blocks": more, "calls": plan.calls(4000)}
+        return {"blocks": blocks, "capacity_blocks": capacity_blocks} | round_parameters
 
     def sized(blocks: int, seats: tuple[str, ...]) -> Cell:
-        parameters = told(blocks, int(CAPACITY_RATIO * (blocks + more)))
-        return Cell("bulk", f"{blocks:,} blocks", "bulk", parameters, seats, 1, is_alone=True)
+        parameters = bulk_parameters(blocks, int(CAPACITY_RATIO * (blocks + more)))
+        return Cell("bulk", f"{blocks:,} blocks", "bulk", parameters, seats, 1, in_own_process=True)
 
     large = plan.blocks(LARGE_BLOCKS)
     name = f"{large:,} blocks, {UNSIZED}"
-    yield Cell("bulk", name, "bulk", told(large, 0), ("buffers",), UNSIZED_ROUNDS, is_alone=True)
+    yield Cell("bulk", name, "bulk", bulk_parameters(large, 0), ("buffers",), UNSIZED_ROUNDS, in_own_process=True)
     yield sized(plan.blocks(10_000_000), ("buffers", "peer"))
     if plan.is_huge:
         yield sized(HUGE_BLOCKS, ("buffers",))
@@ -183,13 +183,13 @@ def _machine(plan: IndexPlan) -> Iterator[Cell]:
 def _control(plan: IndexPlan) -> Iterator[Cell]:
     parameters = {"depth": STAIRS, "holders": 16, "calls": plan.calls(1000)}
     yield Cell("control", "the same index twice", "match", parameters, ("buffers", "twin"), plan.rounds)
-    nobody = {"depth": 1, "holders": 1, "calls": plan.calls(1000), "held": "none"}
-    yield Cell("control", "one block that nobody has", "match", nobody, ("buffers", "lists", "peer"), plan.rounds)
+    no_holder = {"depth": 1, "holders": 1, "calls": plan.calls(1000), "held": "none"}
+    yield Cell("control", "one block that nobody has", "match", no_holder, ("buffers", "lists", "peer"), plan.rounds)
     nothing = {"calls": plan.calls(1000)}
     yield Cell("control", "an event without blocks", "no event", nothing, ("buffers", "lists", "peer"), plan.rounds)
 
 
-def _held_by(holders: int) -> str:
+def _holders_text(holders: int) -> str:
     return f"{holders} holder{'s' if holders > 1 else ''}"
 
 

@@ -18,7 +18,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _ROOT = Path(__file__).parents[2]
 _SCALE_JUDGED = 1.0
 _NOT_JUDGED = "targets are for scale 1"
-_SAID = {True: "reached", False: "MISSED", None: "not measured"}
+_VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
 
 
 class Facts(NamedTuple):
@@ -53,9 +53,9 @@ def machine() -> str:
 
 def commit() -> str:
     """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
-    asked = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+    command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -123,7 +123,7 @@ def _verdict_table(results: Results) -> Table:
             verdict.target,
             f"{verdict.sign} {verdict.needed:g}{verdict.unit}",
             _measured(verdict),
-            _SAID[verdict.holds],
+            _VERDICT_TEXT[verdict.holds],
         )
         for verdict in verdicts(results)
     ]
@@ -139,7 +139,7 @@ def _measured(verdict: Verdict) -> str:
 
 def _lines(verdict: Verdict) -> Iterator[str]:
     needed = f"{verdict.sign} {verdict.needed:g}{verdict.unit}"
-    yield f"{_SAID[verdict.holds]:12}  {verdict.target} {needed}"
+    yield f"{_VERDICT_TEXT[verdict.holds]:12}  {verdict.target} {needed}"
     for each in verdict.judged:
         if verdict.sign == ">=" or verdict.needed or not each.holds:  # of right answers nothing needs to be said
             yield f"{'':14}{'' if each.holds else 'lost: '}{each.cell}: {number(each.measured)}{verdict.unit}"

@@ -65,7 +65,7 @@ class Process:
             raise SubjectAbsent(first["absent"])
         self.version: str = first["version"]
 
-    def ask(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
+    def call(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
         """Return the answer.
 
         Raises:
@@ -73,7 +73,7 @@ class Process:
         """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._failed() from error
@@ -104,8 +104,10 @@ class Process:
     def _failed(self) -> BenchFailed:
         self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return BenchFailed(f"{self._name}: ended with {self._process.returncode}: {said[-1] if said else 'no word'}")
+        output_lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return BenchFailed(
+            f"{self._name}: ended with {self._process.returncode}: {output_lines[-1] if output_lines else 'no word'}"
+        )
 
 
 class Runner:
@@ -138,7 +140,7 @@ class Runner:
 
     def turns(self, cell: Cell) -> int:
         """Return how many steps a cell takes here."""
-        return len(self._seats(cell)) * (cell.rounds + (not cell.is_alone))
+        return len(self._seats(cell)) * (cell.rounds + (not cell.in_own_process))
 
     def run(self, cells: Sequence[Cell], on_turn: Callable[[str], None]) -> Results:
         """Return what all cells found; `on_turn` hears the name of a cell after each of its turns.
@@ -148,7 +150,7 @@ class Runner:
         """
         results = Results()
         for cell in cells:
-            (self._alone if cell.is_alone else self._together)(cell, results, on_turn)
+            (self._isolated if cell.in_own_process else self._together)(cell, results, on_turn)
         return results
 
     def _together(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
@@ -156,31 +158,31 @@ class Runner:
         for name in seats:
             seat = SEATS[name]
             parameters = cell.parameters | dict(seat.changes)
-            self._processes[seat.process].ask(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
+            self._processes[seat.process].call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
             on_turn(cell.name)
         for number in range(cell.rounds):
             for name in seats:
-                found = self._processes[SEATS[name].process].ask(round=name, seed=_SEED + number)
+                found = self._processes[SEATS[name].process].call(round=name, seed=_SEED + number)
                 results.add(cell, name, found)
                 on_turn(cell.name)
         for name in seats:
-            self._processes[SEATS[name].process].ask(drop=name)
+            self._processes[SEATS[name].process].call(drop=name)
 
-    def _alone(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
+    def _isolated(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
         for number in range(cell.rounds):
             for name in self._seats(cell):
                 seat = SEATS[name]
                 parameters = cell.parameters | dict(seat.changes)
                 with closing(self._new(seat.process)) as process:
-                    process.ask(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
-                    results.add(cell, name, process.ask(round=name, seed=_SEED + number))
+                    process.call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
+                    results.add(cell, name, process.call(round=name, seed=_SEED + number))
                 on_turn(cell.name)
 
     def _seats(self, cell: Cell) -> list[str]:
         return [name for name in cell.seats if SEATS[name].process in self._processes]
 
     def _new(self, process: str) -> Process:
-        told = self._interpreters
+        interpreters = self._interpreters
         if process == "peer":
-            return Process(told.peer_python, "peer", told.core)
-        return Process(told.python, told.subject, told.core)
+            return Process(interpreters.peer_python, "peer", interpreters.core)
+        return Process(interpreters.python, interpreters.subject, interpreters.core)

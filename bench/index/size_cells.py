@@ -26,9 +26,9 @@ class MemoryCell:
         resident = (resident_bytes() - before_bytes) / blocks if before_bytes else 0.0
         return {"resident": resident, "told": sum(of.memory().values()) / blocks}
 
-    def _store(self, told: list[Stored]) -> None:
+    def _store(self, events_: list[Stored]) -> None:
         of = self._of
-        steps = [of.store(event) for event in told]
+        steps = [of.store(event) for event in events_]
         for rank in range(self._holders):  # an event's rank is its step's first argument: what it says is made once
             for call in of.bind(Step(step.name, (rank, *step.arguments[1:])) for step in steps):
                 call()
@@ -66,6 +66,6 @@ class BulkCell:
         return found | random_rmw_ns(index_bytes, len(more) * CHAIN_BLOCKS, seed)
 
     def _store_and_remove(self, seed: int) -> None:
-        told = list(events(seed, self._more, CHAIN_BLOCKS, RANKS))
-        run(self._of, [self._of.store(event) for event in told])
-        run(self._of, [self._of.remove(event.rank, event.hashes) for event in told])
+        stored_events = list(events(seed, self._more, CHAIN_BLOCKS, RANKS))
+        run(self._of, [self._of.store(event) for event in stored_events])
+        run(self._of, [self._of.remove(event.rank, event.hashes) for event in stored_events])

@@ -80,8 +80,8 @@ class Ours:
     def store(self, event: Stored) -> Step:
         """Return the step that stores."""
         if self._shape == "messages":
-            told = self._events.Stored(tuple(numbers(event.hashes)), event.parent, event.start)
-            return self._message(event.rank, told)
+            stored = self._events.Stored(tuple(numbers(event.hashes)), event.parent, event.start)
+            return self._message(event.rank, stored)
         return Step("store", (event.rank, event.parent, self._hashes(event.hashes), self._gpu, 0.0))
 
     def remove(self, rank: int, hashes: bytes) -> Step:

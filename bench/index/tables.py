@@ -33,8 +33,8 @@ def _events(results: Results) -> Table:
 def _event_rows(results: Results) -> Iterator[tuple[str, ...]]:
     for cell in results.cells("events"):
         limit = results.figure("events", cell, "buffers", "limit")
-        told = [each for each in results.sections("events", cell) if each != "limit"]
-        for section in sorted(told, key=lambda each: each.startswith("removed")):
+        sections = [each for each in results.sections("events", cell) if each != "limit"]
+        for section in sorted(sections, key=lambda each: each.startswith("removed")):
             figures = (number(results.figure("events", cell, seat, section)) for seat in (*OURS, "peer"))
             ratios = (times(results.ratio("events", cell, section, ("peer", seat))) for seat in OURS)
             yield (cell, section, *figures, *ratios, number(limit))

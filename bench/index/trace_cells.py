@@ -17,8 +17,8 @@ class TraceCell:
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int, held: str = "all") -> None:
         self._of = of
-        self._room = (ranks, cache_blocks)
-        of.fresh(*self._room)
+        self._capacity = (ranks, cache_blocks)
+        of.fresh(*self._capacity)
         self._steps: list[Step] = []
         self._blocks = 0
         for request in read_requests(Path(file)):
@@ -28,7 +28,7 @@ class TraceCell:
     def round(self, seed: int) -> Found:
         """Return the time of the whole; an operation is a block that was asked for or stored."""
         del seed
-        self._of.fresh(*self._room)
+        self._of.fresh(*self._capacity)
         return {"trace": timed(self._of.bind(self._steps), self._blocks)}
 
 

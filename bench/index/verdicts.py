@@ -80,8 +80,8 @@ def _above_floor(
     """Yield ratios to the peer, each with the share of the peer's time that it takes to answer nothing."""
     for cell in cells:
         floor = results.ratio(group, cell, section, ("floor", "peer"))
-        told = cell if floor is None else f"{cell}, the peer's floor {floor:.0%} of its time"
-        yield told, results.ratio(group, cell, section, seats)
+        label = cell if floor is None else f"{cell}, the peer's floor {floor:.0%} of its time"
+        yield label, results.ratio(group, cell, section, seats)
 
 
 def _trace(results: Results) -> Iterator[Verdict]:

@@ -39,7 +39,7 @@ def oracle(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     try:
         with PeerProcess(flags["peer_python"] or sys.executable) as process:
             peer = f"ai-dynamo-runtime {process.version}"
-            theirs = _asked(process, [*cells, *(cell for _, cell in BY_DESIGN)])
+            theirs = _peer_flips(process, [*cells, *(cell for _, cell in BY_DESIGN)])
     except PeerAbsent as error:
         click.echo(f"peer absent ({error}): nothing was compared", err=True)
         sys.exit(_ABSENT)
@@ -53,7 +53,7 @@ def oracle(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     sys.exit(_DIFFERENT if comparison.different else 0)
 
 
-def _asked(process: PeerProcess, cells: list[Cell]) -> dict[str, Flip]:
+def _peer_flips(process: PeerProcess, cells: list[Cell]) -> dict[str, Flip]:
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         task = progress.add_task("", total=len(cells))

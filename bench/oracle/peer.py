@@ -30,7 +30,7 @@ PACKAGE = "ai-dynamo-runtime"
 LOG_FILTER = "error,dynamo_kv_router::scheduling::selector=info"
 _MODEL = "m"
 _FIRST, _SECOND = 1, 2
-_ASKED_OFTEN = 24
+_SELECTIONS = 24
 """A tie looks like none once in 2^23 times."""
 _LOAD_BASE = 1 << 30
 """The first token of load that is nobody's prompt."""
@@ -64,10 +64,10 @@ class Peer:
                 }
             )
 
-    async def until_held(self, asked: list[tuple[int, Prompt]]) -> None:
+    async def until_held(self, prompts: list[tuple[int, Prompt]]) -> None:
         """Every prompt (and the token that it begins with) is held as it says."""
         async with asyncio.timeout(_HELD_S):
-            for base, prompt in asked:
+            for base, prompt in prompts:
                 held = [prompt.first.depths[:3], prompt.second.depths[:3]]
                 while await self._held(base, prompt) != held:  # noqa: ASYNC110 - the service tells only who asks
                     await asyncio.sleep(_POLL_S)
@@ -89,7 +89,7 @@ class Peer:
             taints = {"preferred_taints": {TAINT: prompt.preferred}, "required_taints": []}
             request["routing_constraints"] = taints
         os.truncate(self._log, 0)
-        won = {(await self._service.select(request))["worker_id"] for _ in range(_ASKED_OFTEN)}
+        won = {(await self._service.select(request))["worker_id"] for _ in range(_SELECTIONS)}
         costs = self._costs()
         for selection in booked:
             await self._service.free_reservation(selection)
@@ -116,47 +116,47 @@ def _tokens(base: int, count: int) -> list[int]:
     return list(range(base, base + count))
 
 
-def _prompt(told: list[Any]) -> Prompt:
-    blocks, tail, first, second, preferred = told
+def _prompt(fields: list[Any]) -> Prompt:
+    blocks, tail, first, second, preferred = fields
     return Prompt(blocks, tail, Held(*first), Held(*second), preferred)
 
 
-async def _answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
-    if "serve" in asked:
-        await peer.serve(asked["serve"], asked["events"])
+async def _answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+    if "serve" in request:
+        await peer.serve(request["serve"], request["events"])
         return {}
-    if "await" in asked:
-        await peer.until_held([(base, _prompt(told)) for base, told in asked["await"]])
+    if "await" in request:
+        await peer.until_held([(base, _prompt(fields)) for base, fields in request["await"]])
         return {}
-    prompt, load = _prompt(asked["flip"][0]), Load(*asked["flip"][1])
-    return (await _flip(peer, asked["base"], prompt, load))._asdict()
+    prompt, load = _prompt(request["flip"][0]), Load(*request["flip"][1])
+    return (await _flip(peer, request["base"], prompt, load))._asdict()
 
 
 async def _flip(peer: Peer, base: int, prompt: Prompt, load: Load) -> Flip:
     """Return the flip: `oracle_grid.flip` asks, one load at a time, and is answered in this loop's turn."""
     loop = asyncio.get_running_loop()
 
-    def ask(blocks: int) -> Outcome:
+    def outcome_at(blocks: int) -> Outcome:
         return asyncio.run_coroutine_threadsafe(peer.outcome(base, prompt, load, blocks), loop).result()
 
-    return await asyncio.to_thread(flip, ask)
+    return await asyncio.to_thread(flip, outcome_at)
 
 
 async def _live(answers: TextIO, log: Path) -> None:
     try:
         peer = Peer(log)
     except ImportError as error:
-        _say(answers, {"absent": str(error)})
+        _write(answers, {"absent": str(error)})
         return
-    _say(answers, {"version": metadata.version(PACKAGE)})
+    _write(answers, {"version": metadata.version(PACKAGE)})
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
-            _say(answers, await _answer(peer, json.loads(line)))
+            _write(answers, await _answer(peer, json.loads(line)))
         except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
-            _say(answers, {"error": f"{type(error).__name__}: {error}"})
+            _write(answers, {"error": f"{type(error).__name__}: {error}"})
 
 
-def _say(answers: TextIO, answer: dict[str, Any]) -> None:
+def _write(answers: TextIO, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
 
 

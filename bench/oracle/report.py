@@ -80,10 +80,10 @@ class Comparison(NamedTuple):
 
 
 def _difference(each: Compared) -> str:
-    return f"peer {_told(each.peer)}, ours {_told(each.ours)}"
+    return f"peer {_flip_text(each.peer)}, ours {_flip_text(each.ours)}"
 
 
-def _told(flip: Flip) -> str:
+def _flip_text(flip: Flip) -> str:
     costs = (f"{cost:g}" if cost is not None else "?" for cost in (flip.first_cost, flip.second_cost))
     return f"flips at {flip.name}, costs {' | '.join(costs)}" if flip.load is not None else "never flips"
 
@@ -149,5 +149,5 @@ class _Recording(msgspec.Struct, frozen=True):
 
 def recorded(data: bytes) -> tuple[str, dict[str, Flip]]:
     """Return who was recorded, and its flips, of what `recording` made."""
-    told = msgspec.json.decode(data, type=_Recording)
-    return told.peer, told.flips
+    parsed = msgspec.json.decode(data, type=_Recording)
+    return parsed.peer, parsed.flips

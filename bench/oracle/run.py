@@ -78,11 +78,11 @@ class PeerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
 
-    def ask(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
+    def call(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
         """Return the answer; raise `PeerFailed` where there is none."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise PeerFailed(f"the peer's process ended with {self._process.wait()}") from error
@@ -152,8 +152,8 @@ def peer_flips(process: PeerProcess, cells: Iterable[Cell], on_cell: Callable[[C
         with ExitStack() as stack:
             _serve(process, weights, bases, stack)
             for cell in same:
-                asked = process.ask(flip=[cell.prompt, cell.load], base=bases[cell.prompt])
-                flips[cell.name] = Flip(**asked)
+                flip = process.call(flip=[cell.prompt, cell.load], base=bases[cell.prompt])
+                flips[cell.name] = Flip(**flip)
                 on_cell(cell)
     return flips
 
@@ -161,7 +161,7 @@ def peer_flips(process: PeerProcess, cells: Iterable[Cell], on_cell: Callable[[C
 def _serve(process: PeerProcess, weights: Weights, bases: dict[Prompt, int], stack: ExitStack) -> None:
     context = stack.enter_context(zmq.Context())
     first, second = (stack.enter_context(closing(_Engine(context))) for _ in range(2))
-    process.ask(serve=weights.environment, events=[first.endpoint, second.endpoint])
+    process.call(serve=weights.environment, events=[first.endpoint, second.endpoint])
     first.store((base, prompt.first) for prompt, base in bases.items())
     second.store((base, prompt.second) for prompt, base in bases.items())
-    process.ask(**{"await": [[base, prompt] for prompt, base in bases.items()]})
+    process.call(**{"await": [[base, prompt] for prompt, base in bases.items()]})

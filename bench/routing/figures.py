@@ -38,7 +38,7 @@ class Figures(NamedTuple):
 def figures(outcomes: Sequence[RequestFigures], *, workers: int, slo: Slo) -> Figures:
     """Return the figures of a run that had requests."""
     prompt_tokens = sum(each.isl_tokens for each in outcomes)
-    met = sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes)
+    within_slo = sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes)
     span_s = max(each.arrival_s + each.e2e_s for each in outcomes) - min(each.arrival_s for each in outcomes)
     return Figures(
         requests=len(outcomes),
@@ -49,8 +49,8 @@ def figures(outcomes: Sequence[RequestFigures], *, workers: int, slo: Slo) -> Fi
         imbalance=imbalance(
             [(each.arrival_s, each.worker, each.isl_tokens - each.cached_tokens) for each in outcomes], workers=workers
         ),
-        goodput_rps=met / span_s,
-        slo_rate=met / len(outcomes),
+        goodput_rps=within_slo / span_s,
+        slo_rate=within_slo / len(outcomes),
     )
 
 

@@ -59,13 +59,13 @@ def show(console: Console, result: GridResult) -> None:
 
 def trace_lines(shape: GridShape, requests: Sequence[TraceRequest]) -> tuple[str, str]:
     """Return what the trace is, and how its distinct blocks compare with the fleets' caches."""
-    told = totals(requests)
-    blocks = told.distinct_tokens // TRACE_BLOCK_TOKENS
+    trace = totals(requests)
+    blocks = trace.distinct_tokens // TRACE_BLOCK_TOKENS
     fleets = ", ".join(f"{workers}: {workers * shape.kv_tokens:,}" for workers in shape.workers)
-    tokens = f"{told.prompt_tokens:,} prompt tokens, {told.answer_tokens:,} answer tokens"
-    contended = f"distinct prompt blocks: {blocks:,} = {told.distinct_tokens:,} tokens"
+    tokens = f"{trace.prompt_tokens:,} prompt tokens, {trace.answer_tokens:,} answer tokens"
+    contended = f"distinct prompt blocks: {blocks:,} = {trace.distinct_tokens:,} tokens"
     return (
-        f"{told.requests:,} requests in {told.span_s:,.0f} s, {tokens}",
+        f"{trace.requests:,} requests in {trace.span_s:,.0f} s, {tokens}",
         f"{contended}; KV tokens of a fleet, by workers: {fleets}",
     )
 
@@ -115,6 +115,6 @@ def _row(found: Figures, bound: float) -> list[str]:
 
 
 def _lines(verdict: Verdict) -> list[str]:
-    said = "reached" if verdict.holds else "MISSED "
-    first = f"{said}  {verdict.target}: {verdict.reached} of {verdict.of} cells, {verdict.needed} needed"
+    outcome = "reached" if verdict.holds else "MISSED "
+    first = f"{outcome}  {verdict.target}: {verdict.reached} of {verdict.of} cells, {verdict.needed} needed"
     return [first, *(f"           lost: {each}" for each in verdict.losing)]

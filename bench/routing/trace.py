@@ -70,11 +70,11 @@ def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest
             if len(requests) == requests_max:
                 break
             where = f"{path.name}:{number}"
-            said = _decode(line, where)
-            _check(said, before_ms, where)
-            before_ms = said.timestamp
-            ids = tuple(numbers.setdefault(each, len(numbers)) for each in said.hash_ids)
-            requests.append(TraceRequest(said.timestamp / 1000, said.input_length, said.output_length, ids))
+            row = _decode(line, where)
+            _check(row, before_ms, where)
+            before_ms = row.timestamp
+            ids = tuple(numbers.setdefault(each, len(numbers)) for each in row.hash_ids)
+            requests.append(TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, ids))
     if not requests:
         raise TraceInvalid(path.name, "requests", 0, "1 or more")
     if len(numbers) > BLOCK_IDS_MAX:
@@ -105,24 +105,24 @@ def _invalid(line: bytes, where: str, error: Exception) -> TraceInvalid:
     return TraceInvalid(where, "line", found, str(error))
 
 
-def _check(said: _Line, before_ms: float, where: str) -> None:
-    if said.timestamp < before_ms:
-        raise TraceInvalid(where, "timestamp", said.timestamp, f"{before_ms} or more: lines come in order of arrival")
-    blocks = -(-said.input_length // TRACE_BLOCK_TOKENS)
-    if len(said.hash_ids) != blocks:
-        allowed = f"{blocks}, one for every {TRACE_BLOCK_TOKENS} of {said.input_length} tokens"
-        raise TraceInvalid(where, "hash_ids", f"{len(said.hash_ids)} ids", allowed)
+def _check(row: _Line, before_ms: float, where: str) -> None:
+    if row.timestamp < before_ms:
+        raise TraceInvalid(where, "timestamp", row.timestamp, f"{before_ms} or more: lines come in order of arrival")
+    blocks = -(-row.input_length // TRACE_BLOCK_TOKENS)
+    if len(row.hash_ids) != blocks:
+        allowed = f"{blocks}, one for every {TRACE_BLOCK_TOKENS} of {row.input_length} tokens"
+        raise TraceInvalid(where, "hash_ids", f"{len(row.hash_ids)} ids", allowed)
 
 
 def without_sharing(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
     """Return the same requests with prompts of which no two share a block: the control, where no cache can help."""
-    alone: list[TraceRequest] = []
+    disjoint: list[TraceRequest] = []
     first = 0
     for request in requests:
         ids = tuple(range(first, first + len(request.block_ids)))
-        alone.append(request._replace(block_ids=ids))
+        disjoint.append(request._replace(block_ids=ids))
         first += len(ids)
-    return alone
+    return disjoint
 
 
 def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]:

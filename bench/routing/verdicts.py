@@ -37,16 +37,16 @@ def verdicts(result: GridResult) -> Iterator[Verdict]:
     """Yield the verdict on every target that the modes of the grid allow to judge, for every slowdown."""
     modes = result.shape.modes
     for slowdown in result.shape.slowdowns:
-        told = "" if result.shape.slowdowns == (1.0,) else f" (engines x{slowdown:g})"
+        suffix = "" if result.shape.slowdowns == (1.0,) else f" (engines x{slowdown:g})"
         if "kv" in modes:
-            yield _hit_rate(result, slowdown, told)
+            yield _hit_rate(result, slowdown, suffix)
         if {"kv", "round-robin"} <= set(modes):
             for index, name in ((P50, "p50"), (P99, "p99")):
-                target = f"kv: TTFT {name} no worse than round robin{told}"
+                target = f"kv: TTFT {name} no worse than round robin{suffix}"
                 yield _compare(result, slowdown, ("kv", "round-robin"), (index, target, 1 / 9), _no_worse)
         if {"kv", "predicted-ttft"} <= set(modes):
             for index, name, better in ((P50, "p50 no worse", _no_worse), (P99, "p99 better", _better)):
-                target = f"predicted-ttft: TTFT {name} than kv{told}"
+                target = f"predicted-ttft: TTFT {name} than kv{suffix}"
                 yield _compare(result, slowdown, ("predicted-ttft", "kv"), (index, target, 2 / 9), better)
     control = [result.figures[cell] for cell in control_cells(result.shape)]
     if control:
@@ -69,14 +69,14 @@ def _pairs(result: GridResult, slowdown: float) -> Iterator[tuple[str, Cell]]:
         yield f"{workers} workers x {rate:g}", Cell(workers, rate, "", result.shape.lags_s[0], slowdown)
 
 
-def _hit_rate(result: GridResult, slowdown: float, told: str) -> Verdict:
+def _hit_rate(result: GridResult, slowdown: float, suffix: str) -> Verdict:
     lost, of = [], 0
     for name, cell in _pairs(result, slowdown):
         ratio = ratio_to_bound(result.figures[cell._replace(mode="kv")], result.bound[cell.workers])
         of += 1
         if ratio < BOUND_RATIO:
             lost.append(f"{name}: {ratio:.2f}")
-    return _verdict(f"kv: hit rate at least {BOUND_RATIO} of the bound{told}", lost, of, allowed=0.0)
+    return _verdict(f"kv: hit rate at least {BOUND_RATIO} of the bound{suffix}", lost, of, allowed=0.0)
 
 
 def ratio_to_bound(found: Figures, bound: float) -> float:

@@ -37,29 +37,29 @@ class CanonicalStream:
         self._position: dict[int, int] = {}
         self._seq = 0
 
-    def of(self, told: object) -> Batch | None:
+    def of(self, engine_event: object) -> Batch | None:
         """Return the batch for what an engine tells; None where there is nothing to publish."""
-        event = self._event(told)
+        event = self._event(engine_event)
         if event is None:
             return None
         self._seq += 1
         return Batch(EPOCH, self._seq, event)
 
-    def _event(self, told: object) -> Event | None:
-        if isinstance(told, BlocksStored):
-            return self._stored(told)
-        if isinstance(told, BlocksRemoved):
-            gone = tuple(each for each in told.block_hashes if self._position.pop(each, None) is not None)
+    def _event(self, engine_event: object) -> Event | None:
+        if isinstance(engine_event, BlocksStored):
+            return self._stored(engine_event)
+        if isinstance(engine_event, BlocksRemoved):
+            gone = tuple(each for each in engine_event.block_hashes if self._position.pop(each, None) is not None)
             return Removed(gone) if gone else None
         return None
 
-    def _stored(self, told: BlocksStored) -> Event | None:
-        hashes = tuple(block.block_hash for block in told.blocks if len(block.tokens) == self._block_size)
+    def _stored(self, engine_event: BlocksStored) -> Event | None:
+        hashes = tuple(block.block_hash for block in engine_event.blocks if len(block.tokens) == self._block_size)
         if not hashes:
             return None
-        start = 0 if told.parent_hash is None else self._position[told.parent_hash] + 1
+        start = 0 if engine_event.parent_hash is None else self._position[engine_event.parent_hash] + 1
         self._position.update(zip(hashes, range(start, start + len(hashes)), strict=True))
-        return Stored(hashes, told.parent_hash, start)
+        return Stored(hashes, engine_event.parent_hash, start)
 
 
 class VirtualEngine:
@@ -100,8 +100,10 @@ class VirtualEngine:
 
     def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
         """Queue a request; it is looked at when the next iteration begins. `ends_s` may be sooner now."""
-        asked = EngineRequest(request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens)
-        self._simulator.submit(asked, now_s)
+        engine_request = EngineRequest(
+            request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens
+        )
+        self._simulator.submit(engine_request, now_s)
         if self._foreseen_s:
             del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
             self.ends_s = self._foreseen_s[-1]

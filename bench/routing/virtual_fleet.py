@@ -156,7 +156,7 @@ class VirtualFleet:
         self._in_flight: dict[str, _InFlight] = {}
         self._outcomes: list[RequestFigures] = []
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._turn = count()
+        self._order = count()
 
     def run(self) -> list[RequestFigures]:
         """Return how all requests fared, in the order in which they ended."""
@@ -172,10 +172,10 @@ class VirtualFleet:
             self._routing.apply(FleetApplied(now_s=0.0, event=joined))
             heartbeat = Heartbeat(instance=joined.instance, epoch=EPOCH, last_seq=0)
             self._index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
-        self._pulse_s = -HEARTBEAT_PERIOD_S
+        self._beat_s = -HEARTBEAT_PERIOD_S
 
     def _at(self, at_s: float, kind: int, act: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (at_s, kind, next(self._turn), act))
+        heapq.heappush(self._agenda, (at_s, kind, next(self._order), act))
 
     def _expect(self, number: int) -> None:
         if number < self._first:
@@ -191,13 +191,13 @@ class VirtualFleet:
     def _arrive(self, number: int) -> None:
         if number < self._first:
             self._expect(number + 1)
-        self._pulse()
+        self._beat()
         request, request_id = self._requests[number], f"r{number}"
-        asked = self._route_request(request_id, request)
-        verdict = self._routing.decide(asked)
+        route_request = self._route_request(request_id, request)
+        verdict = self._routing.decide(route_request)
         lease = self._routing.take(verdict)
         worker = self._number_of[verdict.winner.worker_id]
-        predicted_blocks = min(verdict.overlap_blocks, asked.reusable_blocks)
+        predicted_blocks = min(verdict.overlap_blocks, route_request.reusable_blocks)
         self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)
         engine = self._engines[worker]
         self._at(
@@ -223,12 +223,12 @@ class VirtualFleet:
             max_tokens=request.osl_tokens,
         )
 
-    def _pulse(self) -> None:
+    def _beat(self) -> None:
         """Let the second pass that passed: heartbeats, and what time brings to the ledger."""
         now_s = self._clock.now_s
-        if now_s - self._pulse_s < HEARTBEAT_PERIOD_S:
+        if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
             return
-        self._pulse_s = now_s
+        self._beat_s = now_s
         for engine in self._engines:
             worker_id = engine.rank.worker_id
             self._routing.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
@@ -245,7 +245,7 @@ class VirtualFleet:
         if batches and not math.isinf(self._shape.lag_s):
             self._at(self._clock.now_s + self._shape.lag_s, _LEARN, lambda: self._learn(engine.rank, batches))
         for request_id, output in outputs:
-            self._hear(request_id, output)
+            self._on_output(request_id, output)
         if engine.has_work:
             engine.begin(self._clock.now_s)
             self._await(engine)
@@ -254,25 +254,25 @@ class VirtualFleet:
         for batch in batches:
             self._index.apply(BatchArrived(rank, batch), self._clock.now_s)
 
-    def _hear(self, request_id: str, output: EngineOutput) -> None:
-        told = self._in_flight[request_id]
-        told.lease.on_bytes()
+    def _on_output(self, request_id: str, output: EngineOutput) -> None:
+        in_flight = self._in_flight[request_id]
+        in_flight.lease.on_bytes()
         if output.finish_reason is None:
             return
-        told.lease.end("ok", output.cached_tokens, told.request.osl_tokens)
+        in_flight.lease.end("ok", output.cached_tokens, in_flight.request.osl_tokens)
         del self._in_flight[request_id]
-        request = told.request
+        request = in_flight.request
         self._follow(request)
-        assert told.lease.ttft_s is not None
+        assert in_flight.lease.ttft_s is not None
         self._outcomes.append(
             RequestFigures(
                 arrival_s=request.arrival_s,
-                worker=told.worker,
+                worker=in_flight.worker,
                 isl_tokens=request.isl_tokens,
                 osl_tokens=request.osl_tokens,
                 cached_tokens=output.cached_tokens,
-                predicted_tokens=told.predicted_tokens,
-                ttft_s=told.lease.ttft_s,
+                predicted_tokens=in_flight.predicted_tokens,
+                ttft_s=in_flight.lease.ttft_s,
                 e2e_s=self._clock.now_s - request.arrival_s,
             )
         )

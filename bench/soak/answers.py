@@ -118,7 +118,7 @@ class AnswerReader:
         return False
 
 
-class _Said:
+class _ParsedAnswer:
     """What an answer said: the texts of its choices, why they ended, and how the answer ended."""
 
     def __init__(self, choices: int) -> None:
@@ -136,8 +136,8 @@ class _Said:
         """Add an answer's body, or that of one event."""
         self.has_error |= "error" in body
         for choice in body.get("choices", ()):
-            said = choice.get("delta") or choice.get("message") or choice
-            self._parts[choice["index"]].append(said.get("content", said.get("text")) or "")
+            parsed = choice.get("delta") or choice.get("message") or choice
+            self._parts[choice["index"]].append(parsed.get("content", parsed.get("text")) or "")
             if choice.get("finish_reason"):
                 self.finished[choice["index"]] = choice["finish_reason"]
         if usage := body.get("usage"):
@@ -151,7 +151,7 @@ class _Said:
 
     def begins(self, request: Request) -> bool:
         """Whether what was said until now is the beginning of what must be."""
-        return all(whole.startswith(part) for whole, part in zip(request.texts, self.texts, strict=True))
+        return all(expected.startswith(part) for expected, part in zip(request.texts, self.texts, strict=True))
 
 
 def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
@@ -160,34 +160,34 @@ def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
         is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
         return AnswerOutcome.TURNED_AWAY if is_turned_away else AnswerOutcome.FAILED
     try:
-        said = _said(request, answer)
+        parsed = _parsed(request, answer)
     except _UNREADABLE:
         return AnswerOutcome.WRONG
     if request.status != _OK:
-        return AnswerOutcome.REFUSED if said.has_error else AnswerOutcome.WRONG
-    if said.has_error:
-        return AnswerOutcome.ERROR_EVENT if said.is_done and said.begins(request) else AnswerOutcome.WRONG
-    is_ended = said.is_done or not request.kind.is_stream
-    return AnswerOutcome.RIGHT if is_ended and said.is_right(request) else AnswerOutcome.WRONG
+        return AnswerOutcome.REFUSED if parsed.has_error else AnswerOutcome.WRONG
+    if parsed.has_error:
+        return AnswerOutcome.ERROR_EVENT if parsed.is_done and parsed.begins(request) else AnswerOutcome.WRONG
+    is_ended = parsed.is_done or not request.kind.is_stream
+    return AnswerOutcome.RIGHT if is_ended and parsed.is_right(request) else AnswerOutcome.WRONG
 
 
 def judged_when_left(request: Request, answer: AnswerReader) -> AnswerOutcome:
     """Return how a request ended whose client closed the connection in the midst of its answer."""
     try:
-        return AnswerOutcome.LEFT if _said(request, answer).begins(request) else AnswerOutcome.WRONG
+        return AnswerOutcome.LEFT if _parsed(request, answer).begins(request) else AnswerOutcome.WRONG
     except _UNREADABLE:
         return AnswerOutcome.WRONG
 
 
-def _said(request: Request, answer: AnswerReader) -> _Said:
-    said = _Said(request.kind.choices)
+def _parsed(request: Request, answer: AnswerReader) -> _ParsedAnswer:
+    parsed = _ParsedAnswer(request.kind.choices)
     if not request.kind.is_stream:
-        said.take(msgspec.json.decode(answer.payload))
-        return said
+        parsed.take(msgspec.json.decode(answer.payload))
+        return parsed
     for event in bytes(answer.payload).split(b"\n\n")[:-1]:
         _, found, data = event.partition(_EVENT)
         if data == _DONE:
-            said.is_done = True
+            parsed.is_done = True
         elif found:
-            said.take(msgspec.json.decode(data))
-    return said
+            parsed.take(msgspec.json.decode(data))
+    return parsed

@@ -143,7 +143,7 @@ class Clients:
             connection = self._connections[number]
             if not connection.is_open:
                 connection = self._connections[number] = await self._open()
-            await self._one(connection, self._users[number].next())
+            await self._send_one(connection, self._users[number].next())
 
     async def _open(self) -> Connection:
         async with asyncio.timeout(self._patience_s):
@@ -155,7 +155,7 @@ class Clients:
                 else:
                     return connection
 
-    async def _one(self, connection: Connection, request: Request) -> None:
+    async def _send_one(self, connection: Connection, request: Request) -> None:
         began_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience_s):

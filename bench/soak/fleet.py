@@ -161,8 +161,8 @@ class Fleet:
         if unfit or registered != self.worker_urls:
             return f"registered {registered}, unfit {unfit}, running {self.worker_urls}"
         found = await totals(session, self.control_url)
-        is_whole = found["log_connected"] and not found["stream_stale"] and found["rank_fit"] == len(self.workers)
-        return "" if is_whole else str({name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")})
+        is_ready = found["log_connected"] and not found["stream_stale"] and found["rank_fit"] == len(self.workers)
+        return "" if is_ready else str({name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")})
 
     def ended(self) -> list[str]:
         """Return a sentence for each process that has ended, while it should run."""

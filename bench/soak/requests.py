@@ -139,12 +139,12 @@ class User:
 
 
 def _answer(engine: TokenSource, state: int, tokens: int) -> str:
-    said = bytearray()
+    text = bytearray()
     for _ in range(tokens):
         token = engine.next_token(state)
         state = engine.fold((token,), state)
-        said.append(token)
-    return said.decode()
+        text.append(token)
+    return text.decode()
 
 
 def _words(draw: Random, size: tuple[int, int]) -> str:

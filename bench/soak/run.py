@@ -139,7 +139,7 @@ class SoakRun:
                 if is_quiet and not any(waiting):
                     break
                 await self._clock.sleep(_POLL_S)
-            code, said = await fleet.verified()
+            code, output = await fleet.verified()
             metrics = await totals(session, fleet.control_url)
         store = self._directory / "store"
         return Quiet(
@@ -150,7 +150,7 @@ class SoakRun:
             metrics,
             clients.open_connections,
             sum(file.stat().st_size for file in store.rglob("*") if file.is_file()),
-            f"exit code {code}: {said}" if code else "",
+            f"exit code {code}: {output}" if code else "",
         )
 
     async def _watch(self, fleet: Fleet) -> None:

@@ -19,9 +19,9 @@ from bench.dataplane.verdicts import verdicts
 from bench.dataplane.wire import (
     CHUNK,
     END_EVENTS,
+    JSON_ANSWER,
     STREAM_END,
     STREAM_HEAD,
-    WHOLE,
     AnswerInvalid,
     AnswerReader,
     requests,
@@ -43,7 +43,7 @@ async def worker(lost: list[Lost]) -> AsyncIterator[int]:
 def asked(word: str, lost: list[Lost] | None = None, **told: float) -> Answer:
     async def ask() -> Answer:
         async with worker([] if lost is None else lost) as port:
-            return await LoadRole().words[word](port=port, **told)
+            return await LoadRole().commands[word](port=port, **told)
 
     return asyncio.run(ask())
 
@@ -56,9 +56,9 @@ def test_a_stream_is_read_whole_wherever_it_is_cut() -> None:
 
 
 def test_a_whole_answer_is_read_wherever_it_is_cut() -> None:
-    for cut in range(1, len(WHOLE)):
+    for cut in range(1, len(JSON_ANSWER)):
         reader = AnswerReader()
-        assert [reader.feed(WHOLE[:cut]), reader.feed(WHOLE[cut:])] == [False, True], cut
+        assert [reader.feed(JSON_ANSWER[:cut]), reader.feed(JSON_ANSWER[cut:])] == [False, True], cut
 
 
 def test_an_answer_without_a_length_is_refused() -> None:
@@ -117,7 +117,7 @@ def test_a_worker_that_cuts_its_answers_makes_errors() -> None:
     async def ask() -> Answer:
         async with await asyncio.get_running_loop().create_server(Cutting, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            return await LoadRole().words["hold"](port=port, streams=3, chunks=2, pause_ms=1, ramp_s=0.01)
+            return await LoadRole().commands["hold"](port=port, streams=3, chunks=2, pause_ms=1, ramp_s=0.01)
 
     answer = asyncio.run(ask())
     assert (answer["errors"], answer["missing"]) == (3, 3 * (1 + END_EVENTS))
@@ -127,7 +127,7 @@ def test_the_workers_tell_their_ports_and_what_they_lost() -> None:
     async def ask() -> tuple[int, Answer]:
         child = await Child.start("dataplane.backend", {})
         try:
-            return len(set(child.told["ports"])), await child.ask("lost", pause_ms=1)
+            return len(set(child.started["ports"])), await child.call("lost", pause_ms=1)
         finally:
             await child.close()
 
@@ -155,7 +155,7 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
             async with asyncio.TaskGroup() as group:
                 plan = SystemPlan("smg", ROUND_ROBIN, str(broken))
                 with pytest.raises(SystemAbsent, match="no licence"):
-                    await start(plan, Backend(backend, backend.told["ports"]), (-1, -1), tmp_path, group)
+                    await start(plan, Backend(backend, backend.started["ports"]), (-1, -1), tmp_path, group)
         finally:
             await backend.close()
 

@@ -28,7 +28,7 @@ def test_a_quick_run_measures_every_group(tmp_path: Path) -> None:
     tail = QUICK.ranks * QUICK.tail_blocks
     assert [start["blocks"] for start in told["cold"]["starts"]] == [held + tail, held, held + tail]
     assert [each["healed_by"] for each in told["recovery"]] == ["replay", "replay", "repair", "dump"]
-    assert [each["ranks"] for each in told["pulse"]["pulses"]] == list(QUICK.pulse_ranks)
+    assert [each["ranks"] for each in told["pulse"]["pulses"]] == list(QUICK.heartbeat_ranks)
     assert "### Recovery: from detection to current, ms" in markdown.read_text()
     assert "### Targets" not in markdown.read_text()
 
@@ -51,8 +51,8 @@ async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
     async with Stage() as stage:
         agent = await stage.child("events.agent", workers=[], block_size=16)
         with pytest.raises(BenchFailed, match=r"events\.agent: hold: KeyError: 'nobody'"):
-            await agent.ask("hold", worker="nobody", dp_rank=0, load={})
-        assert (await agent.ask("cpu"))["cpu_ns"] > 0
+            await agent.call("hold", worker="nobody", dp_rank=0, load={})
+        assert (await agent.call("cpu"))["cpu_ns"] > 0
 
 
 @pytest.mark.asyncio

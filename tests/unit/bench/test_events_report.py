@@ -4,7 +4,7 @@ import msgspec
 
 from bench.events.cold import Cold, Snapshot, Start
 from bench.events.freshness import Freshness
-from bench.events.heartbeats import HeartbeatFigures, Pulses
+from bench.events.heartbeats import HeartbeatFigures, HeartbeatResults
 from bench.events.recovery import Recovery
 from bench.events.results import Results, as_plain
 from bench.events.run import Busy, Cpu
@@ -35,7 +35,7 @@ ALL = Results(
         [Snapshot(1_000_000, 8_000_000, 0.03, 0.02, 0.3, 0.09)],
     ),
     recovery=[Recovery("1 batches lost", "replay", 0.002, 0.006, 51, 296, 0.001, 3)],
-    pulse=Pulses(
+    pulse=HeartbeatResults(
         [
             HeartbeatFigures(1, Busy(Cpu(0.001, 0.0, 0.002), 0.1)),
             HeartbeatFigures(64, Busy(Cpu(0.0073, 0.0, 0.0083), 0.1)),

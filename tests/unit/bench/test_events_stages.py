@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench.events.stages import STAGES, Age, Came, Sent, Spread, ages, medians_ms, spread
+from bench.events.stages import STAGES, Age, BatchTimes, Sent, Spread, ages, medians_ms, spread
 
 MS = 1_000_000
-BATCH = Came("w0/0", 2, 8, made_ns=102 * MS, stored_ns=105 * MS, delivered_ns=106 * MS, applied_ns=110 * MS)
+BATCH = BatchTimes("w0/0", 2, 8, made_ns=102 * MS, stored_ns=105 * MS, delivered_ns=106 * MS, applied_ns=110 * MS)
 
 
 def test_a_batch_is_as_old_as_its_own_event_and_its_message_left_with_the_first_of_its_batches() -> None:

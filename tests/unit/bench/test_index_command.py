@@ -74,9 +74,9 @@ def test_an_interpreter_without_the_subject_is_absent() -> None:
 def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
     with closing(Process(sys.executable, "python", core=-1)) as process:
         with pytest.raises(BenchFailed, match="python: KeyError: 'nothing'"):
-            process.ask(make="a", work="nothing", shape="lists", parameters={})
-        process.ask(make="a", work="exact", shape="lists", parameters={"name": "hole"})
-        assert process.ask(round="a", seed=1) == {"depth": 2, "errors": 0}
+            process.call(make="a", work="nothing", shape="lists", parameters={})
+        process.call(make="a", work="exact", shape="lists", parameters={"name": "hole"})
+        assert process.call(round="a", seed=1) == {"depth": 2, "errors": 0}
 
 
 def small(file: Path) -> dict[str, dict[str, object]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.index.exact import SCENARIOS, Told, orderly_event, scenario, storm
+from bench.index.exact import SCENARIOS, CacheChange, orderly_event, scenario, storm
 from bench.index.plan import STORMS
 from bench.index.schedule import ScheduleShape, write_schedule
 from bench.index.subjects import Ours
@@ -114,17 +114,19 @@ def test_an_event_that_is_not_accepted_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "orderly"),
+    ("change", "orderly"),
     [
-        (Told("store", [3, 4], 2), Told("store", [3, 4], 2)),
-        (Told("store", [5, 6], 4), Told("store", [4, 5], 3)),
-        (Told("store", [1], None), Told("store", [1], None)),
-        (Told("remove", [5, 3, 4, 2]), Told("remove", [3, 2])),
-        (Told("remove", [5]), Told("store", [4], 3)),
+        (CacheChange("store", [3, 4], 2), CacheChange("store", [3, 4], 2)),
+        (CacheChange("store", [5, 6], 4), CacheChange("store", [4, 5], 3)),
+        (CacheChange("store", [1], None), CacheChange("store", [1], None)),
+        (CacheChange("remove", [5, 3, 4, 2]), CacheChange("remove", [3, 2])),
+        (CacheChange("remove", [5]), CacheChange("store", [4], 3)),
     ],
 )
-def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(told: Told, orderly: Told) -> None:
-    assert orderly_event(told, [1, 2, 3, 4, 5, 6], {1, 2, 3}) == orderly
+def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(
+    change: CacheChange, orderly: CacheChange
+) -> None:
+    assert orderly_event(change, [1, 2, 3, 4, 5, 6], {1, 2, 3}) == orderly
 
 
 @pytest.mark.parametrize("planted", [ReferenceIndex, ForgetsRemovals, CountsOneTooMany])
