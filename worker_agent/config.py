@@ -117,7 +117,7 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
         return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "worker")
 
     @model_validator(mode="after")
-    def _one_that_can_be_asked(self) -> "ServedWorkerSection":
+    def _check_canary_role(self) -> "ServedWorkerSection":
         if self.canary_wait_s and self.role in ("prefill", "encode"):
             why = "it generates nothing" if self.role == "encode" else "nobody would fetch what it hands over"
             raise ValueError(f"canary_wait_s: found {self.canary_wait_s}, allowed 0 of role {self.role}: {why}")

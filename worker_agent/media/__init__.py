@@ -1,1 +1,1 @@
-"""Media of requests, and embeddings on their way between workers: which are taken, how they are fetched."""
+"""Media of requests, and transfers of embeddings between workers: which are accepted, and how they are fetched."""

@@ -1,11 +1,11 @@
 """Chats with images: split, rendered with a placeholder for each, tokenized, counted, and loaded or encoded elsewhere.
 
 the model takes no images    a part that is not text is refused (`text_only`)
-a chat without media         as any other; image tokens that stand in it are refused (`placeholder`): the engine
-                             would put features of nothing in their place
-a chat with media            its own tokens and no others: whoever computed `kv_prompt_ids` saw no image, and they
-                             are passed over. `nvext.token_data` beside media is refused: the client meant both
-an encode worker is known    it loads the media, and what it makes of them comes in their place
+a chat without media         rendered as text; image tokens in it are refused (`placeholder`): the engine would replace
+                             them by features of no image
+a chat with media            rendered here: `kv_prompt_ids` were computed without the images, and are ignored.
+                             `nvext.token_data` beside media is refused as ambiguous
+with an encode worker        it loads the media, and its handles or embeddings replace them
 """
 
 import asyncio
@@ -29,26 +29,26 @@ NO_IMAGES = Body(b"")
 
 
 class EncodedMedia(NamedTuple):
-    """What became of a prompt's media: themselves or their embeddings, or an encode worker's handles."""
+    """A prompt's loaded media or their embeddings, or an encode worker's handles."""
 
     media: tuple[Media, ...] = ()
     handoff: Handoff | None = None
 
 
 class MediaEncoder(Protocol):
-    """Who encodes media of prompts elsewhere."""
+    """Encodes the media of prompts on another worker."""
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
-        """Return what became of `parts`, one placeholder each in `prompt`.
+        """Return the encoded `parts`, one placeholder each in `prompt`.
 
         Raises:
-            MediaRefused: of the media.
-            EncoderUnavailable: there is no answer now.
+            MediaRefused: the media are refused.
+            EncoderUnavailable: the encode worker does not answer now.
         """
 
 
 class ChatWithMedia(NamedTuple):
-    """A prompt as text and as tokens, one image token an item, and what became of its media."""
+    """A prompt as text and as tokens, one image token an item, with its media."""
 
     text: str
     tokens: list[int]
@@ -56,7 +56,7 @@ class ChatWithMedia(NamedTuple):
 
 
 class ChatMedia:
-    """Media of one worker's chats. `facts` None: its model takes none."""
+    """Handles the media of one worker's chats. `facts` None: its model takes none."""
 
     def __init__(
         self, text: Text, loader: MediaLoader, facts: ImageFacts | None, encoder: MediaEncoder | None = None
@@ -64,12 +64,12 @@ class ChatMedia:
         self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
     async def prompt(self, request: ChatRequest, body: Body = NO_IMAGES) -> ChatWithMedia | None:
-        """Return the prompt of a chat with media; None for any other, which may be rendered as it is.
+        """Return the prompt of a chat with media; None for any other, which is rendered as text.
 
         `body` has the images that were cut out of the request.
 
         Raises:
-            MediaRefused, RequestInvalid, TextError: which name the field.
+            MediaRefused, RequestInvalid, TextError: they name the field.
             EncoderUnavailable: the encode worker does not answer.
         """
         split = self._split(request)
@@ -87,7 +87,7 @@ class ChatMedia:
         return ChatWithMedia(rendered, tokens, await self._become(rendered, parts))
 
     def check(self, tokens: Sequence[int], items: int, field: str) -> None:
-        """Return when a prompt has an image token for each of its media, and no more; raise `MediaRefused`."""
+        """Raise `MediaRefused` unless a prompt has one image token for each of its media, and no more."""
         if self._facts is not None:
             with self._loader.counting():
                 check_placeholders(tokens, self._facts.image_token_id, items, field)

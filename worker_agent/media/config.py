@@ -18,7 +18,7 @@ _PORT = Annotated[int, Field(ge=1, le=65535)]
 
 
 class MediaSection(Section):
-    """Images and embeddings of requests: what is taken, and from where. Where nothing is named, only `data:` URLs."""
+    """Images and embeddings of requests: accepted types, sizes and sources; by default only `data:` URLs."""
 
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
         ("image",), description="what requests may bring; embeddings only as .safetensors"
@@ -63,7 +63,7 @@ class MediaSection(Section):
 
     @property
     def rules(self) -> MediaRules:
-        """What is taken."""
+        """The rules for accepted media."""
         return MediaRules(
             kinds=self.kinds,
             image_types=self.image_types,
@@ -76,12 +76,12 @@ class MediaSection(Section):
 
     @property
     def fetch_rules(self) -> FetchRules:
-        """What is fetched."""
+        """The rules for fetched URLs."""
         return FetchRules(schemes=self.schemes, ports=self.ports, networks=parsed_networks(self.networks))
 
 
 class ImageModelSection(Section):
-    """What the model calls an image, where its own `config.json` does not say it, or says something else."""
+    """The model's image token and placeholder, if its `config.json` lacks them or differs."""
 
     placeholder: str = Field(
         "", max_length=256, description="what stands for an image in a chat's text; empty: by the model's configuration"
@@ -98,7 +98,7 @@ class ImageModelSection(Section):
 
 
 class EncodeSection(Section):
-    """The encode worker that a prefill or aggregated worker asks for its images; without a URL it encodes itself."""
+    """The encode worker that encodes a prefill or aggregated worker's images; without a URL the worker does it."""
 
     url: str = Field("", description="http://host:port of the encode worker; empty: none")
     token: SecretStr = Field(SecretStr(""), description="bearer token of the encode worker's HTTP")
@@ -118,7 +118,7 @@ class EncodeSection(Section):
 
 
 class EmbeddingTransferSection(Section):
-    """Embeddings between encode workers and the others, in plain: nobody on the way may be able to read them."""
+    """Transfers of embeddings between encode workers and others, unencrypted: the network must be closed."""
 
     over: Literal["auto", "http", "nixl"] = Field(
         "auto", description="auto: nixl where the package is installed, else http; the same at both ends"

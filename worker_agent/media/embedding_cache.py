@@ -1,10 +1,10 @@
-"""Embeddings that were computed before, by the digest of their media, bounded in bytes.
+"""LRU cache of computed embeddings, by the digest of their media, bounded in bytes.
 
-    get     found: it is now the one used last
-    put     those that were not used for longest go until it fits; one that never fits is not kept
+    get     makes a found value the most recently used one
+    put     evicts the least recently used values until the new one fits; a value above the bound is not kept
     bound   the bytes of all values; 0 keeps nothing
 
-What an encoder makes of media depends on nothing but the media, the model and its options: a cache serves one of both.
+Embeddings depend only on the media, the model and its options: a cache serves one model with one set of options.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ import msgspec
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cache holds, and what became of questions and values since its start."""
+    """The contents of a cache, and its counts since start."""
 
     entries: int
     size_bytes: int
@@ -33,7 +33,7 @@ class EmbeddingCache:
         self._size_bytes = self._hits = self._misses = self._evictions = self._oversize = 0
 
     def get(self, digest: str) -> bytes | None:
-        """Return the embeddings of the media with `digest`, if they are here."""
+        """Return the embeddings of the media with `digest`, if they are cached."""
         value = self._values.get(digest)
         if value is None:
             self._misses += 1
@@ -43,7 +43,7 @@ class EmbeddingCache:
         return value
 
     def put(self, digest: str, value: bytes) -> None:
-        """Keep `value` for as long as there is room; it takes the place of an older one of the same media."""
+        """Cache `value`, in place of an older one of the same media."""
         self._size_bytes -= len(self._values.pop(digest, b""))
         if len(value) > self._bytes_max:
             self._oversize += 1

@@ -1,12 +1,12 @@
 """The encode worker's one endpoint, `POST /v1/encode` (`encode_wire.py`).
 
     200    encoded
-    400    not readable, or refused; of media `code` is the reason, `param` the field in their client's request
+    400    unreadable, or refused; for media `code` is the reason, `param` the field in the client's request
     404    another model
-    503    too many at a time, or embeddings that wait leave no room (`Retry-After`); or the engine is gone
+    503    too many requests, or the offers' memory is full (`Retry-After`); or the engine has stopped
 
-Embeddings are kept by digest: media that come again are not encoded again. Handles are not kept: each is good for one
-worker. An item that comes as embeddings, a `.safetensors` file, is checked and handed on.
+Embeddings are cached by digest: repeated media are not encoded again. Handles are not cached: each is valid for one
+worker. An item that comes as embeddings, a `.safetensors` file, is checked and passed on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ class EncodeApi:
 
     @property
     def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by how."""
+        """How many requests have ended, by outcome."""
         return {outcome: self._in_flight.ended[outcome] for outcome in OUTCOMES}
 
     @property
@@ -73,7 +73,7 @@ class EncodeApi:
         return self._in_flight.running
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the endpoint, for the worker's application: its token, and its limit of a body's bytes, hold here."""
+        """Return the endpoint, for the worker's application, whose token and body limit apply."""
         return [web.post(PATH, self._post)]
 
     async def _post(self, http: web.Request) -> web.StreamResponse:
@@ -120,7 +120,7 @@ class EncodeApi:
         return EncodeAnswer(digests=digests, disaggregated_params=msgspec.Raw(handoff_json(handoff)))
 
     async def _embeddings(self, media: Sequence[Media]) -> list[bytes]:
-        """Return a file for each, in their order; each image is encoded once, however often it stands there."""
+        """Return a file for each item, in their order; a repeated image is encoded once."""
         known = {each.digest: each.data for each in of_kind(media, "embeddings")}
         images = {each.digest: each for each in of_kind(media, "image")}
         cached = {digest: self._cache.get(digest) for digest in images}
@@ -138,7 +138,7 @@ class EncodeApi:
         return computed
 
     async def _offered(self, files: Sequence[bytes]) -> tuple[EmbeddingDescriptor, ...]:
-        """Return where they wait; where one of them has no room none does."""
+        """Offer all files and return their descriptors; if one does not fit, none is offered."""
         offered: list[EmbeddingDescriptor] = []
         try:
             for data in files:

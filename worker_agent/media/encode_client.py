@@ -1,13 +1,13 @@
 """A client of encode workers: the `MediaEncoder` of chats (`chats.py`).
 
-    its answer                    becomes
+    answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
     200, embeddings               media, fetched and checked like embeddings that a client brings
-    400 with a reason             `MediaRefused` of that reason: the client's media, as the encode worker judges them
-    503, none, or in no time      `EncoderUnavailable`, with its `Retry-After`
-    any other                     `EncoderUnavailable`: somebody else is at fault, and not the client
+    400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
+    503, none, or too late        `EncoderUnavailable`, with its `Retry-After`
+    any other                     `EncoderUnavailable`: the error is not the client's
 
-The answer is bounded while it is read. Nothing is asked twice: handles and embeddings are good for one worker each.
+The answer is bounded while it is read. A request is never repeated: handles and embeddings are valid for one worker.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class EncodeClient:
-    """Asks one encode worker; `close` it at the end. `limits` are of the embeddings that it sends."""
+    """A client of one encode worker; `close` it at the end. `limits` bound the embeddings that it sends."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class EncodeClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """No connection is open any more."""
+        """Close all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
-        """Return what became of the media; see `MediaEncoder`."""
+        """Return the encoded media; see `MediaEncoder`."""
         answer = await self._ask(await asyncio.to_thread(self._question, prompt, parts))
         if len(answer.digests) != len(parts):
             raise self._unavailable(f"{len(answer.digests)} digests for {len(parts)} items")
@@ -135,7 +135,7 @@ class EncodeClient:
         try:
             data = await self._transfer.fetch(descriptor)
             return await asyncio.to_thread(embeddings_media, part.field, data, self._limits)
-        except MediaRefused as error:  # not of the client's media: they were encoded
+        except MediaRefused as error:  # the embeddings are refused, not the client's media
             raise self._unavailable(str(error)) from error
 
     def _unavailable(self, why: str, retry_s: float | None = None) -> EncoderUnavailable:
@@ -143,7 +143,7 @@ class EncodeClient:
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body; raise `EncodeUnreadable` where it is longer than any answer."""
+    """Return the body; raise `EncodeUnreadable` if it is longer than any answer."""
     data = bytearray()
     async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
         data += chunk
@@ -153,7 +153,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _refused(code: str, reported: _Error) -> MediaRefused:
-    """Return the worker's refusal as our own, in its words: `<field>: found <found>, allowed <allowed>`."""
+    """Parse the encode worker's refusal: `<field>: found <found>, allowed <allowed>`."""
     head, _, allowed = reported.message.rpartition(", allowed ")
     field, _, found = head.partition(": found ")
     reason = next(each for each in get_args(MediaReason) if each == code)

@@ -1,13 +1,13 @@
 """The request and the answer of an encode worker: `POST /v1/encode`, JSON.
 
-    form          the answer has                                              good for
+    form          the answer has                                              usable by
     handles       `disaggregated_params`: the engine's handles, and a hash    a worker of the same machine, or wherever
                   of eight ints for each item, which is our digest            the engine can open them; once
     embeddings    `embeddings`: a descriptor for each item, of a              any worker that can fetch them
                   `.safetensors` file of one tensor                           (`media/transfer.py`); once
 
-Media are named as clients name them: the encode worker loads them, by its own rules. `prompt` is the whole prompt, for
-some models' handles depend on it; its placeholders are as many as the media. `digests` are the media's, in their order.
+Media have the client's URLs: the encode worker loads them, by its own rules. `prompt` is the complete prompt, because
+some models' handles depend on it; it has one placeholder for each item. `digests` are the media's, in their order.
 """
 
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class EncodeMedia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One item: where its client's request names it, and how."""
+    """One item: its field in the client's request, and its URL."""
 
     field: Annotated[str, Meta(min_length=1, max_length=256)]
     url: Annotated[str, Meta(min_length=1)]
@@ -42,7 +42,7 @@ class EncodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class EncodeAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What became of them, in one of the forms."""
+    """The encoded media, in one of the forms."""
 
     digests: Annotated[tuple[_Digest, ...], Meta(min_length=1, max_length=MEDIA_MAX)]
     disaggregated_params: msgspec.Raw = ABSENT
@@ -50,7 +50,7 @@ class EncodeAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EncodeUnreadable(Exception):
-    """Bytes that are no question, or no answer; the message says why."""
+    """Bytes that are not a valid request or answer; the message is the reason."""
 
 
 _request_decoder = msgspec.json.Decoder(EncodeRequest)
@@ -58,7 +58,7 @@ _answer_decoder = msgspec.json.Decoder(EncodeAnswer)
 
 
 def read_request(data: bytes) -> EncodeRequest:
-    """Return the question; raise `EncodeUnreadable`."""
+    """Return the request; raise `EncodeUnreadable`."""
     try:
         return _request_decoder.decode(data)
     except UNDECODABLE as error:

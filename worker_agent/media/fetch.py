@@ -1,12 +1,12 @@
-"""Media from URLs: each host is asked for once, each of its addresses checked, and nothing else connected to.
+"""Fetches media from URLs: each host is resolved once, all its addresses are checked, and only they are connected to.
 
 target      checked as text (`urls.py`)
-resolved    once; every address must be allowed; the connection goes to one of them, and a socket to any other is
-            never made, whatever a library resolves again: an answer that changes meanwhile leads nowhere
-asked       GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
-redirect    a target as at the beginning; so many and no more
-read        until more than is allowed has come, whatever Content-Length said; an encoded body is not decoded
-in time     all of it
+resolved    once; every address must be allowed; sockets are opened only to these addresses, even if a library resolves
+            the name again, so that a changed DNS answer has no effect
+request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
+redirect    checked like the first target; a bounded number
+body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
+timeout     for all of it together
 """
 
 import asyncio
@@ -34,14 +34,14 @@ _FOUND_CHARACTERS_MAX = 40
 
 
 class Fetched(NamedTuple):
-    """A body, and what its server said that it is."""
+    """A body, and the content type that its server declares."""
 
     data: bytes
     declared_type: str | None
 
 
 class MediaFetch:
-    """Gets media for requests. `resolve` gives all addresses of a name; it raises OSError where it finds none."""
+    """Fetches media for requests. `resolve` returns all addresses of a name; it raises OSError if it finds none."""
 
     def __init__(
         self, rules: FetchRules, *, redirects_max: int, fetch_s: float, resolve: Resolve | None = None
@@ -50,7 +50,7 @@ class MediaFetch:
         self._resolve = resolve or system_addresses
 
     async def get(self, url: str, field: str, bytes_max: int) -> Fetched:
-        """Return what is at `url`, 1 to `bytes_max` bytes; raise `MediaRefused`."""
+        """Return the content of `url`, 1 to `bytes_max` bytes; raise `MediaRefused`."""
         target = http_target(url, field, self._rules)
         try:
             async with asyncio.timeout(self._fetch_s):
@@ -74,7 +74,7 @@ class MediaFetch:
         except aiohttp.ClientPayloadError:
             raise MediaRefused("incomplete", field, shown_url(target.url), "a whole body") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # Their texts hold the whole URL: neither shown nor chained.
+            # Their texts have the complete URL: neither shown nor chained.
             found = f"{shown_url(target.url)} ({type(error).__name__})"
             raise MediaRefused("unreachable", field, found, "a server that answers") from None
 
@@ -89,7 +89,7 @@ class MediaFetch:
 
 
 async def system_addresses(host: str) -> list[Address]:
-    """Return the addresses of `host` as the system knows them; raise OSError where it knows none."""
+    """Return the addresses of `host` from the system's resolver; raise OSError if it knows none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ip_address(address[0]) for *_, address in found))
 
@@ -115,7 +115,7 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
 
 
 def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
-    """Return a session for one request, which connects to `addresses` alone."""
+    """Return a session for one request, which connects only to `addresses`."""
     connector = aiohttp.TCPConnector(
         resolver=_Checked(addresses), socket_factory=_gate(addresses), use_dns_cache=False, force_close=True, limit=1
     )
@@ -132,7 +132,7 @@ def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
 
 
 class _Checked(AbstractResolver):
-    """Knows the addresses that were checked, for whatever name it is asked."""
+    """A resolver that returns the checked addresses for every name."""
 
     def __init__(self, addresses: tuple[Address, ...]) -> None:
         self._addresses = addresses
@@ -144,11 +144,11 @@ class _Checked(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def _gate(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
-    """Return what makes sockets for connections to `addresses`, and for no others."""
+    """Return a socket factory that only allows connections to `addresses`."""
 
     def make(info: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, peer = info
@@ -160,6 +160,6 @@ def _gate(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
 
 
 def _yarl(target: HttpTarget) -> URL:
-    """Return the target as aiohttp takes it, from its parts: nobody reads its text a second time."""
+    """Return the target as aiohttp's URL, built from its parts: the text is not parsed a second time."""
     path, _, query = target.path.partition("?")
     return URL.build(scheme=target.scheme, authority=target.authority, path=path, query_string=query, encoded=True)

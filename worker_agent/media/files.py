@@ -1,11 +1,11 @@
-"""Files of the directories that requests may read from: whatever a path says, nothing outside is opened.
+"""Reads files of the allowed directories; no file outside of them is opened, whatever the path is.
 
-    path        as `urls.py` reads it: absolute, no `..`
-    resolved    links are followed; where they lead must lie in one of the directories
-    opened      from that directory on, name by name, following no link: one that appeared meanwhile opens nothing
-    read        a regular file only, and one byte more than is allowed at most
+    path        as parsed by `urls.py`: absolute, no `..`
+    resolved    links are followed; the result must be in one of the directories
+    opened      from that directory on, name by name, without following links: a link created meanwhile is refused
+    read        a regular file only, and at most one byte more than allowed
 
-Whether something outside exists makes no difference to the answer.
+The answer does not reveal whether a file outside exists.
 """
 
 import os
@@ -27,7 +27,7 @@ class MediaFiles:
         self._directories = tuple(Path(os.path.realpath(directory)) for directory in directories)
 
     def read(self, path: str, field: str, bytes_max: int) -> bytes:
-        """Return the file's bytes, 1 to `bytes_max`; raise `MediaRefused`. It blocks."""
+        """Return the file's bytes, 1 to `bytes_max`; raise `MediaRefused`. Blocks the thread."""
         try:
             real = Path(os.path.realpath(path))
         except (OSError, ValueError) as error:

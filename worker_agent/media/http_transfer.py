@@ -1,12 +1,12 @@
-"""Embeddings over plain HTTP: where no faster transport is installed.
+"""Transfers embeddings over plain HTTP, if no faster transport is installed.
 
-    GET /v1/embeddings/offer, `x-embedding-token: <token>`   200 and the bytes, for the first who asks in time; else 404
+    GET /v1/embeddings/offer, `x-embedding-token: <token>`   200 and the bytes for the first request in time; else 404
 
-The token is 256 random bits and stands in a header, which no access log has. There is no other secret and no TLS: the
-network between workers must be closed. An offer is gone when its answer begins: a second try needs a new one.
+The token is 256 random bits in a header, which access logs do not have. There is no other secret and no TLS: the
+network between workers must be closed. An offer ends when its answer begins: a retry needs a new one.
 
-Fetched from are only addresses, never names, of `embeddings.networks`, loopback by default: a descriptor that somebody
-made up leads nowhere else. What comes is bounded while it is read, and its BLAKE3 compared.
+Embeddings are fetched only from addresses, never host names, of `embeddings.networks`, loopback by default: a forged
+descriptor cannot name another target. The body is bounded while it is read, and its BLAKE3 is compared.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 256 << 10
 
 
 class HttpEmbeddingTransfer:
-    """An `EmbeddingTransfer`. What is offered here is served while `parts` run; fetching needs only the other's."""
+    """An `EmbeddingTransfer`. It serves offers while its `parts` run; fetching needs only the other worker's."""
 
     def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
         self._section, self._clock = section, clock
@@ -47,22 +47,22 @@ class HttpEmbeddingTransfer:
         self._server = HttpServer(app, section.host, section.port)
 
     async def start(self) -> None:
-        """The address is bound; raise `PortUsed` where somebody else has it."""
+        """Bind the address; raise `PortUsed` if it is in use."""
         await self._server.start()
 
     def parts(self, stage: int) -> tuple[Part, ...]:
-        """Return what runs while embeddings are offered; after `start`."""
+        """Return the parts that serve offers; after `start`."""
         return (
             Part("embeddings-http", self._server.run, stage),
             Part("embeddings-expiry", self._expire, stage),
         )
 
     def statistics(self) -> OfferStatistics:
-        """Return what waits here, and what became of the others."""
+        """Return the statistics of the offers."""
         return self._offers.statistics()
 
     async def offer(self, embeddings: bytes) -> HttpDescriptor:
-        """Keep `embeddings`, which nobody changes any more, for `ttl_s`; raise `NoRoom`."""
+        """Offer `embeddings`, which must not change any more, for `ttl_s`; raise `NoRoom`."""
         assert embeddings
         if len(embeddings) > self._section.item_bytes_max:
             raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
@@ -78,11 +78,11 @@ class HttpEmbeddingTransfer:
         )
 
     async def release(self, descriptor: EmbeddingDescriptor) -> None:
-        """What was offered here under `descriptor` waits no more."""
+        """End the offer of `descriptor`."""
         self._offers.release(descriptor.token)
 
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
-        """Return what was offered; raise `MediaRefused`."""
+        """Return the offered embeddings; raise `MediaRefused`."""
         if not isinstance(descriptor, HttpDescriptor):
             allowed = "embeddings over http: this worker has no nixl, or embeddings.over says so"
             raise MediaRefused("unreachable", _FIELD, repr(descriptor), allowed)
@@ -121,7 +121,7 @@ class HttpEmbeddingTransfer:
         response.content_type, response.content_length = "application/octet-stream", len(data)
         await response.prepare(request)
         view = memoryview(data)
-        for at in range(0, len(data), _CHUNK_BYTES):  # others are served between the chunks
+        for at in range(0, len(data), _CHUNK_BYTES):  # other tasks run between the chunks
             await response.write(view[at : at + _CHUNK_BYTES])
         await response.write_eof()
         return response

@@ -1,16 +1,16 @@
-"""What models call an image: the text for one in a chat, and the token in its place.
+"""A model's image placeholder in chats, and its image token.
 
     image token     the settings, else the first of the model's `image_token_id`, `image_token_index` (LLaVA),
                     `media_placeholder_token_id` (Kimi)
     placeholder     the settings, else by `model_type`, else the token's own text
     both known      the model takes images; the placeholder has the image token once, and may have others around it
     none known      it takes none
-    one known       refused: nothing could be counted
+    one known       refused: images could not be counted
 
-How many tokens an image has, for whoever routes to the worker (`kv_protocol/images.py`): the settings' number, else, of
-Qwen's models, by the numbers of `preprocessor_config.json`; else nobody knows, and routers see prompts up to images.
+The number of an image's tokens, for routers (`kv_protocol/images.py`): the settings' number, else, for Qwen's models,
+by the numbers of `preprocessor_config.json`; else it is unknown, and routers read a prompt only up to its first image.
 
-Models without an encoder of their own to load (`NO_STANDALONE_ENCODER`) have no encode workers.
+Models without a standalone encoder (`NO_STANDALONE_ENCODER`) have no encode workers.
 
 Source: keys of `config.json` and `preprocessor_config.json`: the models' classes in huggingface/transformers
 (Qwen3-VL's has `size` with the two bounds in pixels as its edges). Placeholders: NVIDIA/TensorRT-LLM,
@@ -37,18 +37,18 @@ PLACEHOLDERS: Mapping[str, str] = {
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that takes images: `placeholder` stands for one in its chats, and has `image_token_id` once."""
+    """A model that takes images: `placeholder` marks one in its chats, and has `image_token_id` once."""
 
     placeholder: str
     image_token_id: int
 
 
 class ImageFactsInvalid(Exception):
-    """What is known of the model's images does not fit together; the message says what is missing or differs."""
+    """The model's image settings are inconsistent; the message names what is missing or differs."""
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """Return the model's type as its `config.json` says it; empty where it does not."""
+    """Return the `model_type` of the model's `config.json`; empty if it has none."""
     found = config.get("model_type")
     return found if isinstance(found, str) else ""
 
@@ -61,9 +61,9 @@ def image_facts(
     text_of: Callable[[int], str],
     encode: Callable[[str], list[int]],
 ) -> ImageFacts | None:
-    """Return what a model's `config.json` and the settings say of images; None where it takes none.
+    """Return a model's image token and placeholder by its `config.json` and the settings; None if it takes no images.
 
-    `text_of` gives a special token's text, empty where it is none; `encode` a text's tokens, without any around it.
+    `text_of` gives a special token's text, empty if it is not one; `encode` a text's tokens, without any around it.
 
     Raises:
         ImageFactsInvalid: they do not fit together.
@@ -90,7 +90,7 @@ def image_rule(
     tokens_per_image: int | None,
     cached_token_id: int | None,
 ) -> ImageRule | None:
-    """Return what routers are told; None where the number of an image's tokens is not known.
+    """Return the image rule for routers; None if the number of an image's tokens is unknown.
 
     Raises:
         LimitExceeded: a number is out of its range.

@@ -12,8 +12,8 @@ which these processors turn into text again; an encoder's handles then have no p
 Embeddings have no hash of their own: two prompts with different ones are the same tokens to the cache, and the second
 would get what the first one computed. The salt keeps them apart; a salt of the client's is part of it.
 
-An encoder hashes pixels, which nobody else can repeat. What it says of them is replaced by the digests of the very
-bytes it was given: whoever looks at a prompt finds the same blocks, whichever worker has encoded.
+An encoder hashes pixels, which other components cannot repeat. Its hashes are replaced by the digests of the bytes that
+it was given: so the same prompt has the same blocks, whichever worker encoded its images.
 
 Source: NVIDIA/TensorRT-LLM main, mid-2026: `tensorrt_llm/llmapi/llm.py`, `_preprocess`; `tensorrt_llm/inputs/data.py`
 (`multi_modal_uuids`); `tensorrt_llm/inputs/multimodal.py`, `apply_mm_hashes`, `hexdigest_to_int32` (eight signed ints,

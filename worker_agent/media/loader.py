@@ -1,12 +1,12 @@
-"""From media that a request names to their bytes: `data:`, files, URLs, so many at a time.
+"""Loads the media that a request names: from `data:` URLs, files and URLs, a bounded number at a time.
 
     scheme            read by
     data              `urls.py`
     file, or a path   `files.py`
     any other         `fetch.py`, which refuses what is not allowed
 
-A request's media are loaded beside one another; where one is refused, the others are given up. What takes long without
-waiting (decoding, hashing) is done on threads: tokens of other requests are streamed meanwhile.
+A request's media are loaded concurrently; if one is refused, the others are given up. Decoding and hashing run on
+threads: the event loop streams tokens of other requests meanwhile.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class MediaLoader:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Be where a refusal is counted, and goes on."""
+        """Count a refusal in the block, and raise it again."""
         try:
             yield
         except MediaRefused as refused:

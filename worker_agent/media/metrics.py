@@ -10,7 +10,7 @@ from worker_agent.media.offers import OfferStatistics
 
 
 def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
-    """Yield what became of the media that requests named."""
+    """Yield the counts of requests' media."""
     loaded = [((worker, kind), float(count)) for kind, count in dict(loader.loaded_total).items()]
     yield counter("media_loaded", "Media of requests that were taken, by kind", ("worker", "kind"), loaded)
     meaning = "Bytes of media of requests that were taken"
@@ -20,7 +20,7 @@ def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
 
 
 def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:
-    """Yield what an encode worker was asked, what it keeps, and what waits to be fetched."""
+    """Yield an encode worker's requests, cache and offers."""
     outcomes = [((worker, outcome), float(count)) for outcome, count in api.requests_total.items()]
     yield counter("encode_requests", "Prompts whose media were to be encoded", ("worker", "outcome"), outcomes)
     at, kept = (worker,), cache.statistics()

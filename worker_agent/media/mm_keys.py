@@ -9,9 +9,9 @@ __all__ = ["MmKey", "MmRun", "check_placeholders", "expanded", "keys_of_blocks",
 
 
 def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
-    """Return when the prompt, not yet expanded, has the image's token once an item; raise `MediaRefused`.
+    """Raise `MediaRefused` unless the prompt, not yet expanded, has the image's token once an item.
 
-    More of them come from a client's text, wherever it stands: they would take other items' features.
+    Additional ones come from the client's text, and would get other items' features.
     """
     found = prompt.count(image_token_id)
     if found != items:

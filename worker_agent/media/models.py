@@ -1,4 +1,4 @@
-"""What a model directory says of images, by its `config.json` and `preprocessor_config.json`."""
+"""Reads a model's image tokens from its directory's `config.json` and `preprocessor_config.json`."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PROCESSOR = "preprocessor_config.json"
 
 
 def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any]:
-    """Return a file of the model's directory; empty where there is none, as for the built-in model.
+    """Return a file of the model's directory; empty if it is missing, as for the built-in model.
 
     Raises:
         TextError: it cannot be read, or is no JSON object.
@@ -34,10 +34,10 @@ def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any
 
 
 def load_image_facts(model_path: str, text: Text, section: ImageModelSection) -> ImageFacts | None:
-    """Return what stands for an image in the model's chats; None where it takes none.
+    """Return the image token and placeholder of the model's chats; None if it takes no images.
 
     Raises:
-        TextError: it is not known, or does not fit the model's tokenizer.
+        TextError: they are unknown, or do not fit the model's tokenizer.
     """
     texts = {token: special for special, token in text.special_ids.items()}
     try:
@@ -53,7 +53,7 @@ def load_image_facts(model_path: str, text: Text, section: ImageModelSection) ->
 
 
 def load_image_rule(model_path: str, facts: ImageFacts | None, section: ImageModelSection) -> ImageRule | None:
-    """Return what routers are told of the model's images; None where it takes none, or their tokens cannot be counted.
+    """Return the registration's image rule; None if the model takes no images, or their tokens cannot be counted.
 
     Raises:
         TextError: a number is out of its range.

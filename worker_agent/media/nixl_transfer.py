@@ -1,16 +1,15 @@
-"""Embeddings over NIXL: the other worker reads them out of this one's memory, by RDMA where there is any.
+"""Transfers embeddings over NIXL: the other worker reads them from this worker's memory, by RDMA if available.
 
-    offer      the bytes are copied once, registered (DRAM), and left alone until the reader's notification
-    fetch      memory of our own is registered, the other agent made known, and a READ posted that notifies with the
-               token
-    release    memory is let go after it is deregistered, never before
+    offer      the bytes are copied once, registered (DRAM), and kept unchanged until the reader's notification
+    fetch      local memory is registered, the other agent is added, and a READ is posted that notifies with the token
+    release    memory is freed after its deregistration, never before
 
-Whoever has a descriptor can read what it names, and whoever is given one connects to the agent in it: the network
-between workers must be closed, and descriptors come from the configured encode worker alone. There is no other secret.
+A process with a descriptor can read its embeddings, and fetching connects to the agent in the descriptor: the network
+between workers must be closed, and descriptors come only from the configured encode worker. There is no other secret.
 
-NIXL's agent is called by one thread alone; it cannot wait, so its state is asked for every `_POLL_S`. A read that is
-given up, and cannot be cancelled, keeps its memory until the process ends: it may still be written to. Nothing more is
-fetched once such memory fills `embeddings.store_bytes_max`.
+Only one thread calls NIXL's agent; the agent cannot wait, so its state is polled every `_POLL_S`. A read that is given
+up, and cannot be cancelled, keeps its memory until the process ends, because it may still be written to. Fetching stops
+once such memory fills `embeddings.store_bytes_max`.
 
 Source: NVIDIA's guide to NIXL, "Quick Start" (`nixl.nixl_agent`); ai-dynamo/nixl, `src/api/python/_api.py`, methods of
 `nixl_agent`, and the forms of descriptors: (address, length, device) to transfer, with a fourth, a text, to register.
@@ -49,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class Memory:
-    """Bytes at an address that does not change; `registered` is what NIXL says of them."""
+    """Bytes at a fixed address; `registered` is NIXL's registration of them."""
 
     def __init__(self, size_bytes: int, data: bytes | None = None) -> None:
         self._buffer = (ctypes.c_char * size_bytes)()
@@ -74,12 +73,12 @@ class NixlEmbeddingTransfer:
         self._offers: Offers[Memory] = Offers(section.store_bytes_max, section.ttl_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
-        self._readers: Counter[Any] = Counter()  # by the other agent's name, how many read from it now
+        self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
         self._knowing = asyncio.Lock()
         self._stuck: list[Memory] = []
 
     async def start(self) -> None:
-        """The agent is there; raise `EngineError` where the package is not, or finds no transport."""
+        """Create the agent; raise `EngineError` if the package is missing, or finds no transport."""
         name = f"kv-router-{secrets.token_hex(8)}"
         try:
             self._agent = await self._call(lambda: import_module("nixl").nixl_agent(name))
@@ -87,15 +86,15 @@ class NixlEmbeddingTransfer:
             raise EngineError(f"nixl cannot be used: {type(error).__name__}: {error}") from error
 
     def parts(self, stage: int) -> tuple[Part, ...]:
-        """Return what runs while embeddings are offered; after `start`."""
+        """Return the parts that serve offers; after `start`."""
         return (Part("embeddings-nixl", self._tend, stage),)
 
     def statistics(self) -> OfferStatistics:
-        """Return what waits here, and what became of the others."""
+        """Return the statistics of the offers."""
         return self._offers.statistics()
 
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
-        """Keep a copy of `embeddings` for `ttl_s`; raise `NoRoom`."""
+        """Offer a copy of `embeddings` for `ttl_s`; raise `NoRoom`."""
         assert embeddings
         if len(embeddings) > self._section.item_bytes_max:
             raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
@@ -104,7 +103,7 @@ class NixlEmbeddingTransfer:
         await self._let_go(self._offers.offer(token, memory, self._clock.now()))
         try:
             await self._register(memory)
-            # What may be asked for changes with what is registered: each descriptor says it anew.
+            # The agent's metadata changes with its registrations: each descriptor has the current one.
             agent = _bounded(await self._call(self._agent.get_agent_metadata))
         except BaseException:
             await self._forget(token)
@@ -114,11 +113,11 @@ class NixlEmbeddingTransfer:
         )
 
     async def release(self, descriptor: EmbeddingDescriptor) -> None:
-        """What was offered here under `descriptor` waits no more."""
+        """End the offer of `descriptor`."""
         await self._forget(descriptor.token)
 
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
-        """Return what was offered; raise `MediaRefused`."""
+        """Return the offered embeddings; raise `MediaRefused`."""
         checked = self._checked(descriptor)
         memory = Memory(checked.size_bytes)
         try:
@@ -147,7 +146,7 @@ class NixlEmbeddingTransfer:
 
     @asynccontextmanager
     async def _known(self, descriptor: NixlDescriptor) -> AsyncIterator[Any]:
-        """Be where the other agent is known; it is forgotten when nobody reads from it any more."""
+        """Add the other agent for the block; remove it after the last read from it."""
         async with self._knowing:
             remote = await self._tried(descriptor, lambda: self._agent.add_remote_agent(descriptor.agent))
             self._readers[remote] += 1
@@ -188,7 +187,7 @@ class NixlEmbeddingTransfer:
 
     # ------------------------------------------------------------------------------------------- keeping
     async def _tend(self, stop: asyncio.Event) -> None:
-        """Let go what was read, and what nobody reads in time; at the end all of it."""
+        """Free embeddings that were read or have expired; at the end all of them."""
         while not stop.is_set():
             await until(stop, self._clock.sleep(_POLL_S))
             notices = await self._call(self._agent.get_new_notifs)
@@ -214,12 +213,12 @@ class NixlEmbeddingTransfer:
                 self._stuck.append(memory)
 
     def _deregister(self, memory: Memory) -> None:
-        """Run by the thread, after whatever it was asked before."""
+        """Deregister memory; runs on the agent's thread, after earlier calls."""
         if memory.registered is not None:
             self._agent.deregister_memory(memory.registered)
 
     async def _quietly(self, work: Callable[[], object]) -> bool:
-        """Return whether it was done, whatever becomes of who waits for it."""
+        """Run `work` on the agent's thread, even if the waiting task is cancelled; return whether it succeeded."""
         try:
             await asyncio.shield(self._call(work))
         except Exception as error:  # noqa: BLE001 - NIXL's own

@@ -1,12 +1,12 @@
-"""Embeddings that wait to be fetched by another worker: each once, for a while, within a bound.
+"""Embeddings offered to other workers: each is fetched once, in a bounded time, within a bound of memory.
 
-    offer      kept, while there is room; without room it is refused: one that went instead would fail its request
-    take       by its token: it is given, and gone; a second time, or too late, there is nothing
-    release    by its token: gone
-    expire     those that nobody fetched in time are gone
+    offer      kept if it fits; otherwise refused: evicting another offer would fail that one's request
+    take       by its token: returned and removed; a second time, or too late, there is nothing
+    release    by its token: removed
+    expire     removes the offers that were not fetched in time
 
-What `offer`, `release` and `expire` let go is returned: there may be more to it than its memory. Tokens are looked up
-by their BLAKE3, so that how long a look-up takes tells nothing of them.
+`offer`, `release` and `expire` return the removed data: the caller may have to free more than memory. Tokens are looked
+up by their BLAKE3, so that the time of a look-up reveals nothing about them.
 """
 
 from collections.abc import Sized
@@ -16,11 +16,11 @@ import msgspec
 from blake3 import blake3
 
 OFFERS_MAX = 4096
-"""However small they are."""
+"""Most offers, however small they are."""
 
 
 class NoRoom(Exception):
-    """The offers that wait leave no room for this one; the message says how much there is."""
+    """The offer does not fit beside the waiting ones; the message has their bytes and the bound."""
 
     def __init__(self, size_bytes: int, held_bytes: int, bytes_max: int) -> None:
         super().__init__(
@@ -29,7 +29,7 @@ class NoRoom(Exception):
 
 
 class OfferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits, and what became of offers since the start."""
+    """The waiting offers, and counts since the start."""
 
     entries: int
     size_bytes: int
@@ -49,15 +49,15 @@ class _Offer(NamedTuple, Generic[Data]):
 
 
 class Offers(Generic[Data]):
-    """At most `bytes_max` bytes that wait, each for `ttl_s` seconds."""
+    """At most `bytes_max` bytes of waiting offers, each for `ttl_s` seconds."""
 
     def __init__(self, bytes_max: int, ttl_s: float) -> None:
         self._bytes_max, self._ttl_s = bytes_max, ttl_s
-        self._waiting: dict[bytes, _Offer[Data]] = {}  # the oldest first: all wait equally long
+        self._waiting: dict[bytes, _Offer[Data]] = {}  # oldest first: all have the same time to live
         self._size_bytes = self._offered = self._taken = self._released = self._expired = self._refused = 0
 
     def offer(self, token: str, data: Data, now_s: float) -> list[Data]:
-        """Keep `data` for whoever has `token`, which must be new; return as `expire` does. Raise `NoRoom`."""
+        """Keep `data` under `token`, which must be new; return as `expire` does. Raise `NoRoom`."""
         expired = self.expire(now_s)
         key = _key(token)
         assert key not in self._waiting
@@ -70,7 +70,7 @@ class Offers(Generic[Data]):
         return expired
 
     def take(self, token: str, now_s: float) -> Data | None:
-        """Return what was offered under `token` and is in time, for the first who asks."""
+        """Remove and return the unexpired offer of `token`."""
         self.expire(now_s)
         offer = self._remove(_key(token))
         if offer is None:
@@ -79,7 +79,7 @@ class Offers(Generic[Data]):
         return offer.data
 
     def release(self, token: str) -> Data | None:
-        """Return what waited under `token`, if anything did; it waits no more."""
+        """Remove and return the data waiting under `token`, if any."""
         offer = self._remove(_key(token))
         if offer is None:
             return None
@@ -87,7 +87,7 @@ class Offers(Generic[Data]):
         return offer.data
 
     def expire(self, now_s: float) -> list[Data]:
-        """Return what waits no more because its time is over."""
+        """Remove and return the expired data."""
         expired: list[Data] = []
         while self._waiting:
             key, offer = next(iter(self._waiting.items()))

@@ -9,10 +9,10 @@
                                              anything else:                         an image
     any other type, any other key          refused
 
-`detail` is read and has no effect: an engine's processor chooses the resolution. A text that holds the placeholder is
-refused: it would be counted as an image, and the next image's features would stand in its place.
+`detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
+refused: it would be counted as an image, and the next image's features would replace it.
 
-    bytes     of an image: a type of `types.py` that is allowed, whatever was said of it, and not too many pixels
+    bytes     of an image: an allowed type of `types.py`, whatever type was declared, and not too many pixels
               of embeddings: a header of `safetensors.py`
 
 Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
@@ -36,17 +36,17 @@ MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "embeddings")
 EMBEDDINGS_SUFFIX = ".safetensors"
 EMBEDDINGS_TYPE = "application/octet-stream"
 PROGRAM_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib"})
-"""Formats whose usual readers unpickle, and so run what the file says."""
+"""Formats whose usual readers unpickle, and so execute the file's code."""
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What servers say when they do not know."""
+"""Content types of servers that do not know the type."""
 _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
-"""What clients often say and no registry knows."""
+"""Common content types that are not registered."""
 _DETAILS = (None, "auto", "low", "high")
 _FOUND_CHARACTERS_MAX = 80
 
 
 class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is taken: kinds, images' types, items of a request, bytes of one and of all, pixels of an image."""
+    """Rules for accepted media: kinds, image types, items of a request, bytes of one and of all, pixels of an image."""
 
     kinds: tuple[MediaKind, ...] = ("image",)
     image_types: tuple[str, ...] = IMAGE_TYPES
@@ -60,7 +60,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
     """Media that a request names: `field` is the path of its URL, which is not shown.
 
-    `base64` is that of a `data:` URL, where it was cut out of the URL (`kv_protocol/body_limits.py`).
+    `base64` is that of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
     """
 
     field: str
@@ -93,19 +93,19 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitChat(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat of text alone, with a placeholder where each of the `parts` stood, in their order."""
+    """A chat with only text, with a placeholder in place of each of the `parts`, in their order."""
 
     messages: list[dict[str, Any]]
     parts: tuple[MediaPart, ...]
 
 
 def content_digest(data: bytes) -> str:
-    """Return the BLAKE3 of `data` in 64 hex digits: the same media, wherever they came from, have the same."""
+    """Return the BLAKE3 of `data` in 64 hex digits, the same for equal media from any source."""
     return blake3(data).hexdigest()
 
 
 def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a message has a part that is something else than text."""
+    """Return whether a message has a part that is not text."""
     return any(
         isinstance(part, Mapping) and part.get("type") != "text"
         for message in messages
@@ -115,9 +115,9 @@ def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> SplitChat:
-    """Return the chat as text, and its media; raise `MediaRefused`, which names the place.
+    """Return the chat as text, and its media; raise `MediaRefused`, which names the field.
 
-    Only content that is a list of parts is looked at: the rest of a message is checked where chats are rendered.
+    Only content that is a list of parts is read here: rendering checks the rest of a message.
     """
     parts: list[MediaPart] = []
     split: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeho
 
 
 def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
-    """Return what a URL names, which is not empty, by what it says of itself; raise `MediaRefused`."""
+    """Return the media part of a URL, which is not empty, by the URL's path; raise `MediaRefused`."""
     kind = _kind_of(field, url)
     if kind not in rules.kinds:
         raise MediaRefused("part_kind", field, kind, f"{', '.join(rules.kinds)} (media.kinds)")
@@ -140,9 +140,9 @@ def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
 
 
 def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules: MediaRules) -> Media:
-    """Return the media, once the bytes are what is allowed; raise `MediaRefused`.
+    """Check the bytes and return the media; raise `MediaRefused`.
 
-    `declared_type` is what its server or URL said of it; None: nothing was said.
+    `declared_type` is the content type from the server or URL; None: none was declared.
     """
     if len(data) > rules.part_bytes_max:
         raise MediaRefused("too_large", part.field, f"{len(data)} bytes", f"at most {rules.part_bytes_max}")
@@ -156,14 +156,14 @@ def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules
 
 
 def embeddings_media(field: str, data: bytes, limits: EmbeddingLimits) -> Media:
-    """Return the embeddings of a `.safetensors` file; raise `MediaRefused` where it is none."""
+    """Return the embeddings of a `.safetensors` file; raise `MediaRefused` if it is not one."""
     tensors = read_tensors(data, field, limits)
     digest = content_digest(data)
     return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensors=tensors)
 
 
 def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
-    """Return when a request's media may have so many bytes together; raise `MediaRefused`."""
+    """Raise `MediaRefused` if a request's media have too many bytes together."""
     if media_bytes > rules.request_bytes_max:
         raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {rules.request_bytes_max}")
 

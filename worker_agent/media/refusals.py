@@ -1,11 +1,11 @@
 """Why media of a request are refused: an exception with a reason from a closed list, without secrets.
 
     field     the path in the request, as its client wrote it
-    found     what stood there: of an URL only scheme, host, port and path, of data only how much there is
-    allowed   what may stand there
+    found     the value found there: of a URL only scheme, host, port and path, of data only its size
+    allowed   the values allowed there
     reason    one of `MEDIA_REASONS`: a metric's label
 
-A query may hold a signature, and what stands before an `@` a password: neither is shown.
+A query may have a signature, and the part before an `@` a password: neither is shown.
 """
 
 from typing import Literal, get_args
@@ -58,7 +58,7 @@ _SHOWN_CHARACTERS_MAX = 120
 
 
 class MediaRefused(RequestInvalid):
-    """Media that are not taken; `reason` says why in a word, the message with field, what was found and is allowed."""
+    """Media are refused; `reason` is from the closed list, the message has the field, found and allowed."""
 
     def __init__(self, reason: MediaReason, field: str, found: object, allowed: str) -> None:
         super().__init__(field, found, allowed)
@@ -66,9 +66,9 @@ class MediaRefused(RequestInvalid):
 
 
 def shown_url(url: str) -> str:
-    """Return as much of `url` as may stand in a log: no query, no fragment, no credentials, no data, 120 characters.
+    """Return the part of `url` that may be logged: no query, no fragment, no credentials, no data, 120 characters.
 
-    It does not need to be a URL: what cannot be read as one is cut at the first character that may begin a secret.
+    A text that is not a URL is cut at the first character that may begin a secret.
     """
     scheme, separator, rest = url.partition(":")
     if separator and scheme.lower() == "data":

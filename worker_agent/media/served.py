@@ -1,4 +1,4 @@
-"""Media of one served worker: what its prompts take, what routers are told, the encode endpoint.
+"""Media of one served worker: its prompts' media, the registration's image rule, the encode endpoint.
 
 role                       `encode.url`              embeddings are
 aggregated, prefill        asked for its images      fetched, where `encode.form` says so
@@ -37,15 +37,15 @@ class MediaSettings(Protocol):
 
     @property
     def images(self) -> ImageModelSection:
-        """What the model calls an image."""
+        """The model's image token and placeholder."""
 
     @property
     def encode(self) -> EncodeSection:
-        """Who encodes images."""
+        """The encode worker that encodes images."""
 
     @property
     def embeddings(self) -> EmbeddingTransferSection:
-        """How embeddings travel."""
+        """The transfer of embeddings."""
 
 
 class ServedMedia:
@@ -64,7 +64,7 @@ class ServedMedia:
         self.loader = MediaLoader(settings.media)
         self._fetches = bool(settings.encode.url) and settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.embeddings, clock)
-        self._client = self._asked_client(model) if settings.encode.url else None
+        self._client = self._configured_client(model) if settings.encode.url else None
         self.rule = load_image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
         self.prompts = Prompts(text, ChatMedia(text, self.loader, self._facts, self._client))
@@ -100,12 +100,12 @@ class ServedMedia:
         return self._transfer.parts(stage) if self._moves_embeddings else ()
 
     async def close(self) -> None:
-        """Nobody is asked any more."""
+        """Close the client of the encode worker."""
         if self._client is not None:
             await self._client.close()
 
     def families(self, worker: str) -> Iterator[Family]:
-        """Yield what is counted here."""
+        """Yield the media metrics."""
         yield from media_families(worker, self.loader)
         if self._api is not None:
             yield from encode_families(worker, self._api, self._cache, self._transfer.statistics())
@@ -114,7 +114,7 @@ class ServedMedia:
     def _moves_embeddings(self) -> bool:
         return self._role == "encode" or self._fetches
 
-    def _asked_client(self, model: str) -> EncodeClient:
+    def _configured_client(self, model: str) -> EncodeClient:
         section = self._settings.encode
         return EncodeClient(
             section.url,

@@ -1,11 +1,11 @@
-"""How embeddings come from the worker that encoded them to the one that needs them: a port, whoever carries them.
+"""The interface of transfers of embeddings from the worker that encoded them to the one that needs them.
 
     http    `http_transfer.py`: everywhere
-    nixl    `nixl_transfer.py`: where the package `nixl` is installed, at both ends
+    nixl    `nixl_transfer.py`: if the package `nixl` is installed at both ends
 
-    offer     who encoded keeps them, and gives a descriptor, which travels with the request
-    fetch     who needs them gets them by it, once, and checks that they are the very bytes
-    release   who offered and learns that nobody will come forgets them; else time does
+    offer     the encoding worker keeps them, and returns a descriptor, which travels with the request
+    fetch     the other worker gets them by the descriptor, once, and checks their digest
+    release   the encoding worker frees them once it learns that no fetch will come; otherwise they expire
 
 A descriptor came over the network and may say anything: whoever fetches bounds and checks all of it first. It is as
 good as a key to the embeddings: it is not shown and not logged.
@@ -40,7 +40,7 @@ class HttpDescriptor(_Descriptor, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class NixlDescriptor(_Descriptor, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="nixl"):
-    """Embeddings that wait at an address of a process's memory; `agent` says in NIXL's words who that is."""
+    """Embeddings at an address of a process's memory; `agent` is the NIXL metadata of that process."""
 
     agent: Annotated[bytes, Meta(min_length=1, max_length=AGENT_BYTES_MAX)]
     address: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -56,10 +56,10 @@ class EmbeddingTransfer(Protocol):
     """What carries embeddings from worker to worker."""
 
     async def offer(self, embeddings: bytes) -> EmbeddingDescriptor:
-        """Keep `embeddings`, 1 byte or more, for whoever has the descriptor; raise `NoRoom` without room."""
+        """Offer `embeddings`, 1 byte or more, under the returned descriptor; raise `NoRoom` if they do not fit."""
 
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
-        """Return what was offered; raise `MediaRefused` when it is gone, other bytes, or may not be asked for."""
+        """Return the offered bytes; raise `MediaRefused` if they are gone or differ, or the address is not allowed."""
 
     async def release(self, descriptor: EmbeddingDescriptor) -> None:
-        """What this one offered under `descriptor` waits no more."""
+        """End this worker's offer of `descriptor`."""

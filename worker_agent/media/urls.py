@@ -53,7 +53,7 @@ class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """With the query; begins with a slash."""
     literal: Address | None
-    """The address, where the host is one."""
+    """The address, if the host is one."""
 
     @property
     def authority(self) -> str:
@@ -62,7 +62,7 @@ class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """The whole of it; not to be shown."""
+        """The complete URL; not to be shown."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def __repr__(self) -> str:
@@ -70,13 +70,13 @@ class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme in lower case; empty where there is none."""
+    """Return the scheme in lower case; empty without one."""
     scheme, separator, _ = url.partition(":")
     return scheme.lower() if separator and "/" not in scheme else ""
 
 
 def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
-    """Return what `url` names, if it may be asked; raise `MediaRefused`. Where its host leads is not known yet."""
+    """Return the target of `url`, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
     if not _is_plain(url):
@@ -103,7 +103,7 @@ def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
 
 
 def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchRules) -> HttpTarget:
-    """Return where an answer of `base` sends its asker, checked as if the client had named it; raise `MediaRefused`."""
+    """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "one of printable ASCII")
     try:
@@ -118,9 +118,9 @@ def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchR
 def checked_addresses(
     addresses: Sequence[Address], target: HttpTarget, field: str, rules: FetchRules
 ) -> tuple[Address, ...]:
-    """Return the addresses, at least one, once each of them may be asked; raise `MediaRefused`.
+    """Return the addresses, at least one, if all of them are allowed; raise `MediaRefused`.
 
-    One that may not refuses the name: else whoever owns the name says which of them is asked.
+    One that is not allowed refuses the name: otherwise the name's owner could choose the address.
     """
     for address in addresses:
         if reason := address_refusal(address, rules.networks):

@@ -140,13 +140,13 @@ class Rank:
         prompt = running.request.prompt
         running.computed_tokens = len(prompt)
         self.pool.store_context(running.table, prompt)
-        return self._is_still_wanted(running)
+        return self._keep_unless_cancelled(running)
 
     def fetch_failed(self, request_id: str) -> bool:
         """Let a request fail whose KV does not come; return False, and forget it, if it was cancelled."""
-        return self._is_still_wanted(self._fetching.end(request_id, has_come=False))
+        return self._keep_unless_cancelled(self._fetching.end(request_id, has_come=False))
 
-    def _is_still_wanted(self, running: Running) -> bool:
+    def _keep_unless_cancelled(self, running: Running) -> bool:
         self._is_blocked = False
         if running.is_cancelled:
             self._release(running)

@@ -262,9 +262,9 @@ class Simulator:
         """Make visible what happened since the last call; the end of an iteration."""
         for dp_rank, rank in self._ranks.items():
             self._visible.extend(rank.cache.events.take())
-            if told := rank.cache.take_host_events():
+            if events := rank.cache.take_host_events():
                 host = self._visible_host[dp_rank]
-                host += told
+                host += events
                 if len(host) > self._host_events_max:
                     host[:] = rank.cache.host_account()
 
