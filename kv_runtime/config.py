@@ -1,7 +1,7 @@
 """Configuration as values: one frozen tree per process, read once. Flag > environment `KVROUTER_*` > YAML > default.
 
 `KVROUTER_POLICY__TEMPERATURE=0.2` sets `policy.temperature`. Every problem is reported together, with its path, what
-was found and what is allowed. The sections here are those that several processes share; each process has its own tree.
+was found and what is allowed. Sections that several processes share are defined here; each process has its own tree.
 """
 
 import json
@@ -24,11 +24,11 @@ _NESTED = "__"
 _NEAREST_CHARACTERS_MAX = 80
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
-"""With less an index has room for hardly any rank."""
+"""With less memory an index cannot store the blocks of a rank."""
 
 
 class ConfigurationError(Exception):
-    """One or more values may not be as they are; `problems` names each by its path."""
+    """One or more values are invalid; `problems` names each by its path."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(["configuration:", *(f"  {problem}" for problem in problems)]))
@@ -145,7 +145,7 @@ class ControlSection(Section):
         return self
 
     def host_names(self) -> HostNames:
-        """Return the names that it may be called by."""
+        """Return the allowed names in `Host`."""
         return HostNames(self.host, self.hosts)
 
 
@@ -226,7 +226,7 @@ def load_settings(
 def given_paths(
     kind: type[BaseModel], assignments: Iterable[str] = (), flags: Mapping[str, Any] | None = None
 ) -> frozenset[str]:
-    """Return the paths that the command line names; of a section that is given whole, those of its fields."""
+    """Return the paths set on the command line; for a section given as a mapping, those of its fields."""
     given = [(path, value) for path, value in (flags or {}).items() if value is not None]
     return frozenset(
         f"{path}.{name}" if name else path
@@ -236,7 +236,7 @@ def given_paths(
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a click command the flags that every process has: `--config`, `--set`, `--print-config`, `--explain`."""
+    """Add the flags of every process to a click command: `--config`, `--set`, `--print-config`, `--explain`."""
     for option in (
         explain_option(),
         click.option("--print-config", is_flag=True, help="print the effective configuration and end"),
@@ -259,7 +259,7 @@ def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[
         if not found or not path:
             problems.append(f"--set: found {assignment!r}, allowed section.key=value")
         elif _kind_at(kind, path.split(".")) in (str, SecretStr) and not isinstance(value, str | list | dict | None):
-            yield path, text  # a text that YAML takes for a number or a date
+            yield path, text  # a text that YAML would parse as a number or a date
         else:
             yield path, value
 
@@ -282,7 +282,7 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield paths and values, sections before their fields; what is no text or number is JSON."""
+    """Yield paths and values, sections before their fields; lists and mappings are JSON."""
     for name in sorted(os.environ, key=lambda name: (name.count(_NESTED), name)):
         if not name.upper().startswith(ENV_PREFIX):
             continue
@@ -299,7 +299,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
 
 
 def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
-    """Return what the field at `path` is declared as, or the field that holds it; None where there is none."""
+    """Return the declared type of the field at `path`, or of the field that contains it; None if there is none."""
     for name in path:
         if not _is_section(kind):
             return kind
@@ -315,7 +315,7 @@ def _is_section(kind: Any) -> bool:  # noqa: ANN401
 
 
 def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) -> None:
-    """Set what is at `path`; mappings are merged."""
+    """Set the value at `path`; mappings are merged."""
     *above, last = path.split(".")
     for name in above:
         below = tree.setdefault(name, {})
@@ -331,15 +331,15 @@ def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) ->
 
 
 def _unknown(kind: type[BaseModel], path: Sequence[object], *, shown: str) -> str:
-    """Return the problem of a key that does not exist: the keys that its section has, and the nearest of all keys."""
-    section, names = kind, [str(name) for name in path if not isinstance(name, int)]  # an int is a place in a list
+    """Return the problem of an unknown key: the keys of its section, and the nearest of all keys."""
+    section, names = kind, [str(name) for name in path if not isinstance(name, int)]  # an int is an index in a list
     for name in names[:-1]:
         section = _section_in(_kind_at(section, [name])) or section
     return f"{shown}: {unknown_key('.'.join(names), section.model_fields, _paths(kind))}"
 
 
 def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
-    """Return the section that a field is, or has several of."""
+    """Return the section class of a field, or of the items of a list; None if it has none."""
     if _is_section(kind):
         section: type[BaseModel] = kind
         return section
@@ -347,10 +347,10 @@ def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
 
 
 def unknown_key(found: str, allowed: Iterable[str], candidates: Iterable[str] = ()) -> str:
-    """Return what is wrong with a key that does not exist: the `allowed` ones, and the nearest of `candidates`.
+    """Return the problem of an unknown key: the `allowed` keys, and the nearest of `candidates`.
 
     Without `candidates` it is the nearest of `allowed`. A candidate with the same last name is nearer than any other.
-    Of a key of more than 80 characters nothing is near: the search takes time with the square of its length.
+    For a key of more than 80 characters there is no nearest: the search time grows with the square of its length.
     """
     allowed = list(allowed)
     candidates = list(candidates) or allowed
@@ -384,7 +384,7 @@ def _is_secret(kind: object) -> bool:
 
 
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return one line; what was found stands in it unless it is a secret, or a section, which may hold one."""
+    """Return one line with the found value, unless it is a secret, or a section, which may contain one."""
     if error["type"] == "extra_forbidden":
         return _unknown(kind, error["loc"], shown=".".join(map(str, error["loc"])))
     kind_there = _kind_at(kind, error["loc"])

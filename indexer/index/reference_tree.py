@@ -45,11 +45,11 @@ class ReferenceTree:
             "ranks": RANK_BYTES * len(self._ranks),
         }
 
-    def _has_room(self, more_bytes: int) -> bool:
+    def _has_memory(self, more_bytes: int) -> bool:
         return not self._memory_bytes_max or sum(self.memory().values()) + more_bytes <= self._memory_bytes_max
 
     def _admit(self, rank: int) -> None:
-        if not self._has_room(RANK_BYTES):
+        if not self._has_memory(RANK_BYTES):
             raise IndexFull(f"no room for rank {rank} in {self._memory_bytes_max} bytes")
         self._ranks[rank] = RankHolding()
 
@@ -68,30 +68,30 @@ class ReferenceTree:
         return refused
 
     def _park(self, block: ParkedBlock, parent: int, now_s: float) -> bool:
-        if block not in self._parked and not self._has_room(PARKED_BYTES):
+        if block not in self._parked and not self._has_memory(PARKED_BYTES):
             return False
         self._parked.park(block, parent, now_s)
         return True
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
         """Add a block of `rank` and the parked blocks that waited for it; return False without memory for the block."""
-        if not self._place(rank, parent, sequence_hash, tier_bits, now_s):
+        if not self._insert(rank, parent, sequence_hash, tier_bits, now_s):
             return False
         if self._parked:
             came = [sequence_hash] if parent is None else [parent, sequence_hash]  # a dump's unheld parent is new too
             while came:
                 at = came.pop()
                 for block in self._parked.take(at):
-                    if self._place(block.rank, at, block.sequence_hash, 1 << block.tier, now_s):
+                    if self._insert(block.rank, at, block.sequence_hash, 1 << block.tier, now_s):
                         came.append(block.sequence_hash)
                     else:
                         self._refuse(block.rank, 1)
         return True
 
-    def _place(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+    def _insert(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
         if self._memory_bytes_max:
             needed = NODE_BYTES * self._nodes.missing(sequence_hash, parent)
-            if not self._has_room(needed + HOLDING_BYTES * (sequence_hash not in self._ranks[rank].held)):
+            if not self._has_memory(needed + HOLDING_BYTES * (sequence_hash not in self._ranks[rank].held)):
                 return False
         node = self._nodes.link(sequence_hash, parent, now_s)
         for tier in _TIERS_OF[tier_bits]:

@@ -135,7 +135,7 @@ def _is_due(log: LogExtent, newest_first: list[SnapshotName], now_ns: int, limit
 def _purge_up_to(log: LogExtent, newest_first: list[SnapshotName], limits: KeepingLimits) -> int:
     if log.bytes_now <= PURGE_RATIO * limits.log_bytes_max:
         return 0
-    kept_max = PURGED_RATIO * limits.log_bytes_max
-    enough = [name for name in newest_first if log.bytes_behind(name.stream_seq) <= kept_max] or newest_first[:1]
+    retained_max = PURGED_RATIO * limits.log_bytes_max
+    enough = [name for name in newest_first if log.bytes_behind(name.stream_seq) <= retained_max] or newest_first[:1]
     up_to = min((name.stream_seq for name in enough), default=0)
     return up_to if up_to >= log.first_seq else 0

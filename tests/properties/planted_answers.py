@@ -212,10 +212,10 @@ class BelievesTheLast(ReferenceIndex):
 class CountsConflictsByTier(ReferenceIndex):
     """A row of a dump that lies on two tiers contradicts twice."""
 
-    def _place(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+    def _insert(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
         for tier in TIERS:
             if tier_bits >> tier & 1:
-                super()._place(rank, parent, sequence_hash, 1 << tier, now_s)
+                super()._insert(rank, parent, sequence_hash, 1 << tier, now_s)
         return True
 
 
@@ -223,12 +223,12 @@ class WakesTheLastFirst(ReferenceIndex):
     """Of those that wait for a block, and contradict each other, the wrong one is believed."""
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
-        self._place(rank, parent, sequence_hash, tier_bits, now_s)
+        self._insert(rank, parent, sequence_hash, tier_bits, now_s)
         came = [sequence_hash] if parent is None else [parent, sequence_hash]
         while came:
             at = came.pop(0)
             for block in reversed(self._parked.take(at)):
-                self._place(block.rank, at, block.sequence_hash, 1 << block.tier, now_s)
+                self._insert(block.rank, at, block.sequence_hash, 1 << block.tier, now_s)
                 came.append(block.sequence_hash)
         return True
 

@@ -64,7 +64,7 @@ class WaitsForUnheldParentsInVain(ReferenceIndex):
     """A parked block stays parked when its parent comes as the unheld parent of a dump."""
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
-        self._place(rank, parent, sequence_hash, tier_bits, now_s)
+        self._insert(rank, parent, sequence_hash, tier_bits, now_s)
         for block in self._parked.take(sequence_hash):
             self._attach(block.rank, sequence_hash, block.sequence_hash, 1 << block.tier, now_s)
         return True
@@ -137,10 +137,10 @@ class CountsDuplicatesIntoDigests(ReferenceIndex):
 class LosesRefills(ReferenceIndex):
     """The refill of a hole is taken for a duplicate."""
 
-    def _place(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+    def _insert(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
         node = self._nodes.get(sequence_hash)
         if node is None or any(node.holders) or not node.parent_known:
-            return super()._place(rank, parent, sequence_hash, tier_bits, now_s)
+            return super()._insert(rank, parent, sequence_hash, tier_bits, now_s)
         return True
 
 

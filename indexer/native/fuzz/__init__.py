@@ -1,1 +1,1 @@
-"""Fuzzers of the native tree (C++), and the inputs from which they start."""
+"""Fuzzers of the native tree (C++), and their seed inputs."""

@@ -1,7 +1,7 @@
-"""`python -m indexer.native.fuzz seeds DIRECTORY`: write the inputs from which the fuzzers start, a directory for each.
+"""`python -m indexer.native.fuzz seeds DIRECTORY`: write the seed inputs, a directory for each fuzzer.
 
-`python -m indexer.native.fuzz compare DIRECTORY ...`: do inputs in such directories to the native and the Python index;
-exit status 1, and the names of the inputs, where the two do not agree.
+`python -m indexer.native.fuzz compare DIRECTORY ...`: run the inputs in such directories on the native and the Python
+index; exit status 1, and the names of the inputs, if they differ.
 """
 
 import sys
@@ -25,7 +25,7 @@ def _compare(fuzzer: str, paths: list[Path]) -> int:
 
 
 def main(command: str, directories: list[Path]) -> int:
-    """Return the exit status of a command."""
+    """Run a command; return its exit status."""
     if command == "seeds":
         for directory in directories:
             write(directory)

@@ -1,6 +1,6 @@
-"""The inputs of the fuzzers, done to two implementations, which must answer alike and know the same at the end.
+"""Runs the fuzzers' inputs on two implementations and compares results and final state.
 
-libFuzzer keeps the inputs that lead to new places of the native tree, so few of them visit most of it.
+libFuzzer keeps inputs that cover new code of the native tree, so a few inputs cover most of it.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ _STRETCHES = 1_000
 
 
 def _known(index: PrefixIndex) -> dict[str, Outcome]:
-    """Return all on which implementations agree; not when blocks were stored, which a stretch may exaggerate."""
+    """Return the state on which implementations must agree; not store times, which are upper bounds in stretches."""
     saved = read_body(unseal(index.snapshot()))
     return {
         "ranks": saved.ranks,
@@ -43,6 +43,6 @@ def _did(fuzzer: str, make_index: MakeIndex, data: bytes) -> dict[str, Outcome]:
 
 
 def differences(fuzzer: str, data: bytes, one: MakeIndex, other: MakeIndex) -> list[str]:
-    """Return in what two implementations differ after an input of `fuzzer`: nothing, or a bug of one of them."""
+    """Return the differences of two implementations after an input of `fuzzer`; any is a bug of one of them."""
     did, did_other = _did(fuzzer, one, data), _did(fuzzer, other, data)
     return [what for what in did if did[what] != did_other[what]]

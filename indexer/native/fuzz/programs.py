@@ -1,6 +1,6 @@
-"""The inputs of the fuzzers, done to any prefix index: what `fuzz_apply_batch.cpp` and `fuzz_restore.cpp` read in them.
+"""Runs the fuzzers' inputs on any prefix index, as `fuzz_apply_batch.cpp` and `fuzz_restore.cpp` interpret them.
 
-Limits of memory are not among it: implementations differ in what they need.
+Memory limits are ignored: implementations differ in their memory.
 """
 
 import struct
@@ -22,20 +22,20 @@ _ALL_TIERS = 15
 
 
 class MakeIndex(Protocol):
-    """An implementation."""
+    """The constructor of an implementation."""
 
     def __call__(self, *, parked_blocks_max: int) -> PrefixIndex:
         """Return an empty index."""
 
 
 Outcome = object
-"""What an operation returned, or how it failed, as far as implementations must agree on it."""
+"""The result or error of an operation, as far as implementations must agree on it."""
 Operation = Callable[[int], Outcome]
-"""What a program does to a rank."""
+"""An operation of a program on a rank."""
 
 
 def restored(make_index: MakeIndex, data: bytes) -> tuple[PrefixIndex, list[Outcome]]:
-    """Return an index, restored from the body of a snapshot behind the first byte, and what came of it."""
+    """Restore an index from the body of a snapshot behind the first byte; return it with the outcome."""
     index = make_index(parked_blocks_max=3 if data[:1] and data[0] & 1 else 65_536)
     try:
         index.restore(seal(data[1:]), 1.0)
@@ -45,7 +45,7 @@ def restored(make_index: MakeIndex, data: bytes) -> tuple[PrefixIndex, list[Outc
 
 
 class Program:
-    """An input of `fuzz_apply_batch.cpp`, and the index on which it works."""
+    """An input of `fuzz_apply_batch.cpp`, and the index that it changes."""
 
     def __init__(self, make_index: MakeIndex, data: bytes) -> None:
         self._data, self._at, self._now_s = data, 0, 0.0
@@ -65,7 +65,7 @@ class Program:
             self.index.register(rank)
 
     def run(self) -> list[Outcome]:
-        """Do all operations; return what came of each."""
+        """Run all operations; return their outcomes."""
         outcomes: list[Outcome] = []
         while self._at < len(self._data):
             op, rank = self._ops.get(self._byte() % 16, self._look), self._rank(self._byte())

@@ -1,10 +1,10 @@
-"""The inputs from which the fuzzers start.
+"""The seed inputs of the fuzzers.
 
     apply_batch   limits u8, then operations; here: messages as they come (op 0), random programs, and stores without a
-                  removal until little memory is used up
+                  removal until a small memory limit is reached
     restore       limits u8, then the body of a snapshot
 
-What they are made of are the events of ranks that work on few prompts, with holes, restarts and unknown parents.
+They contain events of ranks that share few prompts, with holes, restarts and unknown parents.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ FUZZERS = ("apply_batch", "restore")
 _INPUTS = 60
 _RANKS = 4
 _WRONG_PARENT_OF = 6
-"""One store in so many names a parent that is not its own, and is not known."""
+"""One store in so many names a wrong, unknown parent."""
 _PROMPTS = 5
 _CHAIN_BLOCKS = 24
 _PIECE_BLOCKS_MAX = 8
@@ -32,7 +32,7 @@ _TTL_S = 5.0
 
 
 def _event(draw: Random) -> Event:
-    """Return an event on a piece of one of few chains, of which each leaves the one before at a block."""
+    """Return an event on a part of one of a few chains; each chain forks from the one before."""
     prompt = draw.randrange(_PROMPTS)
     chain = [splitmix64(at if at < 4 * prompt else 100 * prompt + at) for at in range(_CHAIN_BLOCKS)]
     start = draw.choice([0, 0, draw.randrange(_CHAIN_BLOCKS)])
@@ -48,7 +48,7 @@ def _event(draw: Random) -> Event:
 
 
 def _messages(draw: Random) -> Iterator[tuple[int, bytes]]:
-    """Yield messages and the ranks that they come from."""
+    """Yield ranks and messages."""
     for seq in range(1, draw.randint(2, 9)):
         batches = [Batch(1, seq, _event(draw)) for _ in range(draw.randint(1, 2))]
         yield draw.randrange(_RANKS), encode_message(batches)
@@ -91,13 +91,13 @@ _MAKERS = {"apply_batch": (_apply_batch_input, _program_input, _filling_input), 
 
 
 def inputs(fuzzer: str) -> list[bytes]:
-    """Return the inputs of one fuzzer, the same ones every time."""
+    """Return the inputs of one fuzzer; deterministic."""
     makers = _MAKERS[fuzzer]
     return [makers[seed % len(makers)](Random(seed)) for seed in range(_INPUTS)]  # noqa: S311 - no secrets
 
 
 def write(directory: Path) -> None:
-    """`directory` has a directory of inputs for each fuzzer."""
+    """Write a directory of inputs for each fuzzer."""
     for fuzzer in FUZZERS:
         (directory / fuzzer).mkdir(parents=True, exist_ok=True)
         for seed, data in enumerate(inputs(fuzzer)):
