@@ -23,7 +23,7 @@ _ID_CHARACTERS = 24
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of the events of its answer. Without `finds_calls` its `tools` are empty."""
+    """A request's options for the events of its answer. Without `finds_calls` its `tools` are empty."""
 
     finds_calls: bool = False
     tools: Sequence[Tool] = ()
@@ -39,30 +39,30 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """How many calls have begun, of those that are kept."""
+        """How many of the kept calls have begun."""
         calls = 0 if self._tools is None else self._tools.calls
         return min(calls, 1) if self._wishes.only_first_call else calls
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the last of the calls that are kept has begun and not ended."""
+        """Whether the last kept call has begun and not ended."""
         is_kept = self._tools is not None and self._tools.calls <= max(1, self.calls)
         return is_kept and self._tools is not None and self._tools.has_open_call
 
     def feed(self, text: str) -> list[Event]:
-        """Return what `text` completes."""
+        """Return the events that `text` completes."""
         if self._reasoning is None:
             return self._kept(self._called(ContentDelta(text)))
         return self._kept([each for event in self._reasoning.feed(text) for each in self._called(event)])
 
     def finish(self) -> list[Event]:
-        """Return what was held back; no more text comes."""
+        """Return the withheld events, after the last text."""
         last = [] if self._reasoning is None else self._reasoning.finish()
         events = [each for event in last for each in self._called(event)]
         return self._kept(events + ([] if self._tools is None else self._tools.finish()))
 
     def finish_reason(self, of_engine: str) -> str:
-        """Return why the answer ended, where the engine says `of_engine`."""
+        """Return the answer's finish reason, given the engine's `of_engine`."""
         return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
 
     def _called(self, event: Event) -> list[Event]:

@@ -1,4 +1,4 @@
-"""What the parsers of all families have in common: content and calls become events.
+"""The common part of the parsers of all families: content and calls become events.
 
 white space      at the begin of the content waits: it is dropped where a call follows. Behind a call it is dropped
 a call           is known once its function is. Text that only looked like the begin of one is content, as the
@@ -55,10 +55,10 @@ class Parser(ABC):
 
 
 class ToolParser(Parser):
-    """Finds calls. `calls` have begun."""
+    """Finds calls. `calls` counts those that have begun."""
 
     markers: tuple[str, ...]
-    """What a call begins with."""
+    """The markers that begin a call."""
 
     def __init__(self, call_id: CallId) -> None:
         self._call_id = call_id

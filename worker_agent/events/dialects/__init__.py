@@ -1,1 +1,1 @@
-"""Wire formats of engines, old and new. Foreign spellings end here."""
+"""Wire formats of engines, old and new, translated into engine events."""

@@ -1,18 +1,18 @@
 """Which attention groups of a model count for prefixes.
 
-    kind on the event      a main kind passes, every other one does not; a store that names its group teaches it
-    none, group taught     as the group's last kind
-    none, never taught     group 0, or no group named: passes; any other does not
+    kind on the event      a main kind counts, every other one does not; a store with a group sets the group's kind
+    none, group known      as the group's last kind
+    none, group unknown    group 0, or no group: counts; any other does not
 
-Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts, and
-what they hold makes no prefix reusable by itself. Source: `docs/SOURCES.md` E3.3, cache groups.
+Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts, which
+do not make a prefix reusable by themselves. Source: `docs/SOURCES.md` E3.3, cache groups.
 """
 
 MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
 class AttentionGroups:
-    """What one publisher's stores taught of its groups. The caller bounds `group_idx`, and so the memory."""
+    """The kinds of one publisher's groups, from its stores. The caller bounds `group_idx`, and so the memory."""
 
     def __init__(self) -> None:
         self._is_main: dict[int, bool] = {}

@@ -2,23 +2,23 @@
 
 For every event, the first line that applies:
 
-    cleared                        stands, whoever says it: nothing is held any more
+    cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
-    an owner is named              ignored: a storage tier of somebody else tells of its own
+    an owner is named              ignored: the owner of another storage tier reports its own blocks
     medium beyond our tiers        ignored (`media.py`)
     attention group not a main one ignored (`attention_groups.py`)
     medium unknown                 refused
-    no tokens                      stands: names of blocks that were described before, and where they are now; a name
-                                   that stands twice is two copies (vLLM's offload of several groups names none)
-    a hash twice, or the parent    refused: it says nothing
+    no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
+                                   is two copies (vLLM's offload of several groups names none)
+    a hash twice, or the parent    refused as ambiguous
       among its own blocks
     more tokens than blocks hold   refused
-    fewer                          the blocks that fit stand, the others are cut; none fits: ignored (a partial block)
-    otherwise                      stands
+    fewer                          the blocks that fit are accepted, the others cut; none fits: ignored (partial block)
+    otherwise                      accepted
 
-What cannot be read at all is refused too. Ignored events mean nothing to a prefix, refused ones might have; neither
-costs the rest of its batch. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
+Unreadable events are refused too. Ignored events have no meaning for prefixes, refused ones might have; the rest of
+the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
 integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 """
 
@@ -45,7 +45,7 @@ HASH_BYTES_MIN = 8
 
 
 class DecoderCounts(msgspec.Struct, kw_only=True):
-    """What became of one publisher's events so far, in events unless named otherwise."""
+    """Counts of one publisher's events so far, in events unless named otherwise."""
 
     stored: int = 0
     removed: int = 0
@@ -75,9 +75,9 @@ _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 
 
 class BatchDecoder:
-    """Reads the payloads of one publisher, in their order; remembers what its attention groups are.
+    """Reads the payloads of one publisher, in their order; remembers the kinds of its attention groups.
 
-    A publisher that starts anew gets a new decoder. `counts` is the decoder's own and grows.
+    A restarted publisher gets a new decoder. The decoder updates its `counts` in place.
     """
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ class BatchDecoder:
         self.counts = DecoderCounts()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
-        """Return what a payload says; an unreadable event is named in `refused` and costs nothing else.
+        """Return the batch in a payload; an unreadable event is only named in `refused`.
 
         Raises:
-            MalformedMessage: the batch itself is not one.
+            MalformedMessage: the payload is not a batch.
         """
         batch = _batch(sequence, payload)
         events: list[EngineEvent] = []

@@ -1,15 +1,15 @@
 """Turns TensorRT-LLM's polled KV events (JSON maps) into engine events. All state is per rank.
 
-    reading     what an event says, and when it is refused: `trtllm_wire.py`. One that is refused or cannot be read is
-                counted, kept for people (`events/quarantine.py`), and costs nothing else; what its rank holds is in
-                doubt, until it is known to be empty: cleared.
-                Where not even the rank can be read, all ranks are in doubt, each until its next event: one that
-                continues shows that nothing of the rank was lost, one that does not clears it
-    event_id    continues the rank's. After a jump nobody knows what the rank holds, and the engine cannot say: the rank
-                is published as cleared, all memory of it is forgotten, and it is learned anew from there. Ids that go
-                back are another life of the engine: its windows are learned anew, too. Lives begin with id 0; what
-                was missed is counted
-    window      events of narrower windows than the widest are dropped; until it is known they are held back; where it
+    reading     fields and refusals of an event: `trtllm_wire.py`. A refused or unreadable event is counted and kept for
+                operators (`events/quarantine.py`); the others are processed. Its rank's set is in doubt until the rank
+                is known to be empty: cleared.
+                If even the rank is unreadable, all ranks are in doubt, each until its next event: a consecutive id
+                shows that the rank lost nothing, any other clears it
+    event_id    consecutive for a rank. After a jump the rank's set is unknown, the engine cannot report it: the rank
+                is published as cleared, its state is forgotten, and it is learned again from there. Ids that go back
+                mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
+                events are counted
+    window      events of narrower windows than the widest are dropped; until it is known they are held back; if it
                 turns out to be another, the rank is cleared: `trtllm_window.py`
     blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
 
@@ -45,7 +45,7 @@ class _Rank:
 
 
 class TrtllmRules:
-    """The rules, and what they remember of each rank. `attention_window`, in tokens, is for lost `created` events.
+    """The rules, and their state of each rank. `attention_window`, in tokens, is for lost `created` events.
 
     `translate` belongs to one thread; `stale`, `counts`, `quarantine` and `events_lost` may be read from others.
     """
@@ -62,10 +62,10 @@ class TrtllmRules:
         self.counts = PublisherCounts()
         self.quarantine = Quarantine()
         self.events_lost: dict[int, int] = {}
-        """Of each rank, how many events the engine made and nobody got, by its ids; never less than before."""
+        """For each rank, how many events were lost, by their ids; the counts never decrease."""
 
     def translate(self, engine_events: object) -> list[RankEvent]:
-        """Return what is to be published for these events, in their order; whatever they are, nothing is raised."""
+        """Return the events to publish for these events, in their order; raise nothing for any input."""
         published: list[RankEvent] = []
         for engine_event in engine_events if isinstance(engine_events, Iterable) else (engine_events,):
             try:
@@ -79,7 +79,7 @@ class TrtllmRules:
         return published
 
     def stale(self, dp_rank: int) -> str:
-        """Return why what is published of the rank may not be what the engine holds; empty when it is."""
+        """Return why the published events of the rank may be wrong; empty if no reason is known."""
         rank = self._ranks.get(dp_rank)
         if rank is not None and rank.blocks.doubt:
             return f"engine event not read: {rank.blocks.doubt}"

@@ -1,10 +1,10 @@
-"""One rank's blocks of the window that counts: what is published, by attention group.
+"""Translates one rank's blocks of the window that counts into published events, by attention group.
 
     `stored`    is walked in order, until a block that cannot be published:
                   oversize     (more tokens than `block_size`) the whole event is dropped
                   partial      (fewer) never published; what follows it in the event is dropped, and shows that
                                `block_size` is not the engine's: a partial block ends its chain
-                  nameless     (null hash) what follows it is dropped: it hangs under a block that nobody can name
+                  nameless     (null hash) what follows it is dropped: its parent has no name
                 the rest goes out in runs of one tier, each under the block before it
                 under a block that was not published: dropped whole
     withheld    a block that was dropped, by its hash; its removal and its moves are not published either
@@ -55,7 +55,7 @@ class PublisherCounts(msgspec.Struct, kw_only=True):
 
 
 class _Group:
-    """What the events of one attention group said, as far as later ones depend on it."""
+    """The state of one attention group that later events depend on."""
 
     def __init__(self) -> None:
         self.withheld: dict[int, None] = {}
@@ -63,7 +63,7 @@ class _Group:
 
 
 class RankBlocks:
-    """The rules' memory of one rank. `doubt` says why the rank may hold more than is published; empty: it does not."""
+    """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: it does not."""
 
     def __init__(self, block_size: int, counts: PublisherCounts, withheld_max: int) -> None:
         self._block_size = block_size
@@ -73,12 +73,12 @@ class RankBlocks:
         self.doubt = ""
 
     def forget(self) -> None:
-        """Know nothing of the rank any more."""
+        """Forget the rank's state."""
         self._groups.clear()
         self.doubt = ""
 
     def apply(self, change: BlockChange, group_idx: int) -> list[EngineEvent]:
-        """Return what is to be published for the change, in order."""
+        """Return the events to publish for the change, in order."""
         group = self._groups.setdefault(group_idx, _Group())
         match change:
             case Stored():

@@ -5,13 +5,13 @@
     configuration               the configured one; the first `created` takes its place, unless an event confirmed it
     `created`                   the widest of those created
     an event without a window   unbounded: the engine is older than windows, or this pool has none
-    `HELD_BACK_MAX` events      the widest among them: `created` was lost before anybody read, and every window stores
+    `HELD_BACK_MAX` events      the widest among them: `created` was lost before the first poll, and every window stores
                                 what a request computed
-    an event of a wider window  that one: what was known before was wrong
+    an event of a wider window  that one: the earlier value was wrong
 
-Where the window that counts becomes another after events of the first were published, these were no prefixes: their
-rank is to be cleared. So a wrong guess lasts until the next event of the widest window, and the first event is judged
-like any other. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
+If the window that counts changes after events of the former one were published, these were no prefixes: their rank is
+cleared. So a wrong guess lasts until the next event of the widest window, and the first event is judged like any
+other. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
 """
 
 from collections.abc import Iterable
@@ -30,21 +30,21 @@ class WidestWindow:
 
     @property
     def widest(self) -> int | None:
-        """The window that counts; None where nobody can know."""
+        """The window that counts; None if unknown."""
         return self._widest
 
     def on_created(self, window: int) -> None:
-        """A pool of this window exists."""
+        """Note that a pool of this window exists."""
         self._widest = max(window, self._widest or 0) if self._is_seen else window
         self._is_seen = True
 
     def on_event(self, window: int) -> None:
-        """A block of this window was spoken of."""
+        """Note an event of this window."""
         if window == UNBOUNDED or (self._widest is not None and window >= self._widest):
             self._widest = window
             self._is_seen = True
 
     def assume(self, windows: Iterable[int]) -> None:
-        """Nobody will tell: the widest of these is the one."""
+        """Assume the widest of these windows."""
         self._widest = max(windows)
         self._is_seen = True
