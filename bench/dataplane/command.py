@@ -88,7 +88,7 @@ async def _measure(shape: Shape, plans: list[SystemPlan], found_all: list[Result
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
             task = progress.add_task("starting", total=None)
             await bench.begin(plans)
-            progress.update(task, total=bench.turns)
+            progress.update(task, total=bench.steps)
             results = await bench.run(lambda name: progress.update(task, advance=1, description=name))
     found_all.append(results)
 

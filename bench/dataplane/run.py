@@ -112,21 +112,21 @@ class Bench:
             self.results.systems.append(plan)
 
     @property
-    def turns(self) -> int:
+    def steps(self) -> int:
         """How many steps `run` takes."""
         return len(self._running) * (self._shape.rounds + 1)
 
-    async def run(self, on_turn: Callable[[str], None]) -> Results:
-        """Return what was found; `on_turn` hears the name of a system after each of its turns."""
+    async def run(self, on_progress: Callable[[str], None]) -> Results:
+        """Return what was found; `on_progress` gets the name of a system after each of its rounds."""
         for running in self._running:
             await self._saturated(running, SMALL_BYTES, self._shape.seconds / 4)  # warm
         for _ in range(self._shape.rounds):
             for running in self._running:
                 await self._round(running)
-                on_turn(running.plan.name)
+                on_progress(running.plan.name)
         for running in self._running:
             await self._once(running)
-            on_turn(running.plan.name)
+            on_progress(running.plan.name)
         return self.results
 
     async def _round(self, running: Running) -> None:

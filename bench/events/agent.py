@@ -1,9 +1,9 @@
-"""A process of the event bench: consolidators, whose workers' blocks come over hop A or are given to them directly.
+"""A process of the event bench: consolidators, which get blocks over engine events or directly.
 
     reads    the one worker's publisher is another process (`player.py`): saturation
-    holds    no hop A at all: payloads go straight into the core, so that many blocks are soon held
+    holds    no ZMQ: payloads go straight into the core, so that many blocks are held soon
 
-All behind the core is real: streams, answers, the pulse.
+Everything after the core is real: streams, answers, heartbeats.
 """
 
 import time
@@ -29,7 +29,7 @@ _STAGES = 4
 
 
 class AgentRole:
-    """Workers of one host. `ring_bytes` is what each of a worker's ranks keeps for replays."""
+    """Workers of one host. Each rank of a worker keeps `ring_bytes` for replays."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class AgentRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {"hold": self._hold, "position": self._position, "cpu": cpu}
 
     async def begin(self) -> Answer:
-        """Every rank has said that it is there."""
+        """Connect and start the consolidator of every worker; each rank announces itself."""
         self._log = await EventLog.connect(self._url, name="agent")
         for worker in self._workers:
             consolidator = self._consolidator(str(worker["id"]), int(worker["dp_ranks"]), int(worker["ring_bytes"]))
@@ -79,12 +79,12 @@ class AgentRole:
         return [reader]
 
     def parts(self) -> list[Part]:
-        """Return those of all consolidators, and the connection's."""
+        """Return the parts of all consolidators and of the connection."""
         parts = [part for each in self._consolidators.values() for part in each.parts(1)]
         return [*parts, Part("log", self._log.run, 1 + _STAGES)]
 
     async def _hold(self, worker: str, dp_rank: int, load: dict[str, int]) -> Answer:
-        """Return the rank's place once it holds these blocks too, and the log has what tells of them."""
+        """Return the rank's position once it holds these blocks too and their events are in the log."""
         consolidator, events = self._consolidators[worker], engine_events(Load(**load))
         for payload in payloads(events, _EVENTS_A_PAYLOAD, dp_rank=dp_rank, time_s=time.time()):
             self._sequence += 1
@@ -97,13 +97,13 @@ class AgentRole:
         return {"epoch": outbox.epoch, "last_seq": outbox.last_seq}
 
     async def _position(self, worker: str, sequence: int) -> Answer:
-        """Return the place of rank 0, once the publisher was read up to before `sequence`."""
+        """Return the position of rank 0 once the publisher was read up to before `sequence`."""
         epoch, last_seq = (await self._consolidators[worker].position(sequence))[0]
         lost = sum(origin.losses_total for origin in self._consolidators[worker].core.statistics().origins.values())
         return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
 
     async def end(self) -> None:
-        """Sockets and connection are closed."""
+        """Close sockets and connection."""
         await self._log.close()
         self._context.destroy(linger=0)
 

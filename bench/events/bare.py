@@ -1,6 +1,6 @@
-"""A process of the event bench: what the log costs and takes with nothing of ours around it but its client.
+"""A process of the event bench: what the log alone costs, with only its client around it.
 
-Messages carry in their first 8 bytes when they were handed over. They go to a stream of their own, or are announced.
+The first 8 bytes of a message are the time at which it was sent. Messages go to a separate stream, or are announced.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ _PAUSE_MESSAGES = 64
 
 
 class BareRole:
-    """Sends and receives."""
+    """Sends and receives messages with the bare client."""
 
     def __init__(self, *, url: str) -> None:
         self._url = url
         self._clock = SystemClock()
         self._copied: list[bytes] = []
         self._received: list[tuple[int, int]] = []
-        """When each message was handed over, and when it came."""
+        """When each message was sent, and when it was received, in ns."""
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {
             "follow": self._follow,
             "listen": self._listen,
@@ -46,22 +46,22 @@ class BareRole:
         }
 
     async def begin(self) -> Answer:
-        """It is connected; the stream is there already."""
+        """Connect; the stream exists already."""
         self._log = await EventLog.connect(self._url, name="bare")
         return {}
 
     def parts(self) -> list[Part]:
-        """Return the connection's."""
+        """Return the part of the connection."""
         return [Part("log", self._log.run, 1)]
 
     async def _follow(self) -> Answer:
-        """What is stored is read from now on."""
+        """Read the stored messages from now on."""
         now = await self._log.stream_state(BARE_STREAM)
         await self._log.follow(BARE_STREAM, BARE_SUBJECT, self._take, after_seq=now.last_seq, created=now.created)
         return {}
 
     async def _listen(self) -> Answer:
-        """What is announced is heard from now on."""
+        """Receive announcements from now on."""
         await self._log.listen(_ANNOUNCED, self._take)
         return {}
 
@@ -69,7 +69,7 @@ class BareRole:
         self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
     async def _lags(self, messages: int) -> Answer:
-        """Return how long each was on its way, and all together, once so many have come, and forget them."""
+        """Wait for so many messages; return the delay of each and of all together, and forget them."""
         while len(self._received) < messages:
             await self._clock.sleep(_POLL_S)
         received, self._received = self._received, []
@@ -77,7 +77,7 @@ class BareRole:
         return {"lags_s": lags_s, "took_s": (received[-1][1] - received[0][0]) / 1e9}
 
     async def _send(self, messages: int, size: int, every_s: float) -> Answer:
-        """So many messages were confirmed, handed over one each `every_s`."""
+        """Send so many messages, one each `every_s`, and wait for their confirmations."""
         confirmed, began_s = [], self._clock.now()
         for number in range(messages):
             await self._clock.sleep(began_s + number * every_s - self._clock.now())
@@ -86,7 +86,7 @@ class BareRole:
         return {}
 
     async def _announce(self, messages: int, size: int) -> Answer:
-        """So many messages were handed over, as fast as that goes."""
+        """Announce so many messages as fast as possible."""
         for number in range(messages):
             await self._log.announce(_ANNOUNCED, _stamped(size))
             if number % _PAUSE_MESSAGES == 0:
@@ -94,7 +94,7 @@ class BareRole:
         return {}
 
     async def _copy(self, after_seq: int, last_seq: int) -> Answer:
-        """Return how long it took to read so much of the log of events, which is kept to be published."""
+        """Read a range of the event log, keep it for `publish`, and return how long that took."""
         copied: list[bytes] = []
         done = asyncio.Event()
 
@@ -111,9 +111,9 @@ class BareRole:
         return {"seconds": self._clock.now() - began_s, "messages": len(copied), "bytes": sum(map(len, copied))}
 
     async def _publish(self, window: int, messages_min: int) -> Answer:
-        """Return how long it took to publish what was copied, with so many messages unconfirmed, and the CPU.
+        """Publish the copied messages, at most `window` unconfirmed, and return the time and the CPU.
 
-        It is published as often as it takes to publish `messages_min`.
+        They are published repeatedly until `messages_min` messages were sent.
         """
         window_slots, repetitions = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
         began_s, began_ns = self._clock.now(), time.process_time_ns()
@@ -124,7 +124,7 @@ class BareRole:
         for _ in range(window):
             await window_slots.acquire()
         seconds, cpu_ns = self._clock.now() - began_s, time.process_time_ns() - began_ns
-        return {"turns": repetitions, "seconds": seconds, "cpu_ns": cpu_ns}
+        return {"repetitions": repetitions, "seconds": seconds, "cpu_ns": cpu_ns}
 
     async def _get(self, bucket: str) -> Answer:
         """Return how long it took to read the newest object of a bucket."""
@@ -135,7 +135,7 @@ class BareRole:
         return {"seconds": self._clock.now() - began_s, "bytes": len(data)}
 
     async def end(self) -> None:
-        """The connection is closed."""
+        """Close the connection."""
         await self._log.close()
 
 

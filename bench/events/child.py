@@ -1,8 +1,8 @@
-"""A process of the event bench: it plays one role, and answers what its parent asks of it.
+"""A process of the event bench: it runs one role and answers the requests of its parent.
 
-    started    `python -m bench.<module of the role> <what it is told, as JSON>`
-    first      a line of JSON: what `begin` returned, and `began_ns`, when the process's own code began to run
-    then       a line asks {"command": ..., ...}, a line answers, or says {"error": why}; until there is no more to read
+    started    `python -m bench.<module of the role> <arguments as JSON>`
+    first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
+    then       a request line {"command": ..., ...}, a response line, or {"error": why}; until stdin ends
 
 Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
 """
@@ -26,20 +26,20 @@ _DRAIN_S = 5.0
 
 
 class Role(Protocol):
-    """What a process is for."""
+    """What a process does."""
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
 
     async def begin(self) -> Answer:
-        """Everything is there that does not need the parts to run."""
+        """Set up everything that does not need the parts to run."""
 
     def parts(self) -> list[Part]:
-        """Return what is to run, once it has begun; from stage 1 on."""
+        """Return the parts to run after `begin`, from stage 1 on."""
 
     async def end(self) -> None:
-        """What it used is free."""
+        """Free all resources."""
 
 
 async def cpu() -> Answer:
@@ -48,17 +48,17 @@ async def cpu() -> Answer:
 
 
 def serve(make: Callable[..., Role]) -> None:
-    """Play the role that `make` returns of what this process was told, until nobody asks any more."""
+    """Run the role that `make` builds from the arguments of this process, until the parent closes stdin."""
     began_ns = time.time_ns()
     arguments = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     configure_logs("critical", "console")
     run_process(lambda stop: _RoleProcess(answers, began_ns).run(lambda: make(**arguments), stop))
 
 
 class _RoleProcess:
-    """One process, from its beginning to its end."""
+    """One process, from its start to its end."""
 
     def __init__(self, answers: TextIO, began_ns: int) -> None:
         self._answers, self._began_ns = answers, began_ns

@@ -1,13 +1,13 @@
-"""Cold start: an index in a new process, until it has caught up, and until every rank is proven; and snapshots.
+"""Cold start: an index in a new process, until it has caught up and until every rank is proven; and snapshots.
 
-    log        there is no snapshot: all of the log is read
-    snapshot   one is restored, and the log behind it is read
-    dumps      there is no snapshot, and the log is empty: every rank is asked for, once it is seen to be behind
+    log        there is no snapshot: the index reads the whole log
+    snapshot   the index restores one and reads the log after it
+    dumps      no snapshot, an empty log: the index requests a dump of every rank once it sees that it is behind
 
-A process's time begins before it is started: the interpreter and the modules are part of it. *Caught up* is what a
-router's readiness waits for: all of the log that was there at the start was applied. *Proven*: a heartbeat at the place
-of each rank found nothing wrong, and these come once a second. The limits: reading all these messages, or the bytes of
-the snapshot, with the bare client, which does nothing with them.
+Time counts from before the process is started, with the interpreter and the imports. *Caught up* is what a router's
+readiness waits for: the log that existed at the start was applied. *Proven*: a heartbeat at the position of each rank
+found nothing wrong; heartbeats come once a second. The limits: the bare client reads the same messages, or the bytes of
+the snapshot, and does nothing with them.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _RING_BYTES = 16 << 20
 
 
 class Start(NamedTuple):
-    """One way to begin; medians of all rounds, in seconds. `limit_s` is what reading its bytes alone takes."""
+    """One way to start; medians of all rounds, in seconds. `limit_s` is the time to only read the bytes."""
 
     name: str
     blocks: int
@@ -39,7 +39,7 @@ class Start(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What writing one takes, in seconds; `blocked_s` is the longest time that the event loop did nothing else."""
+    """The time to write one, in seconds; `blocked_s` is the longest time that it blocked the event loop."""
 
     blocks: int
     bytes: int
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
 
 
 class Cold(NamedTuple):
-    """All that is told of cold starts."""
+    """All results of cold starts."""
 
     starts: list[Start]
     snapshots: list[Snapshot]
@@ -62,16 +62,16 @@ class _Began(NamedTuple):
     proven_s: float
 
 
-async def cold(plan: EventsPlan, on_turn: Callable[[str], None]) -> Cold:
-    """Return all ways to begin; `on_turn` hears the name of each before it is measured."""
+async def cold(plan: EventsPlan, on_progress: Callable[[str], None]) -> Cold:
+    """Measure all ways to start; `on_progress` gets the name of each before it is measured."""
     async with Stage() as stage:
-        on_turn("blocks are being held")
+        on_progress("blocks are being held")
         agent = await stage.child(
             "events.agent",
             workers=[{"id": _WORKER, "dp_ranks": plan.ranks, "ring_bytes": _RING_BYTES}],
             block_size=BLOCK_TOKENS,
         )
-        bench = _Bench(plan, stage, agent, await stage.child("events.bare"), on_turn)
+        bench = _Bench(plan, stage, agent, await stage.child("events.bare"), on_progress)
         await bench.hold(0, plan.rank_blocks)
         from_log = await bench.from_log()
         snapshots = await bench.snapshots()
@@ -81,16 +81,16 @@ async def cold(plan: EventsPlan, on_turn: Callable[[str], None]) -> Cold:
 
 
 class _Bench(NamedTuple):
-    """The processes that stay; each new index is another."""
+    """The processes that run throughout; each new index is a new process."""
 
     plan: EventsPlan
     stage: Stage
     agent: Child
     bare: Child
-    on_turn: Callable[[str], None]
+    on_progress: Callable[[str], None]
 
     async def hold(self, seed: int, blocks: int) -> None:
-        """Each rank holds so many more blocks, of another seed each, and the log tells of them."""
+        """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
         for dp_rank in range(self.plan.ranks):
             load = Load(seed + dp_rank, blocks, EVENT_BLOCKS, BLOCK_TOKENS)
             await self.agent.call("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
@@ -102,8 +102,8 @@ class _Bench(NamedTuple):
         return await self._start("the log", blocks, read["bytes"], read["seconds"])
 
     async def snapshots(self) -> list[Snapshot]:
-        """Return what each of some snapshots took; the last stays."""
-        self.on_turn("a snapshot is written")
+        """Write some snapshots and return what each took; the last one stays."""
+        self.on_progress("a snapshot is written")
         keeper, written = await self.stage.child("events.snapshot"), list[Snapshot]()
         for _ in range(self.plan.rounds):
             figures = await keeper.call("write")
@@ -117,7 +117,7 @@ class _Bench(NamedTuple):
         return await self._start("a snapshot, and the log behind it", blocks, read["bytes"], read["seconds"])
 
     async def from_dumps(self) -> Start:
-        """Of the log and the snapshots nothing is left."""
+        """Delete the log and the snapshots before the start."""
         bucket = self.stage.log.objects(subjects.SNAPSHOT_BUCKET)
         for name in await bucket.names():
             await bucket.delete(name)
@@ -129,7 +129,7 @@ class _Bench(NamedTuple):
     async def _start(self, name: str, blocks: int, size: int, limit_s: float | None) -> Start:
         rounds = []
         for _ in range(self.plan.rounds):
-            self.on_turn(f"from {name}")
+            self.on_progress(f"from {name}")
             rounds.append(await self._begin(blocks))
         return Start(
             name=name,

@@ -1,4 +1,4 @@
-"""`router bench events`: the way of KV events, from an engine's flush into an index."""
+"""`router bench events`: the path of KV events from an engine's flush into an index."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ _MEASURED: dict[str, Callable[[EventsPlan, Callable[[str], None]], Awaitable[Any
 
 
 class Facts(NamedTuple):
-    """What the figures are of. `others_ratio` is how much of the machine was in use before anything of ours ran."""
+    """Where the figures were measured. `others_ratio` is the use of the machine before the bench started."""
 
     machine: str
     commit: str
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
     is_full: bool
 
     def lines(self) -> list[str]:
-        """Return them for people."""
+        """Return them as text."""
         return [
             self.machine,
             f"commit {self.commit}; before it began, others used {self.others_ratio:.0%} of the machine",
@@ -101,10 +101,10 @@ async def _measure(plan: EventsPlan, groups: tuple[str, ...], found: dict[str, A
         task = progress.add_task("", total=len(groups))
         for group in groups:
 
-            def on_turn(name: str, group: str = group) -> None:
+            def on_progress(name: str, group: str = group) -> None:
                 progress.update(task, description=f"{group}: {name}")
 
-            measured = await until(stop, _MEASURED[group](plan, on_turn))
+            measured = await until(stop, _MEASURED[group](plan, on_progress))
             if stop.is_set():
                 return
             found[group] = measured

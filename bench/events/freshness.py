@@ -1,9 +1,9 @@
 """Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents, whose engines tell of so many blocks a second together; from the engine's flush. Once more
-           with agents that collect no garbage: what is left is not the collector's
-fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload of it
-bare       what the log alone needs for as many messages of the same bytes: one client publishes, another follows
+scripted   `agents` agents, whose engines together report so many blocks a second; from the engine's flush. Repeated
+           with agents that do not collect garbage, which shows the share of the collector
+fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload
+bare       what the log alone needs for as many messages of the same size: one client publishes, another follows
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _REQUESTS = WorkloadShape(conversations=32, turns=4, think_s=0.5, arrival_s=0.15
 
 
 class Freshness(NamedTuple):
-    """One cell. What is used beside a fleet is not measured."""
+    """One cell. The CPU use of a fleet is not measured."""
 
     name: str
     blocks_s: float
@@ -41,14 +41,14 @@ class Freshness(NamedTuple):
     stages_ms: dict[str, float]
     bare: Spread
     is_ours: bool = True
-    """Whether targets are for it: the processes are as they serve."""
+    """Whether targets apply: the processes run as in production."""
     busy: Busy | None = None
     longest_gc_ms: float | None = None
-    """The longest that garbage collection held up an agent."""
+    """The longest time that garbage collection stopped an agent."""
 
 
 class _Seen(NamedTuple):
-    """What an index saw, and in how many seconds from the beginning until the last of it was applied."""
+    """What an index applied, and the seconds from the start until it applied the last batch."""
 
     seconds: float
     batches: list[BatchTimes]
@@ -56,17 +56,17 @@ class _Seen(NamedTuple):
     message_bytes: float
 
 
-async def freshness(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Freshness]:
-    """Return all cells; `on_turn` hears the name of each before it is measured."""
+async def freshness(plan: EventsPlan, on_progress: Callable[[str], None]) -> list[Freshness]:
+    """Return all cells; `on_progress` gets the name of each before it is measured."""
     cells = []
     for blocks_s in plan.rates_blocks_s:
-        on_turn(f"{blocks_s:,} blocks/s")
+        on_progress(f"{blocks_s:,} blocks/s")
         cells.append(await scripted(plan, blocks_s))
     for blocks_s in plan.uncollected_rates_blocks_s:
-        on_turn(f"{blocks_s:,} blocks/s, no garbage collection")
+        on_progress(f"{blocks_s:,} blocks/s, no garbage collection")
         cells.append(await scripted(plan, blocks_s, collects=False))
     if plan.has_fleet:
-        on_turn("requests")
+        on_progress("requests")
         cells.append(await fleet(plan))
     return cells
 
@@ -104,7 +104,7 @@ def _source(stage: Stage, load: Load, blocks_s: float, *, collects: bool) -> Awa
 
 
 async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:
-    """Return what the agents sent from this moment on, each at moments of its own, once all of it was applied."""
+    """Let the agents send from `begins_ns` on, with staggered flushes; return what they sent once all was applied."""
     apart_ns = FLUSH_S * 1e9 / len(agents)
     for number, agent in enumerate(agents):
         await agent.call("play", begins_ns=begins_ns + round(number * apart_ns))
@@ -134,14 +134,14 @@ async def fleet(plan: EventsPlan) -> Freshness:
 
 
 async def _seen(index: Child, begins_ns: int) -> _Seen:
-    recorded = await index.call("heard")
+    recorded = await index.call("recorded")
     batches = [BatchTimes(*row) for row in recorded["rows"]]
     seconds = (max(batch.applied_ns for batch in batches) - begins_ns) / 1e9
     return _Seen(seconds, batches, recorded["messages"], recorded["bytes"] / recorded["messages"])
 
 
 async def bare_lag(stage: Stage, messages_s: float, size: int, seconds: float) -> Spread:
-    """Return how long messages are on their way from one client to another, each of them confirmed."""
+    """Return the delay of confirmed messages from one client to another."""
     sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
     await reader.call("follow")
     messages = max(1, round(messages_s * seconds))

@@ -1,8 +1,8 @@
-"""The pulse: what heartbeats with digests cost while nothing else happens, by how many ranks there are.
+"""Heartbeats: what heartbeats with digests cost while nothing else happens, by number of ranks.
 
 One agent has all the ranks, each with blocks. Its CPU and that of an index that follows are counted over some seconds
-without an event; what a process costs that has next to nothing to do is in the first row. The limit: as many bytes
-announced by the bare client, and heard by another.
+without an event; the first row shows the cost of a process that is nearly idle. The limit: the bare client announces as
+many bytes and another client receives them.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _WORKER = "w0"
 _RING_BYTES = 1 << 20
 _BARE_MESSAGES = 20_000
 _HEARTBEAT_BYTES = 160
-"""About what one takes."""
+"""The approximate size of one heartbeat."""
 
 
 class HeartbeatFigures(NamedTuple):
@@ -29,19 +29,19 @@ class HeartbeatFigures(NamedTuple):
 
 
 class HeartbeatResults(NamedTuple):
-    """All cells, and the CPU that a bare announcement costs who sends it, the server, and who hears it, in us."""
+    """All cells, and the CPU in us that a bare announcement costs its sender, the server and its receiver."""
 
     pulses: list[HeartbeatFigures]
     bare_us: Cpu
 
 
-async def heartbeats(plan: EventsPlan, on_turn: Callable[[str], None]) -> HeartbeatResults:
-    """Return all cells; `on_turn` hears the name of each before it is measured."""
+async def heartbeats(plan: EventsPlan, on_progress: Callable[[str], None]) -> HeartbeatResults:
+    """Return all cells; `on_progress` gets the name of each before it is measured."""
     pulses = []
     for ranks in plan.heartbeat_ranks:
-        on_turn(f"{ranks} ranks")
+        on_progress(f"{ranks} ranks")
         pulses.append(await _measure(plan, ranks))
-    on_turn("bare announcements")
+    on_progress("bare announcements")
     return HeartbeatResults(pulses, await _bare(_BARE_MESSAGES if plan.is_full else _BARE_MESSAGES // 10))
 
 

@@ -1,4 +1,4 @@
-"""A process of the event bench: an index that follows the log, and what befalls the messages on their way to it."""
+"""A process of the event bench: an index that follows the log; messages on their way to it can be lost or damaged."""
 
 from bench.events.child import Answer, Commands, cpu, serve
 from bench.events.observers import ColdStart, Recovering, Stamps
@@ -15,7 +15,7 @@ _KEEPER = "snapshots"
 
 
 class IndexRole:
-    """An index without its keeper of snapshots, which would begin to write in the middle of what is measured."""
+    """An index without its snapshot writer, which would start to write during a measurement."""
 
     def __init__(self, *, url: str) -> None:
         self._url = url
@@ -24,10 +24,10 @@ class IndexRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {
             "watch": self._watch,
-            "heard": self._recorded,
+            "recorded": self._recorded,
             "reach": self._reach,
             "proven": self._proven,
             "lose": self._lose,
@@ -38,7 +38,7 @@ class IndexRole:
         }
 
     async def begin(self) -> Answer:
-        """The snapshot is restored, where there is one, and the log is being read."""
+        """Restore the snapshot, if there is one, and start to read the log."""
         self._log = await WatchedLog.connect(self._url, name="index")
         connected_ns = self._clock.wall_ns()
         self._index = EmbeddedIndex(IndexSection(), self._log, self._clock, NatsSection())
@@ -56,21 +56,21 @@ class IndexRole:
         self._recovering.on_applied(applied)
 
     def parts(self) -> list[Part]:
-        """Return those of the index but its keeper."""
+        """Return the parts of the index without the snapshot writer."""
         return [part for part in self._index.parts(1) if part.name != _KEEPER]
 
     async def _watch(self) -> Answer:
-        """Batches are noted from now on."""
+        """Record batches from now on."""
         self._stamps.is_on = True
         return {}
 
     async def _recorded(self) -> Answer:
-        """Return what was noted."""
+        """Return the recorded batches."""
         messages, size = self._stamps.messages()
         return {"rows": self._stamps.rows(), "messages": messages, "bytes": size}
 
     async def _reach(self, rank: str, epoch: int, seq: int) -> Answer:
-        """Return when the last message was applied, once the rank is there."""
+        """Return when the last message was applied, once the rank is at this position."""
         await self._index.wait_for(_rank(rank), epoch, seq)
         return {"applied_ns": self._stamps.applied_ns}
 
@@ -85,26 +85,26 @@ class IndexRole:
         }
 
     async def _lose(self, rank: str) -> Answer:
-        """All that is said of the rank is lost from now on; its recovery is watched."""
+        """Drop all messages about the rank from now on; record its recovery."""
         self._losing = self._log.on_way = Losing(_rank(rank))
         self._recovering.begin(_rank(rank))
         return {}
 
     async def _lost(self, seq: int) -> Answer:
-        """Nothing is lost any more, once the batches up to this one were."""
+        """Stop dropping messages once the batches up to `seq` were dropped."""
         while self._losing.lost_seq < seq:
             await self._clock.sleep(_POLL_S)
         self._log.on_way = unspoiled
         return {}
 
     async def _damage(self, rank: str) -> Answer:
-        """A hash of what the rank says next is another; its recovery is watched."""
+        """Change a hash in the rank's next message; record its recovery."""
         self._log.on_way = Damaging(_rank(rank))
         self._recovering.begin(_rank(rank))
         return {}
 
     async def _recovered(self, rank: str) -> Answer:
-        """Return how long it took, and what, once the rank is right again, and proven."""
+        """Return the time and the means of the recovery once the rank is correct and proven."""
         while not self._recovering.proven_ns:
             await self._clock.sleep(_POLL_S)
         counts = self._index.statistics().streams[_rank(rank)].counts
@@ -112,7 +112,7 @@ class IndexRole:
         return self._recovering.figures() | {"answers": kinds}
 
     async def end(self) -> None:
-        """The connection is closed."""
+        """Close the connection."""
         await self._log.close()
 
 

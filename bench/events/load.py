@@ -1,11 +1,11 @@
-"""What the event bench feeds: blocks of sequences that grow side by side, as an engine tells of them; all by seed.
+"""The load of the event bench: blocks of sequences that grow side by side, as an engine reports them; all by seed.
 
-    sequence   512 blocks, one behind the other, of tokens that no other sequence has
-    event      some blocks of one sequence, stored; then as many of the next, `SIDE_BY_SIDE` of them in turns
-    payload    several events in one message of hop A
-    schedule   flushes, evenly in time, each of the events that an engine would tell of at that moment
+    sequence   a chain of 512 blocks of tokens that no other sequence has
+    event      some blocks of one sequence, stored; then as many of the next, `SIDE_BY_SIDE` of them alternating
+    payload    several events in one engine-event message
+    schedule   flushes, evenly in time, each with the events that an engine would report at that moment
 
-Tokens are u16s, engine hashes count up from the seed's own million of millions.
+Tokens are u16s. Engine hashes count up from a start that differs by 2^40 from seed to seed.
 """
 
 import struct
@@ -23,13 +23,13 @@ from worker_agent.events.engine_events import EngineStored
 SEQUENCE_BLOCKS = 512
 SIDE_BY_SIDE = 16
 FLUSH_S = 0.02
-"""An iteration of an engine; what it computed is told of at its end."""
+"""An iteration of an engine, at whose end it reports what it computed."""
 _KEY = struct.Struct("<QQ")
 _HASHES_OF_A_SEED = 1 << 40
 
 
 class Load(NamedTuple):
-    """So many blocks of `block_size` tokens, in events of `event_blocks`; another seed tells of other blocks."""
+    """So many blocks of `block_size` tokens, in events of `event_blocks`; another seed gives other blocks."""
 
     seed: int
     blocks: int
@@ -38,7 +38,7 @@ class Load(NamedTuple):
 
 
 def engine_events(load: Load) -> Iterator[EngineStored]:
-    """Yield the events, each of `event_blocks` blocks, but for what is left at the end of a sequence or of all."""
+    """Yield the events, each of `event_blocks` blocks; fewer at the end of a sequence or of the load."""
     sequences = ceil(load.blocks / SEQUENCE_BLOCKS)
     for first in range(0, sequences, SIDE_BY_SIDE):
         group = range(first, min(first + SIDE_BY_SIDE, sequences))
@@ -71,14 +71,14 @@ def _stored(load: Load, number: int, tokens: "array[int]", blocks: range) -> Eng
 def payloads(
     events: Iterable[EngineStored], events_each: int, *, dp_rank: int = 0, time_s: float = 0.0
 ) -> Iterator[bytes]:
-    """Yield the events as payloads of hop A that were made at `time_s`."""
+    """Yield the events as engine-event payloads with the time `time_s`."""
     rest = iter(events)
     while part := list(islice(rest, events_each)):
         yield encode_payload(time_s, part, dp_rank)
 
 
 class Flush(NamedTuple):
-    """Events that an engine tells of `after_s` seconds after the beginning."""
+    """Events that an engine reports `after_s` seconds after the start."""
 
     after_s: float
     events: Sequence[EngineStored]

@@ -1,9 +1,9 @@
-"""What the bench notes of an index while it follows the log: each hears of every message after it was applied.
+"""What the bench records of an index that follows the log: each observer gets every message after it was applied.
 
-Stamps        when each batch came, and was applied
-ColdStart     when the index had caught up, and when each rank was proven: a heartbeat at its very place was heard,
-              and nothing speaks against the rank after it
-Recovering    one rank, from the message that showed that something is wrong to the one after which nothing is
+Stamps        when each batch was delivered and applied
+ColdStart     when the index had caught up, and when each rank was proven: a heartbeat at exactly its position was
+              received, and the rank is not stale after it
+Recovering    one rank, from the message that showed an error to the one after which the rank is correct
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from kv_protocol.ids import WorkerRank
 
 _EVENTS, _HEARTBEATS, _QUESTIONS, _ANSWERS = "kv.v1.events.", "kv.v1.heartbeat.", "kv.v1.recover.", "_INBOX."
 _SEQ, _TIME_NS = 4, 6
-"""Where a frame's head has them."""
+"""Indexes into the head of a frame."""
 
 
 class Stamps:
-    """When each batch came, once `is_on`."""
+    """When each batch was delivered and applied, while `is_on`."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -29,14 +29,14 @@ class Stamps:
         self._applied: list[AppliedMessage] = []
 
     def on_applied(self, applied: AppliedMessage) -> None:
-        """A message was applied."""
+        """Record a message that was applied."""
         if applied.message.subject.startswith(_EVENTS):
             self.applied_ns = applied.applied_ns
             if self.is_on:
                 self._applied.append(applied)
 
     def rows(self) -> list[BatchTimes]:
-        """Return all batches that came."""
+        """Return all recorded batches."""
         return [
             BatchTimes(
                 rank=str(subjects.rank_of(applied.message.subject)),
@@ -52,12 +52,12 @@ class Stamps:
         ]
 
     def messages(self) -> tuple[int, int]:
-        """Return how many messages came, and their bytes."""
+        """Return the number of recorded messages and their bytes."""
         return len(self._applied), sum(len(applied.message.data) for applied in self._applied)
 
 
 class ColdStart:
-    """When the index had caught up, and which ranks were proven since, and when."""
+    """When the index had caught up, and when each rank was proven since."""
 
     def __init__(self, index: EmbeddedIndex) -> None:
         self._index = index
@@ -65,12 +65,12 @@ class ColdStart:
         self.proven_ns: dict[WorkerRank, int] = {}
 
     def note_caught_up(self, now_ns: int) -> None:
-        """Note whether it has caught up."""
+        """Record the time if the index has caught up."""
         if not self.caught_up_ns and not self._index.catching_up():
             self.caught_up_ns = now_ns
 
     def on_applied(self, applied: AppliedMessage) -> None:
-        """A message was applied."""
+        """Record a message that was applied."""
         self.note_caught_up(applied.applied_ns)
         message = applied.message
         if self.caught_up_ns and message.subject.startswith(_HEARTBEATS):
@@ -80,7 +80,7 @@ class ColdStart:
 
 
 class Recovering:
-    """One rank's recovery. `begin` forgets the one before."""
+    """The recovery of one rank. `begin` resets the figures."""
 
     def __init__(self, index: EmbeddedIndex) -> None:
         self._index = index
@@ -88,18 +88,18 @@ class Recovering:
         self.begin(None)
 
     def begin(self, rank: WorkerRank | None) -> None:
-        """From now on `rank` is looked at; None: nobody is."""
+        """Observe `rank` from now on; None: observe no rank."""
         self._rank = rank
         self.detected_ns = self.current_ns = self.proven_ns = 0
         self.asked_bytes = self.answered_bytes = 0
 
     def on_announced(self, subject: str, data: bytes) -> None:
-        """Something was announced."""
+        """Count the bytes of a recovery request."""
         if subject.startswith(_QUESTIONS):
             self.asked_bytes += len(data)
 
     def on_applied(self, applied: AppliedMessage) -> None:
-        """A message was applied."""
+        """Record a message that was applied."""
         if self._rank is None:
             return
         message = applied.message
@@ -116,7 +116,7 @@ class Recovering:
             self.proven_ns = applied.applied_ns if is_proof else 0
 
     def figures(self) -> dict[str, Any]:
-        """Return what was seen."""
+        """Return the figures of the recovery."""
         return {
             "seconds": (self.current_ns - self.detected_ns) / 1e9,
             "asked_bytes": self.asked_bytes,
@@ -125,11 +125,11 @@ class Recovering:
 
 
 def _position_of(heartbeat: bytes) -> tuple[int, int]:
-    figures = fleet.decode_heartbeat(heartbeat)
-    return figures.epoch, figures.last_seq
+    decoded = fleet.decode_heartbeat(heartbeat)
+    return decoded.epoch, decoded.last_seq
 
 
 def is_at(index: EmbeddedIndex, rank: WorkerRank, epoch: int, seq: int) -> bool:
-    """Return whether the rank's place is this one, and nothing speaks against it."""
+    """Return whether the rank is at this position and not stale."""
     view = index.overlap((), (rank,))[0]
     return (view.epoch, view.seq, view.stale) == (epoch, seq, "")

@@ -1,4 +1,4 @@
-"""What the event bench measures, and how much of it."""
+"""What the event bench measures, and the sizes."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ class EventsPlan(NamedTuple):
 
     is_full: bool = True
     rounds: int = 3
-    """Of all but freshness and the pulse, which look at many events and seconds; medians are shown."""
+    """Of all but freshness and heartbeats, which measure many events and seconds; medians are shown."""
 
     # freshness
     rates_blocks_s: tuple[int, ...] = (1_000, 10_000, 50_000)
     uncollected_rates_blocks_s: tuple[int, ...] = (10_000, 50_000)
-    """Once more with agents that collect no garbage, to tell what that costs."""
+    """Repeated with agents that do not collect garbage, to show the cost of the collector."""
     agents: int = 4
     flowing_s: float = 6.0
     warming_s: float = 1.0
@@ -25,19 +25,19 @@ class EventsPlan(NamedTuple):
     throughput: tuple[tuple[int, int], ...] = ((1, 30_000), (8, 120_000), (64, 200_000), (512, 200_000))
     """Blocks of an event, and of a round."""
     bare_messages_min: int = 512
-    """Published again and again until there are so many: those of a round are few, and soon published."""
+    """Published repeatedly until there are so many: a round has few messages."""
 
     # cold start
     ranks: int = 8
     rank_blocks: int = 125_000
     tail_blocks: int = 1_250
-    """Of each rank: what the log has behind the snapshot."""
+    """Of each rank: what the log has after the snapshot."""
 
     # recovery
     lost_batches: tuple[int, ...] = (1, 100, 10_000)
     batch_blocks: int = 8
 
-    # pulse
+    # heartbeats
     heartbeat_ranks: tuple[int, ...] = (1, 64)
     heartbeat_blocks: int = 1_000
     heartbeat_s: float = 10.0
@@ -62,4 +62,4 @@ QUICK = EventsPlan(
     heartbeat_blocks=100,
     heartbeat_s=1.0,
 )
-"""Whether all of it runs; the figures say nothing."""
+"""A check that everything runs; the figures mean nothing."""

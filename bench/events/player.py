@@ -1,4 +1,4 @@
-"""A process of the event bench: a publisher of hop A that sends prepared payloads as fast as they are taken."""
+"""A process of the event bench: an engine-event publisher that sends prepared payloads as fast as they are read."""
 
 import time
 
@@ -14,10 +14,10 @@ _RING_STEPS = 50_000
 
 
 class PlayerRole:
-    """Prepares loads, one after the other, each with `events_a_payload` events in a message, and sends them."""
+    """Prepares loads one after another, with `events_a_payload` events in a message, and sends them."""
 
     def __init__(self, *, url: str, events_a_payload: int) -> None:
-        del url  # it knows of no log
+        del url  # this role has no log
         self._events_a_payload = events_a_payload
         self._prepared: list[bytes] = []
         self._sequence = 0
@@ -25,11 +25,11 @@ class PlayerRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {"subscribed": self._subscribed, "prepare": self._prepare, "play": self._play}
 
     async def begin(self) -> Answer:
-        """Return where it publishes, and where it answers."""
+        """Return the endpoints of publications and of replays."""
         self._publisher = CapturePublisher(self._context, buffer_steps=_RING_STEPS)
         return {"publisher": self._publisher.endpoint, "replay": self._publisher.replay_endpoint}
 
@@ -38,17 +38,17 @@ class PlayerRole:
         return [Part("replays", self._publisher.run, 1)]
 
     async def _subscribed(self) -> Answer:
-        """Return once somebody listens."""
+        """Return once there is a subscriber."""
         await self._publisher.subscribed()
         return {}
 
     async def _prepare(self, load: dict[str, int]) -> Answer:
-        """The payloads of this load are what is played next."""
+        """Prepare the payloads of this load for the next `play`."""
         self._prepared = list(payloads(engine_events(Load(**load)), self._events_a_payload))
         return {"bytes": sum(map(len, self._prepared))}
 
     async def _play(self) -> Answer:
-        """Return when the first message was sent, and the sequence of the one after the last."""
+        """Send all; return when the first message was sent, and the sequence after the last one."""
         began_ns = time.time_ns()
         frames = [
             CapturedFrame(0.0, b"", sequence, payload)
@@ -59,7 +59,7 @@ class PlayerRole:
         return {"began_ns": began_ns, "sequence": self._sequence}
 
     async def end(self) -> None:
-        """Its sockets are closed."""
+        """Close the sockets."""
         self._context.destroy(linger=0)
 
 

@@ -1,12 +1,12 @@
-"""Recovery: from the moment at which the index is seen to lack something to the one at which it lacks nothing.
+"""Recovery: from the moment at which the index detects an error to the one at which it is current again.
 
-    batches lost    the rank's messages do not reach the index, until so many batches were published; the next one does,
-                    and shows the gap. Asked for: the tail, which the rank's ring still has
-    a block wrong   one hash of a message is another when it comes; the next heartbeat shows it. Asked for: the buckets
-    all wrong       a batch is lost, and the rank's ring keeps nothing. Asked for: the tail; answered with all blocks
+    batches lost    the rank's messages do not reach the index until so many batches were published; the next one
+                    does and shows the gap. The index requests the tail, which the rank's ring still has
+    a block wrong   one hash of a message is changed; the next heartbeat shows it. The index requests the buckets
+    all wrong       a batch is lost, and the rank's ring is empty. The index requests the tail and gets all blocks
 
-Until something shows it takes as long as the stream is silent, at most a heartbeat (1 s): that is not in the figures.
-Bytes are those of questions and answers, without the log's own framing.
+Detection takes as long as the stream is silent, at most a heartbeat (1 s): that is not in the figures. Bytes are those
+of requests and responses, without the log's own framing.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 17 * CHUNK_BLOCKS
 class Recovery(NamedTuple):
     """One kind of damage; seconds are the median of all rounds, the bytes those of the last.
 
-    `bare_s` is how long as many bytes are on their way from one bare client to another.
+    `bare_s` is the time that as many bytes take from one bare client to another.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Recovery(NamedTuple):
     rounds: int
 
 
-async def recovery(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Recovery]:
-    """Return all kinds of damage; `on_turn` hears the name of each before it is done."""
+async def recovery(plan: EventsPlan, on_progress: Callable[[str], None]) -> list[Recovery]:
+    """Return all kinds of damage; `on_progress` gets the name of each before it is done."""
     async with Stage() as stage:
-        on_turn("blocks are being held")
+        on_progress("blocks are being held")
         workers = [
             {"id": _RINGED, "dp_ranks": 1, "ring_bytes": _RING_BYTES},
             {"id": _RINGLESS, "dp_ranks": 1, "ring_bytes": 0},
@@ -63,14 +63,14 @@ async def recovery(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Rec
         await index.call("proven", ranks=len(workers))
         healed = []
         for name, damage in bench.damages():
-            on_turn(name)
+            on_progress(name)
             rounds = [await damage() for _ in range(plan.rounds)]
             healed.append(_summed(name, rounds, await _bare_s(bare, listening, rounds[-1]["answered_bytes"])))
         return healed
 
 
 async def _bare_s(bare: Child, listening: Child, size: int) -> float:
-    """Return how long it takes until so many bytes came, in messages of the size of a dump's."""
+    """Return how long so many bytes take, in messages of the size of a dump's."""
     messages = -(-size // _CHUNK_BYTES)
     await bare.call("announce", messages=messages, size=min(size, _CHUNK_BYTES))
     return float((await listening.call("lags", messages=messages))["took_s"])
@@ -92,7 +92,7 @@ def _summed(name: str, rounds: list[dict[str, Any]], bare_s: float) -> Recovery:
 
 
 class _Bench:
-    """Two ranks that are followed, of which one keeps nothing for replays."""
+    """Two ranks that the index follows; one of them keeps nothing for replays."""
 
     def __init__(self, plan: EventsPlan, agent: Child, index: Child) -> None:
         self._plan, self._agent, self._index = plan, agent, index
@@ -100,7 +100,7 @@ class _Bench:
         self._answers = dict.fromkeys((_RINGED, _RINGLESS), dict.fromkeys(KINDS, 0))
 
     def damages(self) -> list[tuple[str, Callable[[], Awaitable[dict[str, Any]]]]]:
-        """Return what may befall, and how it is done."""
+        """Return the name of each kind of damage and the function that does it."""
         of = f"of {self._plan.rank_blocks:,} blocks"
         return [
             *((f"{lost:,} batches lost", partial(self._lose, _RINGED, lost)) for lost in self._plan.lost_batches),
@@ -109,7 +109,7 @@ class _Bench:
         ]
 
     async def hold(self, worker: str, blocks: int, event_blocks: int) -> dict[str, Any]:
-        """The worker holds so many more blocks, and its stream tells of them; return its place."""
+        """Let the worker hold so many more blocks and publish their events; return its position."""
         self._seed += 1
         load = Load(self._seed, blocks, event_blocks, BLOCK_TOKENS)
         return await self._agent.call("hold", worker=worker, dp_rank=0, load=load._asdict())

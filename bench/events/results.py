@@ -1,4 +1,4 @@
-"""What a run of the event bench found, group by group; a group that was not asked for is None."""
+"""The results of a run of the event bench, by group; a group that was not requested is None."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from bench.events.throughput import Throughput
 
 
 class Results(NamedTuple):
-    """All of it, by the names of the groups."""
+    """All results, by the names of the groups."""
 
     freshness: list[Freshness] | None = None
     throughput: list[Throughput] | None = None

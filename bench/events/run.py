@@ -1,4 +1,4 @@
-"""The processes of the event bench: a nats-server of its own for each group, and those that play the roles.
+"""The processes of the event bench: a nats-server for each group, and the processes that run the roles.
 
 async with Stage() as stage:  index = await stage.child("events.index");  await index.ask("reach", ...)
 
@@ -25,31 +25,31 @@ from kv_runtime.nats_server import EmbeddedNats
 
 Answer = dict[str, Any]
 BARE_STREAM, BARE_SUBJECT = "BARE", "bare.stored"
-"""Where the bare client publishes, beside our streams."""
+"""The stream and the subject of the bare client, beside our streams."""
 _BARE_BYTES = 512 << 20
 _ANSWER_S = 120.0
 _ANSWER_BYTES_MAX = 1 << 28
 
 
 class BenchFailed(Exception):
-    """A process that is measured ended, or could not do what it was asked, or not in time."""
+    """A measured process ended, failed a command, or did not answer in time."""
 
 
 class Child:
-    """A process that plays a role."""
+    """A process that runs a role."""
 
     def __init__(self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
         self._role, self._process, self._errors = role, process, errors
         self.spawned_ns = time.time_ns()
         self.started: Answer = {}
-        """What it said first."""
+        """Its first line: the result of `begin`."""
 
     @classmethod
     async def start(cls, role: str, arguments: dict[str, Any]) -> Self:
-        """Return the process, which has begun.
+        """Start a process and return it after its `begin`.
 
         Raises:
-            BenchFailed: it has not.
+            BenchFailed: `begin` failed.
         """
         errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
@@ -78,7 +78,7 @@ class Child:
         """Return the answer.
 
         Raises:
-            BenchFailed: it could not, not in time, or the process has ended.
+            BenchFailed: the command failed, took too long, or the process has ended.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"command": command} | parameters).encode() + b"\n")
@@ -105,7 +105,7 @@ class Child:
         return self._errors.read().decode(errors="replace").strip()[-2000:] or "no word"
 
     async def close(self) -> None:
-        """The process is gone."""
+        """Kill the process and wait for its end."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
@@ -120,11 +120,11 @@ class Cpu(NamedTuple):
     index_s: float
 
     def since(self, before: "Cpu") -> "Cpu":
-        """Return what was used since then."""
+        """Return the use since then."""
         return Cpu(*(now_s - then_s for now_s, then_s in zip(self, before, strict=True)))
 
     def over(self, amount: float) -> "Cpu":
-        """Return it by unit, where it was used for so many."""
+        """Return the use divided by `amount`."""
         return Cpu(*(used_s / amount for used_s in self))
 
 
@@ -152,23 +152,23 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Where its nats-server is."""
+        """The URL of its nats-server."""
         return self._nats.url
 
     async def child(self, role: str, **arguments: Any) -> Child:  # noqa: ANN401 - as the role takes it
-        """Return a process that plays a role on this log, for as long as the block lasts."""
+        """Return a process that runs a role on this log until the block is left."""
         child = await Child.start(role, {"url": self.url} | arguments)
         self._cleanup.push_async_callback(child.close)
         return child
 
     async def cpu(self, agents: list[Child], index: Child) -> Cpu:
-        """Return what all of them have used so far."""
+        """Return the CPU time of agents, nats-server and index so far."""
         of_agents = [(await agent.call("cpu"))["cpu_ns"] for agent in agents]
         of_index = (await index.call("cpu"))["cpu_ns"]
         return Cpu(sum(of_agents) / 1e9, self.nats_cpu_s(), of_index / 1e9)
 
     def nats_cpu_s(self) -> float:
-        """Return what the server has used so far; by the scheduler's account where it can be read, else to 10 ms."""
+        """Return the CPU time of the server so far; from the scheduler where it can be read, else to 10 ms."""
         try:
             threads = Path(f"/proc/{self._nats.pid}/task").iterdir()
             return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
@@ -178,14 +178,14 @@ class Stage:
 
 
 class Busy(NamedTuple):
-    """CPU seconds a second: of our processes, and of whoever else used the machine, the bench itself included."""
+    """CPU seconds a second: of our processes, and of all others on the machine, with the bench itself."""
 
     ours: Cpu
     others: float
 
 
 class Meter:
-    """What is used from its beginning on: `meter = await Meter.begin(...)`, then `await meter.read()`."""
+    """The CPU use from its start on: `meter = await Meter.begin(...)`, then `await meter.read()`."""
 
     def __init__(self, stage: Stage, agents: list[Child], index: Child) -> None:
         self._stage, self._agents, self._index = stage, agents, index
@@ -194,20 +194,20 @@ class Meter:
 
     @classmethod
     async def begin(cls, stage: Stage, agents: list[Child], index: Child) -> Self:
-        """Return one that has begun."""
+        """Return a started meter."""
         meter = cls(stage, agents, index)
         meter._before = await stage.cpu(agents, index)
         meter._all_before_s, meter._began_s = _machine_cpu_s(), time.monotonic()
         return meter
 
     async def read(self) -> Busy:
-        """Return what was used since."""
+        """Return the use since the start."""
         seconds, all_s = time.monotonic() - self._began_s, _machine_cpu_s() - self._all_before_s
         used = (await self._stage.cpu(self._agents, self._index)).since(self._before)
         return Busy(used.over(seconds), max(0.0, all_s - sum(used)) / seconds)  # the accounts differ by some ticks
 
 
 def _machine_cpu_s() -> float:
-    """Return the CPU seconds that this machine has used so far, for whatever, on all cores."""
+    """Return the CPU seconds that this machine has used so far, on all cores."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))

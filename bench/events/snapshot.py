@@ -1,4 +1,4 @@
-"""A process of the event bench: an index, taken apart, that writes a snapshot of itself, and what that holds up."""
+"""A process of the event bench: an index in parts that writes a snapshot, and how long that blocks its event loop."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ _POLL_S = 0.001
 
 
 class SnapshotRole:
-    """An index composed as `EmbeddedIndex` composes it, with nobody who writes but this."""
+    """An index composed as `EmbeddedIndex` composes it; only this role writes snapshots."""
 
     def __init__(self, *, url: str) -> None:
         self._url = url
@@ -28,11 +28,11 @@ class SnapshotRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {"write": self._write}
 
     async def begin(self) -> Answer:
-        """The log is being read."""
+        """Start to read the log."""
         self._log = await EventLog.connect(self._url, name="keeper")
         self._fold = IndexFold(make_index(IndexSection())[1])
         self._snapshots = SnapshotStore(self._log, NatsSection().snapshots_bytes_max)
@@ -51,9 +51,9 @@ class SnapshotRole:
             self._stalled_s = max(self._stalled_s, self._clock.now() - before_s - _POLL_S)
 
     async def _write(self) -> Answer:
-        """Return what the parts of a snapshot took, once the index has caught up and one is written and read back.
+        """Write a snapshot once the index has caught up, read it back, and return the time of each step.
 
-        `blocked_s` is the longest time that the event loop did nothing else.
+        `blocked_s` is the longest time that the event loop was blocked.
         """
         while self._feed.catching_up():
             await self._clock.sleep(_POLL_S)
@@ -77,7 +77,7 @@ class SnapshotRole:
         }
 
     async def end(self) -> None:
-        """The connection is closed."""
+        """Close the connection."""
         await self._log.close()
 
 

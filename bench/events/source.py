@@ -1,7 +1,7 @@
-"""A process of the event bench: an agent whose engine tells of blocks by a schedule.
+"""A process of the event bench: an agent whose engine reports blocks by a schedule.
 
-All of the way is real, from the publisher's thread on: hop A's sockets, the reader, the consolidator, the log. What is
-played is the engine and its dialect: the source gives events that need no translation, at the moment that they are due.
+The path is real from the publisher's thread on: ZMQ sockets, the subscriber, the consolidator, the log. The engine and
+its dialect are simulated: the source gives events that need no translation, when they are due.
 """
 
 import gc
@@ -30,26 +30,26 @@ _POLL_S = 0.05
 
 
 class ScheduledEngine:
-    """Tells of its flushes when they are due; `take` belongs to the publisher's thread."""
+    """Reports its flushes when they are due; the publisher's thread calls `take`."""
 
     def __init__(self, flushes: list[Flush]) -> None:
         self._flushes = flushes
         self._at = 0
         self._begins_ns = 0
         self.flushed_ns: list[int] = []
-        """Of each event, when the engine flushed it."""
+        """When the engine flushed each event."""
 
     def begin(self, begins_ns: int) -> None:
-        """The first flush is due after this moment; until now, none was."""
+        """Start the schedule at this moment; before, no flush is due."""
         self._begins_ns = begins_ns
 
     @property
     def is_over(self) -> bool:
-        """Whether all was told."""
+        """Whether all flushes were reported."""
         return self._at == len(self._flushes)
 
     def take(self, timeout_s: float) -> list[RankEvent]:
-        """Return the events of the flushes that are due, or will be within `timeout_s`; it waits for the next."""
+        """Wait for the next flush, at most `timeout_s`; return the events of all flushes that are due."""
         time.sleep(min(self._wait_s(), timeout_s))
         taken: list[RankEvent] = []
         while self._wait_s() <= 0:
@@ -69,14 +69,14 @@ class ScheduledEngine:
 
 
 class Collections:
-    """How long the interpreter's garbage collection held up this process at most, since `begin`."""
+    """The longest pause of this process by garbage collection since `begin`."""
 
     def __init__(self) -> None:
         self._began_s = 0.0
         self.longest_s = 0.0
 
     def begin(self) -> None:
-        """From now on they are timed."""
+        """Time collections from now on."""
         gc.callbacks.append(self._on_collection)
 
     def _on_collection(self, phase: str, _: dict[str, int]) -> None:
@@ -87,9 +87,9 @@ class Collections:
 
 
 class SourceRole:
-    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` once it is asked to `play`.
+    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`.
 
-    The process collects garbage as any, or not at all.
+    With `collects` the process collects garbage as usual, otherwise not at all.
     """
 
     def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
@@ -105,11 +105,11 @@ class SourceRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {"play": self._play, "played": self._played, "cpu": cpu}
 
     async def begin(self) -> Answer:
-        """The agent is connected, and its parts can run."""
+        """Connect the agent and prepare its parts."""
         self._log = await WatchedLog.connect(self._url, name=self._worker)
         self._log.on_handed = self._on_handed
         core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch, origins=[Origin(ENGINE)])
@@ -131,17 +131,17 @@ class SourceRole:
         self._handed.setdefault(int(message_id.rpartition("/")[2]), now_ns)
 
     def parts(self) -> list[Part]:
-        """Return the event path's and the connection's."""
+        """Return the parts of the event path and of the connection."""
         return [*self._path.parts(1), Part("log", self._log.run, 6)]
 
     async def _play(self, begins_ns: int) -> Answer:
-        """The engine begins at that moment."""
+        """Start the engine at that moment."""
         self._engine.begin(begins_ns)
         self._collections.begin()
         return {}
 
     async def _played(self) -> Answer:
-        """Return, once all was told and published, when each event was flushed, and each message handed over."""
+        """Wait until all is published; return when each event was flushed and each message handed over."""
         while not self._engine.is_over:
             await self._clock.sleep(_POLL_S)
         epoch, last_seq = (await self._path.position())[0]
@@ -160,7 +160,7 @@ class SourceRole:
         }
 
     async def end(self) -> None:
-        """Sockets and connection are closed."""
+        """Close sockets and connection."""
         await self._log.close()
         self._context.destroy(linger=0)
 

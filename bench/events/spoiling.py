@@ -1,4 +1,4 @@
-"""What may befall one rank's messages between the log and an index."""
+"""Faults in one rank's messages between the log and an index."""
 
 from indexer.follow.messages import message_span
 from kv_protocol import subjects
@@ -11,20 +11,20 @@ _LAST_HASH = -8
 
 
 def unspoiled(message: LogMessage) -> LogMessage:
-    """Return it as it is."""
+    """Return the message unchanged."""
     return message
 
 
 class Losing:
-    """All that is said of the rank is lost, heartbeats too."""
+    """Drops all messages of the rank, also heartbeats."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
         self.lost_seq = 0
-        """The last batch that was lost."""
+        """The last batch that was dropped."""
 
     def __call__(self, message: LogMessage) -> LogMessage | None:
-        """Return what is left of the message."""
+        """Return the message as the index gets it; None: it is dropped."""
         if not _is_of(message, self._rank):
             return message
         span = message_span(message.data) if message.subject.startswith(_EVENTS) else None
@@ -33,14 +33,14 @@ class Losing:
 
 
 class Damaging:
-    """The last hash of the rank's next message of events is another, in the same bucket; what follows is right."""
+    """Changes the last hash of the rank's next message of events, within its bucket; later messages stay intact."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
         self._is_done = False
 
     def __call__(self, message: LogMessage) -> LogMessage | None:
-        """Return what is left of the message."""
+        """Return the message as the index gets it; None: it is dropped."""
         if self._is_done or not message.subject.startswith(_EVENTS) or not _is_of(message, self._rank):
             return message
         self._is_done = True

@@ -1,7 +1,7 @@
-"""How old a batch is when it is applied, and where it became so. Pure.
+"""How old a batch is when it is applied, by stage of its path. Pure.
 
 poll        from the engine's flush until the publisher's payload is made
-to log      from there until the log has it: hop A, the consolidator, and `publish`, its last part, from the moment
+to log      from there until the log has it: ZMQ, the consolidator, and `publish`, its last part, from the moment
             at which the message is handed over
 to index    from there until the index's client has it
 apply       until the index has applied the message
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 class BatchTimes(NamedTuple):
-    """One batch as the index saw it: when its payload was made, it was stored, delivered, applied."""
+    """One batch as the index saw it: when its payload was made, stored, delivered and applied."""
 
     rank: str
     seq: int
@@ -36,7 +36,7 @@ class BatchTimes(NamedTuple):
 
 
 class Age(NamedTuple):
-    """Of one batch, in seconds; where nobody knows when it was flushed or handed over, its parts are left out."""
+    """Of one batch, in seconds; stages whose start (flush, hand-over) is not known are left out."""
 
     flushed_ns: int
     total_s: float
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
 
 
 def ages(batches: Sequence[BatchTimes], sent: Mapping[str, Sent]) -> list[Age]:
-    """Return the age of each batch; of a rank that `sent` does not know, from when its payload was made."""
+    """Return the age of each batch; without a rank in `sent`, from when its payload was made."""
     return [_age(batch, sent.get(batch.rank)) for batch in batches]
 
 
@@ -72,7 +72,7 @@ def _age(batch: BatchTimes, sent: Sent | None) -> Age:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Return what is to be said of them; zeros of none."""
+    """Return p50, p99 and maximum; zeros without values."""
     return Spread(1e3 * percentile(seconds, 0.50), 1e3 * percentile(seconds, 0.99), 1e3 * max(seconds, default=0.0))
 
 

@@ -1,8 +1,8 @@
-"""Throughput: payloads of hop A, sent as fast as they are taken, until an index has applied them; by blocks an event.
+"""Throughput: engine-event payloads, sent as fast as they are read, until an index has applied them; by event size.
 
-One publisher, one rank. What is counted is a consolidator, a nats-server and an index, each a process; the publisher
-has prepared all before. The limit: the messages that came of it, read back and published again by the bare client, as
-many of them unconfirmed as a rank may have.
+One publisher, one rank. The bench counts a consolidator, a nats-server and an index, each a process; the publisher
+prepares all payloads before. The limit: the bare client reads the resulting messages back and publishes them again,
+with as many unconfirmed messages as a rank may have.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class _Round(NamedTuple):
     bare_cpu: Cpu
 
 
-async def throughput(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Throughput]:
-    """Return all cells; `on_turn` hears the name of each before it is measured."""
+async def throughput(plan: EventsPlan, on_progress: Callable[[str], None]) -> list[Throughput]:
+    """Return all cells; `on_progress` gets the name of each before it is measured."""
     async with Stage() as stage:
         player = await stage.child("events.player", events_a_payload=EVENTS_A_PAYLOAD)
         endpoints = {each: player.started[each] for each in ("publisher", "replay")}
@@ -59,7 +59,7 @@ async def throughput(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[T
         await player.call("subscribed")
         path, seeds, cells = _Path(plan, stage, player, agent, index, bare), count(), []
         for event_blocks, blocks in plan.throughput:
-            on_turn(f"events of {event_blocks} blocks")
+            on_progress(f"events of {event_blocks} blocks")
             loads = [Load(next(seeds), blocks, event_blocks, BLOCK_TOKENS) for _ in range(plan.rounds)]
             cells.append(_median(event_blocks, [await path.measure(load) for load in loads]))
         return cells
@@ -80,7 +80,7 @@ def _median(event_blocks: int, rounds: list[_Round]) -> Throughput:
 
 @dataclass(frozen=True)
 class _Path:
-    """The processes of the way, and the bare client beside it."""
+    """The processes of the event path, and the bare client."""
 
     plan: EventsPlan
     stage: Stage
@@ -90,7 +90,7 @@ class _Path:
     bare: Child
 
     async def measure(self, load: Load) -> _Round:
-        """Return what one load took."""
+        """Return the figures of one load."""
         await self.player.call("prepare", load=load._asdict())
         stored = await self.stage.log.stream_state(subjects.EVENTS_STREAM)
         before = await self.stage.cpu([self.agent], self.index)
@@ -106,12 +106,12 @@ class _Path:
             messages=copied["messages"],
             message_bytes=copied["bytes"] / copied["messages"],
             cpu=used.over(load.blocks / 1e6),
-            bare_blocks_s=bare["turns"] * load.blocks / bare["seconds"],
-            bare_cpu=bare_cpu.over(bare["turns"] * load.blocks / 1e6),
+            bare_blocks_s=bare["repetitions"] * load.blocks / bare["seconds"],
+            bare_cpu=bare_cpu.over(bare["repetitions"] * load.blocks / 1e6),
         )
 
     async def _play(self) -> float:
-        """Return how long it took from the first payload sent until the last block was applied."""
+        """Return the seconds from the first payload sent until the last block was applied."""
         played = await self.player.call("play")
         position = await self.agent.call("position", worker=_WORKER, sequence=played["sequence"])
         reached = await self.index.call("reach", rank=_RANK, epoch=position["epoch"], seq=position["last_seq"])

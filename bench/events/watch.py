@@ -1,8 +1,8 @@
-"""The event log as the bench listens in on it: when each message left and came, and what may befall one on its way.
+"""The event log with observers: when each message was sent and received; a message can be changed on its way.
 
     handed over    `send` was called for the message
-    delivered      the client gives a message to whoever follows or listens
-    applied        that one has returned
+    delivered      the client calls the consumer with the message
+    applied        the consumer has returned
 
 Times are in nanoseconds since 1970.
 """
@@ -16,7 +16,7 @@ from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, OnMessage, Rea
 
 
 class AppliedMessage(NamedTuple):
-    """One message as it was told, and when."""
+    """One message as the consumer got it, and when."""
 
     message: LogMessage
     delivered_ns: int
@@ -24,7 +24,7 @@ class AppliedMessage(NamedTuple):
 
 
 class WatchedLog(EventLog):
-    """A connection like any other, whose owner may say what is done at each of its messages."""
+    """A connection whose owner can observe and change each message."""
 
     def __init__(
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
@@ -32,10 +32,10 @@ class WatchedLog(EventLog):
         super().__init__(url, on_lost, on_found, confirm_s=confirm_s)
         self._wall_ns = SystemClock().wall_ns
         self.on_way: Callable[[LogMessage], LogMessage | None] = lambda message: message
-        """Returns what comes of a message; None: it is lost."""
+        """Returns the message that is delivered; None: it is dropped."""
         self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
         self.on_handed: Callable[[str, int], None] = lambda *_: None
-        """Hears the id of a message that is published, and when."""
+        """Gets the id of a published message and the time."""
         self.on_announced: Callable[[str, bytes], None] = lambda *_: None
 
     async def send(
@@ -47,23 +47,23 @@ class WatchedLog(EventLog):
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> asyncio.Future[int]:
-        """Do as the log does, and tell when."""
+        """Send as the log does; report the time."""
         self.on_handed(message_id, self._wall_ns())
         return await super().send(subject, data, message_id, headers=headers, after_seq=after_seq)
 
     async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Do as the log does, and tell of it."""
+        """Announce as the log does; report the message."""
         self.on_announced(subject, data)
         await super().announce(subject, data, reply)
 
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """Do as the log does, with what is left of each message, and tell when."""
+        """Follow as the log does, with `on_way` applied to each message; report the times."""
         return await super().follow(stream, subject, self._watched(on_message), after_seq=after_seq, created=created)
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """Do as the log does, with what is left of each message, and tell when."""
+        """Listen as the log does, with `on_way` applied to each message; report the times."""
         await super().listen(subject, self._watched(on_message))
 
     def _watched(self, on_message: OnMessage) -> OnMessage:

@@ -136,7 +136,7 @@ def _print_facts(facts: Facts, *, is_aside: bool) -> None:
 def _run(runner: Runner, selected: list[Cell]) -> Results:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        task = progress.add_task("", total=sum(map(runner.turns, selected)))
+        task = progress.add_task("", total=sum(map(runner.steps, selected)))
         return runner.run(selected, lambda name: progress.update(task, advance=1, description=name))
 
 

@@ -138,37 +138,37 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def turns(self, cell: Cell) -> int:
+    def steps(self, cell: Cell) -> int:
         """Return how many steps a cell takes here."""
         return len(self._seats(cell)) * (cell.rounds + (not cell.in_own_process))
 
-    def run(self, cells: Sequence[Cell], on_turn: Callable[[str], None]) -> Results:
-        """Return what all cells found; `on_turn` hears the name of a cell after each of its turns.
+    def run(self, cells: Sequence[Cell], on_progress: Callable[[str], None]) -> Results:
+        """Return what all cells found; `on_progress` gets the name of a cell after each of its rounds.
 
         Raises:
             BenchFailed: a process ended, or could not do what it was asked.
         """
         results = Results()
         for cell in cells:
-            (self._isolated if cell.in_own_process else self._together)(cell, results, on_turn)
+            (self._isolated if cell.in_own_process else self._together)(cell, results, on_progress)
         return results
 
-    def _together(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
+    def _together(self, cell: Cell, results: Results, on_progress: Callable[[str], None]) -> None:
         seats = self._seats(cell)
         for name in seats:
             seat = SEATS[name]
             parameters = cell.parameters | dict(seat.changes)
             self._processes[seat.process].call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
-            on_turn(cell.name)
+            on_progress(cell.name)
         for number in range(cell.rounds):
             for name in seats:
                 found = self._processes[SEATS[name].process].call(round=name, seed=_SEED + number)
                 results.add(cell, name, found)
-                on_turn(cell.name)
+                on_progress(cell.name)
         for name in seats:
             self._processes[SEATS[name].process].call(drop=name)
 
-    def _isolated(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
+    def _isolated(self, cell: Cell, results: Results, on_progress: Callable[[str], None]) -> None:
         for number in range(cell.rounds):
             for name in self._seats(cell):
                 seat = SEATS[name]
@@ -176,7 +176,7 @@ class Runner:
                 with closing(self._new(seat.process)) as process:
                     process.call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
                     results.add(cell, name, process.call(round=name, seed=_SEED + number))
-                on_turn(cell.name)
+                on_progress(cell.name)
 
     def _seats(self, cell: Cell) -> list[str]:
         return [name for name in cell.seats if SEATS[name].process in self._processes]
