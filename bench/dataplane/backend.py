@@ -1,7 +1,7 @@
-"""A process of the data plane bench: two cheap workers, each a port; and what any router wants of workers besides.
+"""A process of the data plane bench: two cheap workers, each on a port, with the endpoints that other routers need.
 
-It reads of a request what `dataplane_wire` says and answers from ready bytes. To a router of ours it registers both,
-with heartbeats and no KV events; to others it says on `/health` and the like that all is well.
+It reads the keys of a request that `wire.py` names and answers with prepared bytes. It registers both workers at our
+router, with heartbeats and no KV events; to other routers it answers `/health` and the like with success.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ WORKERS = 2
 BLOCK_SIZE = 64
 _ROUTERS_MAX = 16
 _CHAT = f"POST {PATH} ".encode()
-"""Begins a request for an answer; a router may ask for other things below the same path."""
+"""The start of a chat request; other requests get the health answer."""
 _BACKLOG = 4096
 _WELL = json_answer(
     b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"bench","max_model_len":131072}],'
@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(_ChatRequest).decode
 
 
 class Lost(NamedTuple):
-    """A stream that the other side cut off: when, in ns since 1970, and the pause between its chunks."""
+    """A stream that the client cut off: the time in ns since 1970, and the pause between its chunks."""
 
     at_ns: int
     pause_ms: int
@@ -64,11 +64,11 @@ class Worker(asyncio.Protocol):
         self._is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Answer every whole request, one behind the other."""
+        """Answer every complete request, one after another."""
         self._buffer += data
         while not self._left and self._buffer:
             end = self._buffer.find(b"\r\n\r\n")
@@ -111,17 +111,17 @@ class Worker(asyncio.Protocol):
         self._timer = later
 
     def pause_writing(self) -> None:
-        """The other side does not read: tell nothing more."""
+        """Stop writing: the client does not read."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Continue: the client reads again."""
         self._is_full = False
         if self._left and self._timer is None:
             self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What is left of a stream was cut off by the other side."""
+        """Record an unfinished stream as cut off by the client."""
         del exc
         if self._timer is not None:
             self._timer.cancel()
@@ -136,7 +136,7 @@ def _length(head: bytes) -> int:
 
 
 class BackendRole:
-    """The workers, and who was told of them."""
+    """The workers, and the routers that know them."""
 
     def __init__(self) -> None:
         self._streams_lost: list[Lost] = []
@@ -147,11 +147,11 @@ class BackendRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {"join": self._join, "lost": self._lost}
 
     async def begin(self) -> Answer:
-        """Every worker listens."""
+        """Start every worker."""
         loop = asyncio.get_running_loop()
         for _ in range(WORKERS):
             server = await loop.create_server(lambda: Worker(self._streams_lost), "127.0.0.1", 0, backlog=_BACKLOG)
@@ -166,14 +166,14 @@ class BackendRole:
         return [Part("heartbeats", self._beat, 1)]
 
     async def end(self) -> None:
-        """Nobody is told any more."""
+        """Close the event logs and the workers."""
         for log in self._logs:
             await log.close()
         for server in self._servers:
             server.close()
 
     async def _join(self, url: str) -> Answer:
-        """The router with this event log knows of the workers, and goes on hearing of them."""
+        """Register the workers at the router with this event log, and start their heartbeats."""
         log = await EventLog.connect(url, name="bench-backend")
         self._logs.append(log)
         for worker in self._registrations():
@@ -215,7 +215,7 @@ class BackendRole:
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
     async def _lost(self, pause_ms: int) -> Answer:
-        """Return when streams with this pause were cut off, since it was asked last."""
+        """Return when streams with this pause were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
         return {"lost_ns": [each.at_ns for each in lost if each.pause_ms == pause_ms]}
 

@@ -1,10 +1,10 @@
-"""A process of the data plane bench: clients. Connections are kept, and each has one request at a time.
+"""A process of the data plane bench: clients. Connections are kept alive; each has one request at a time.
 
-saturate   so many connections, each asks again as soon as it was answered, for some seconds
-pace       requests at a fixed rate whatever becomes of them, on whichever connection is free; latencies
+saturate   so many connections, each sends the next request after each answer, for some seconds
+pace       requests at a fixed rate regardless of answers, on any free connection; latencies
 hold       so many streams at once, opened over some seconds, each read to its end
-crawl      one stream whose bytes nobody reads
-leave      streams that their client closes after the first bytes; when it did
+crawl      one stream that the client does not read
+leave      streams that the client closes after the first bytes; the times of closing
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from kv_runtime.supervise import Part
 _OK = 200
 _BETWEEN_LEAVES_S = 0.03
 _OVERTIME_S = 20.0
-"""Beyond what was to be; what is not whole by then has failed."""
+"""Extra time after the planned end; an answer that is not complete by then has failed."""
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection; `on_whole(connection, is_ok)` is called at the end of each answer, or when it is lost."""
+    """A client's connection; `on_complete(connection, is_ok)` is called at the end or loss of each answer."""
 
     def __init__(self, on_complete: Callable[["Connection", bool], None]) -> None:
         self._on_complete = on_complete
@@ -34,17 +34,17 @@ class Connection(asyncio.Protocol):
         self.events = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Store the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def send(self, request: bytes) -> None:
-        """Send a request; the one before is answered."""
+        """Send a request; the previous one must be answered."""
         self._reader = AnswerReader()
         self.sent_s = time.perf_counter()
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes."""
+        """Read the answer and count its events."""
         if not self._first.done():
             self._first.set_result(None)
         reader = self._reader
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
             self._on_complete(self, reader.status == _OK)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """An answer that was on its way has failed."""
+        """Report a pending answer as failed."""
         del exc
         if not self._first.done():
             self._first.set_result(None)
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
             self._on_complete(self, False)  # noqa: FBT003 - as below
 
     async def first_bytes(self) -> None:
-        """Return when the first bytes came, or it was lost."""
+        """Wait for the first bytes or the loss of the connection."""
         await self._first
 
 
@@ -83,7 +83,7 @@ class LoadRole:
 
     @property
     def commands(self) -> Commands:
-        """What it can be asked, by name."""
+        """The commands of this role, by name."""
         return {
             "saturate": self._saturate,
             "pace": self._pace,
@@ -93,15 +93,15 @@ class LoadRole:
         }
 
     async def begin(self) -> Answer:
-        """Nothing is needed."""
+        """Do nothing: the role needs no setup."""
         return {}
 
     def parts(self) -> list[Part]:
-        """Return nothing: all is done when it is asked."""
+        """Return no parts: all work is done by commands."""
         return []
 
     async def end(self) -> None:
-        """Nothing is left."""
+        """Do nothing: the role has no resources."""
 
     def _next(self, template: Requests) -> bytes:
         self._number += 1

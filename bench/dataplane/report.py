@@ -1,4 +1,4 @@
-"""The data plane bench as people read it, as Markdown and as JSON."""
+"""The results of the data plane bench as tables, Markdown and JSON."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,7 +31,7 @@ _NOT_MEASURED = (
 
 
 class Facts(NamedTuple):
-    """What the figures are of."""
+    """Where and how the figures were measured."""
 
     machine: str
     commit: str
@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     is_quick: bool
 
     def lines(self, results: Results) -> Iterator[str]:
-        """Yield them for people."""
+        """Yield them as lines of text."""
         shape = self.shape
         own, others = shape.cores
         cores = f"each system on core {own}, all else on {others}" if own >= 0 else "not pinned to cores"
@@ -125,7 +125,7 @@ def _ratios(results: Results) -> Table:
 
 
 def verdict_table(results: Results) -> Table:
-    """Return what the targets ask for, and what was found."""
+    """Return the targets with the measured values."""
     rows = [
         (
             each.target,

@@ -1,11 +1,11 @@
-"""Measuring the data plane: all systems are up at once, and in a round each has its turn at everything.
+"""Measures the data plane: all systems run at once, and a round measures every cell of each system in turn.
 
-    cells of a round    saturated (small, 40 KB), paced, streams (bursts, high rate): CPU of the system alone, counted
-                        from before the first request to behind the last answer
-    once at the end     many streams at once; a client that does not read; clients that leave; nothing at all
+    cells of a round    saturated (small, 40 KB), paced, streams (bursts, high rate): CPU of the system only, counted
+                        from before the first request to after the last answer
+    once at the end     many streams at once; a client that does not read; clients that leave; idle
 
-Back end and clients are processes of their own, on another core than the system where there are two. Requests that
-fail count for nothing and are told.
+Back end and clients are separate processes, on another core than the system where there are two. Failed requests do
+not count in a figure; they are reported as errors.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Results:
         return percentile(found, 0.5) if found else None
 
     def errors(self, system: str) -> int:
-        """Return how many requests failed in all rounds, but for those that were meant to be cut off."""
+        """Return how many requests failed in all rounds, without those that were cut off on purpose."""
         cells = (SMALL, LARGE, PACED, BURST, HIGH_RATE)
         return int(sum(each["errors"] for cell in cells for each in self.rounds.get((system, cell), ())))
 
@@ -99,7 +99,7 @@ class Bench:
         await self._cleanup.__aexit__(kind, error, traceback)
 
     async def begin(self, plans: Sequence[SystemPlan]) -> None:
-        """Every system that can be started is; what cannot is told in the results."""
+        """Start every system; `results.absent` lists those that cannot be started."""
         for plan in plans:
             try:
                 running = await start(plan, self._backend, self._shape.cores, self._directory, self._group)
@@ -117,7 +117,7 @@ class Bench:
         return len(self._running) * (self._shape.rounds + 1)
 
     async def run(self, on_progress: Callable[[str], None]) -> Results:
-        """Return what was found; `on_progress` gets the name of a system after each of its rounds."""
+        """Measure all systems; `on_progress` gets the name of a system after each of its rounds."""
         for running in self._running:
             await self._saturated(running, SMALL_BYTES, self._shape.seconds / 4)  # warm
         for _ in range(self._shape.rounds):
@@ -205,7 +205,7 @@ class Bench:
         return {"cpu_ms_a_second": 1e3 * (after.cpu_s - before.cpu_s) / self._shape.seconds}
 
     async def _metered(self, running: Running, command: str, **parameters: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
-        """Return the answer of the clients, and what the system used meanwhile."""
+        """Return the answer of the clients, and the use of the system meanwhile."""
         before = running.used()
         answering = self._group.create_task(self._load.call(command, port=running.port, **parameters))
         most_bytes = before.rss_bytes
@@ -223,7 +223,7 @@ class Bench:
 
 
 def _in_short(text: str) -> str:
-    """Return the first line and the last, which says why."""
+    """Return the first line and the last, which has the reason."""
     lines = text.strip().splitlines()
     return " ... ".join(lines if len(lines) < _SHORT_LINES else (lines[0], lines[-1].strip()))
 

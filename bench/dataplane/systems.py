@@ -1,10 +1,10 @@
-"""The systems of the data plane bench: how each is started as its users start it, and what it uses.
+"""The systems of the data plane bench: each is started as its users start it, and its use is measured.
 
     ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server
-    nginx   one worker process, no buffering of answers, connections to workers kept: what proxying alone costs
+    nginx   one worker process, no buffering of answers, connections to workers kept alive: the cost of proxying only
     peers   each executable that is named or on PATH, in each of its policies
 
-A system is a process and its children. Of ours the nats-server is counted by itself: it is where the journal goes to.
+A system is a process and its children. The nats-server of our router, which stores the journal, is counted separately.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PEERS: dict[str, tuple[str, ...]] = {
     "vllm-router": (),
     "smg": ("launch", "--disable-tokenizer-autoload"),
 }
-"""Peers by the names of their executables, and what comes before their options."""
+"""Peers by the names of their executables, and the arguments before their options."""
 _PEER_POLICIES = {ROUND_ROBIN: "round_robin", CACHE: "cache_aware"}
 _OUR_MODES = {ROUND_ROBIN: "round-robin", KV: "kv"}
 _NATS = "nats-server"
@@ -73,7 +73,7 @@ http {{
 
 
 class SystemAbsent(Exception):
-    """A system cannot be measured, and why."""
+    """A system cannot be measured; the message has the reason."""
 
 
 class Backend(NamedTuple):
@@ -84,7 +84,7 @@ class Backend(NamedTuple):
 
 
 class SystemPlan(NamedTuple):
-    """One system: its name, its policy, and what runs it (nothing: what our own interpreter runs)."""
+    """One system: its name, its policy, and its executable (empty: our own interpreter)."""
 
     kind: str
     policy: str
@@ -92,7 +92,7 @@ class SystemPlan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same, for people."""
+        """The display name."""
         return self.kind if self.kind in (NGINX, DIRECT) else f"{self.kind}, {self.policy}"
 
 
@@ -110,10 +110,10 @@ class Running(NamedTuple):
     plan: SystemPlan
     port: int
     process: Process | None
-    """None: the workers themselves."""
+    """None: clients talk to the workers directly."""
 
     def used(self) -> Used:
-        """Return what it used."""
+        """Return the use so far."""
         if self.process is None:
             return Used(0.0, 0.0, 0)
         process = psutil.Process(self.process.pid)
@@ -125,12 +125,12 @@ class Running(NamedTuple):
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, all its threads that ever were: its own clock, which others may read too."""
+    """Return the CPU seconds of a process and all its past and present threads, from its CPU clock."""
     return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
 
 
 def found(named: Sequence[tuple[str, str]]) -> tuple[list[SystemPlan], list[str]]:
-    """Return what is there to be measured, by name or on PATH, and what is said of what is not."""
+    """Return the systems that can be measured, by name or on PATH, and a line for each that cannot."""
     plans = [SystemPlan(DIRECT, ""), *(SystemPlan(OURS, mode) for mode in _OUR_MODES)]
     absent = [_NO_DYNAMO]
     for name in (NGINX, *PEERS):
@@ -144,7 +144,7 @@ def found(named: Sequence[tuple[str, str]]) -> tuple[list[SystemPlan], list[str]
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Processes that are started within run on this core; -1: on any."""
+    """Run processes that are started in the block on this core; -1: on any."""
     if core < 0:
         yield
         return
@@ -159,10 +159,10 @@ def on_core(core: int) -> Iterator[None]:
 async def start(
     plan: SystemPlan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
 ) -> Running:
-    """Return the system, which answers. `cores`: its own, and that of all others; `group` has the task that reads it.
+    """Start a system and wait until it answers. `cores`: its own, and that of all others; `group` runs its reader.
 
     Raises:
-        SystemAbsent: it could not be started; nothing of it is left.
+        SystemAbsent: it could not be started, and was ended.
     """
     if plan.kind == DIRECT:
         return Running(plan, backend.ports[0], None)
@@ -210,7 +210,7 @@ def _own(plan: SystemPlan, directory: Path) -> Path:
 
 
 def _port_file(own: Path) -> str:
-    """Return a free port, which is written down beside the system's configuration."""
+    """Return a free port, and write it to a file beside the system's configuration."""
     port = str(_free_port())
     (own / "port").write_text(port)
     return port
@@ -233,10 +233,10 @@ async def _port(plan: SystemPlan, process: Process, backend: Backend, directory:
 
 
 async def _until_answers(port: int, process: Process) -> None:
-    """Return once chat requests are answered.
+    """Wait until chat requests are answered.
 
     Raises:
-        ProcessFailed: none was, in all the time, or the process ended.
+        ProcessFailed: none was answered in time, or the process ended.
     """
     body = requests("127.0.0.1", 300).numbered(0).partition(b"\r\n\r\n")[2]
     headers = {"Content-Type": "application/json"}
@@ -265,7 +265,7 @@ async def _until_answers(port: int, process: Process) -> None:
 
 
 def _move_nats(pid: int, core: int) -> None:
-    """Our nats-server leaves the router's core: what it uses is not the router's."""
+    """Move our nats-server off the router's core, so that it does not compete with the router."""
     if core < 0:
         return
     for child in psutil.Process(pid).children(recursive=True):

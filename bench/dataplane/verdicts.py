@@ -1,14 +1,14 @@
-"""What the data plane must reach, and whether it did. Source: `docs/PERFORMANCE.md`.
+"""The targets of the data plane, and whether they are reached. Source: `docs/PERFORMANCE.md`.
 
 plain proxying (round robin), saturated   at most 0.6 of the best peer's CPU a small request, 0.45 a request of 40 KB
 a streamed chunk                          at most the best peer's CPU, in bursts and at a high rate
 latency added at a modest rate, p50       at most the best peer's
 a reader that does not read               less than 1 MB
 a client that leaves                      its stream is cut off within 5 ms
-streams at once                           all open at one moment, all whole, without an error
-control                                   nobody adds less than nothing, and no proxy costs less than the floor
+streams at once                           all open at one moment, all complete, without an error
+control                                   no added latency is negative, and no proxy costs less than nginx
 
-The best peer is the one with the least in that cell, in whichever policy.
+The best peer is the one with the lowest value in that cell, with any of its policies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _NOISE = 1.1
 
 
 class Verdict(NamedTuple):
-    """One target: `sign` `needed`, and what was measured; None: it was not."""
+    """One target: `sign` `needed`, and the measured value; None: not measured."""
 
     target: str
     sign: str

@@ -1,12 +1,12 @@
-"""What goes over the wire in the data plane bench: chat requests, a back end's answers, and answers read back.
+"""The wire format of the data plane bench: chat requests, the answers of the back end, and a reader of answers.
 
-A request says what is to come by keys of OpenAI's own, so that every router passes it on:
+A request controls its answer by OpenAI keys, so that every router forwards them:
 
     stream       false: one JSON answer with a content length; true: SSE in HTTP chunks
     max_tokens   how many chunks
     seed         milliseconds between two of them; 0: each as soon as the socket takes it, in a write of its own
 
-Every prompt begins with a number that no other has, so that no cache knows it.
+Every prompt begins with a unique number, so that no cache has it.
 """
 
 from typing import NamedTuple
@@ -22,18 +22,18 @@ _USAGE = b'"usage":{"prompt_tokens":64,"completion_tokens":8,"total_tokens":72}'
 
 
 class Requests(NamedTuple):
-    """Requests that differ in their number alone; bytes before and behind it."""
+    """Requests that differ only in their number; the bytes before and after it."""
 
     before: bytes
     behind: bytes
 
     def numbered(self, number: int) -> bytes:
-        """Return one of them, whole."""
+        """Return the request with this number."""
         return b"%b%08d%b" % (self.before, number % 100_000_000, self.behind)
 
 
 def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) -> Requests:
-    """Return requests with bodies of about so many bytes; `chunks` 0: for a whole answer."""
+    """Return requests with bodies of about so many bytes; `chunks` 0: one JSON answer, not a stream."""
     text = _NUMBER + " " + _WORDS
     options = f'"max_tokens":{max(1, chunks)},"seed":{pause_ms},"stream":{"true" if chunks else "false"}'
     begin = f'{{"model":"{MODEL}",{options},"messages":[{{"role":"user","content":"'
@@ -48,7 +48,7 @@ def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) 
 
 
 def json_answer(body: bytes) -> bytes:
-    """Return a whole answer."""
+    """Return a complete JSON answer."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -80,15 +80,15 @@ STREAM_END = (
     + _LAST_CHUNK
 )
 END_EVENTS = 2
-"""Events behind the chunks of a stream: its usage, and that it is done."""
+"""Events after the chunks of a stream: its usage and `[DONE]`."""
 
 
 class AnswerInvalid(Exception):
-    """Bytes that are no answer to be read here."""
+    """Bytes that are not a readable answer."""
 
 
 class AnswerReader:
-    """One answer, read from bytes as they come: its status, its events, and whether it is whole."""
+    """One answer, read from bytes as they arrive: its status, its events, and whether it is complete."""
 
     __slots__ = ("_buffer", "_left", "_tail", "events", "status")
 
@@ -100,7 +100,7 @@ class AnswerReader:
         self.events = 0
 
     def feed(self, data: bytes) -> bool:
-        """Return whether the answer is whole; raise `AnswerInvalid` where its end cannot be known."""
+        """Return whether the answer is complete; raise `AnswerInvalid` where its end cannot be known."""
         if not self.status:
             self._buffer += data
             head, found, data = self._buffer.partition(_END)

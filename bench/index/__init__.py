@@ -1,1 +1,1 @@
-"""`router bench index`: the index beside the strongest peer. Much of it is standard library alone: the peer runs it."""
+"""`router bench index`: the index beside the strongest peer. Parts that the peer runs use the standard library only."""

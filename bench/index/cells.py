@@ -1,7 +1,7 @@
-"""The work that is measured, one class a kind of cell. Standard library alone: the peer's interpreter runs it too.
+"""The measured work, one class for each kind of cell. Standard library only: the peer's interpreter runs it too.
 
-A cell is made once (its index filled, its queries made) and run a number of rounds. A round returns what it found by
-name: a `Timing` (CPU and wall), or a number that is none.
+A cell is made once (its index filled, its queries made) and run a number of rounds. A round returns its figures by
+name: a `Timing` (CPU and wall), or another number.
 """
 
 import random
@@ -19,19 +19,19 @@ from bench.index.subjects import Call, Step, Subject
 
 RANKS = 16
 FILL_SEED = 1
-"""Rounds have other seeds."""
+"""Rounds use other seeds."""
 _RMW_OPERATIONS = 1 << 18
 _WARM_UP_CHAINS = 32
 WARM_UP_SEED = 1 << 32
-"""Added to a round's own: what warms up is not what is measured."""
+"""Added to the seed of a round for its warm-up, which uses other blocks than the measurement."""
 Found = dict[str, Timing | float]
 
 
 class Work(Protocol):
-    """What is measured, again and again."""
+    """One kind of measured work."""
 
     def round(self, seed: int) -> Found:
-        """Return what one round found."""
+        """Return the figures of one round."""
 
 
 class EventCell:
@@ -69,7 +69,7 @@ class EventCell:
 
 
 class MatchCell:
-    """One prefix, asked for again and again: all ranks hold it, or rank k holds k + 1 blocks of it, or nobody does."""
+    """One prefix, matched repeatedly: all ranks hold it, or rank k holds k + 1 blocks of it, or no rank does."""
 
     def __init__(self, of: Subject, *, depth: int, holders: int, calls: int, held: str = "all") -> None:
         of.fresh(holders, depth)
@@ -87,14 +87,14 @@ class MatchCell:
 
 
 class NoEventCell:
-    """An event that says nothing is told again and again: what an event costs before it does any work."""
+    """An event without blocks is applied repeatedly: the fixed cost of an event."""
 
     def __init__(self, of: Subject, *, calls: int) -> None:
         of.fresh(1, 0)
         self._calls = of.bind([of.remove(0, b"")] * calls)
 
     def round(self, seed: int) -> Found:
-        """Return the time of telling."""
+        """Return the time of applying the event."""
         del seed
         return {"told": hot(self._calls)}
 
@@ -119,7 +119,7 @@ class HashCell:
 
     def __init__(self, name: str, shape: str, *, tokens: int, block_size: int, calls: int) -> None:
         prompt = list(range(tokens))
-        if name == "peer":  # local hashes alone, without the chain
+        if name == "peer":  # only local hashes, without the chain
             call = partial(import_module("dynamo._core").compute_block_hash_for_seq, prompt, block_size)
         elif name == "native" and shape == "buffers":
             packed = array("I", prompt).tobytes()
@@ -135,7 +135,7 @@ class HashCell:
 
 
 class LimitCell:
-    """What the machine allows, at one size: see `index_limits`; or a call that does nothing, in the bench's loop."""
+    """A limit of the machine at one size (see `limits.py`), or an empty call in the bench's loop."""
 
     def __init__(self, *, kind: str, size_bytes: int, operations: int) -> None:
         self._kind = kind
@@ -160,7 +160,7 @@ class ExactCell:
         self._name = name
 
     def round(self, seed: int) -> Found:
-        """Return what was answered, and how many events were not accepted."""
+        """Return the answer, and how many events were not accepted."""
         return {**(scenario(self._of, self._name) if self._name in SCENARIOS else storm(self._of, seed, self._name))}
 
 
@@ -189,6 +189,6 @@ def fill(of: Subject, chains: range) -> Timing:
 
 
 def run(of: Subject, steps: Iterable[Step]) -> None:
-    """All steps are done."""
+    """Do all steps."""
     for call in of.bind(steps):
         call()

@@ -1,11 +1,11 @@
-"""`python -m bench.index.child SUBJECT CORE`: the process in which an index is measured. Standard library alone.
+"""`python -m bench.index.child SUBJECT CORE`: the process in which an index is measured. Standard library only.
 
-    first   {"version": ...}, or {"absent": why} and it ends
-    then    one line of JSON asks, one answers, until there is no more to read
-    ask     {"make": key, "work": ..., "shape": ..., "parameters": {...}}    a cell is made
-            {"round": key, "seed": n}                                        it is run once
-            {"drop": key}                                                    it is gone
-    answer  what a round found, or {"error": why}
+    first    {"version": ...}, or {"absent": why} and it ends
+    then     a request line and a response line, both JSON, until stdin ends
+    request  {"make": key, "work": ..., "shape": ..., "parameters": {...}}   make a cell
+             {"round": key, "seed": n}                                       run it once
+             {"drop": key}                                                   delete it
+    response the figures of a round, or {"error": why}
 
 It is pinned to a core, and collects no garbage while it measures.
 """
@@ -37,10 +37,10 @@ WORK: dict[str, Callable[..., Work]] = {
 
 
 def main() -> None:
-    """Answer until the other side has nothing more to ask."""
+    """Answer requests until stdin ends."""
     name, core = sys.argv[1], int(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     if core >= 0 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     try:
@@ -71,7 +71,7 @@ def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[
 
 
 def make(name: str, request: dict[str, Any]) -> Work:
-    """Return the cell that is asked for, of the subject `name`."""
+    """Return the requested cell of the subject `name`."""
     if request["work"] == "limit":
         return LimitCell(**request["parameters"])
     if request["work"] == "hash":

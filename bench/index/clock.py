@@ -1,4 +1,4 @@
-"""The clock of the index bench: CPU time of all threads of the process, and wall time. Standard library alone."""
+"""The clock of the index bench: CPU time of all threads of the process, and wall time. Standard library only."""
 
 import time
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from bench.index.subjects import Call
 
 
 class Timing(NamedTuple):
-    """What so many operations took."""
+    """The time of a number of operations."""
 
     cpu_ns: int
     wall_ns: int
@@ -23,7 +23,7 @@ NOTHING = Timing(0, 0, 0)
 
 
 def timed(calls: Iterable[Call], operations: int) -> Timing:
-    """Return what all calls took, one after another; they make `operations`."""
+    """Return the time of all calls, one after another; together they are `operations`."""
     wall_ns, cpu_ns = time.perf_counter_ns(), time.process_time_ns()
     for call in calls:
         call()

@@ -92,7 +92,7 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
 
 def _plan(flags: dict[str, Any], schedule: Path) -> tuple[IndexPlan, str]:
-    """Return what is measured, and what is said of the trace."""
+    """Return the plan, and a line about the trace."""
     is_quick = flags["quick"]
     plan = IndexPlan(
         scale=_QUICK_SCALE if is_quick else flags["scale"],

@@ -1,7 +1,7 @@
-"""What the index bench feeds: the same hashes from the same seed, to whoever is measured. Standard library alone.
+"""The load of the index bench: equal seeds give equal hashes, for every subject. Standard library only.
 
 chain    blocks of one sequence, one behind the other: random u64s
-event    some blocks of a chain, told in one piece
+event    some blocks of a chain, stored together
 request  a step of the trace's replay (see `schedule.py`), which comes in a file
 """
 

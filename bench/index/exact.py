@@ -1,7 +1,7 @@
-"""Whether an index answers right: scenarios, and storms of random events beside the truth. Standard library alone.
+"""Whether an index answers correctly: scenarios, and storms of random events with known truth. Standard library only.
 
-The truth: a rank holds what it was told to hold last, in whatever order and however often; its depth is the number of
-blocks it holds from the first block on.
+The truth: the last event of a block decides whether a rank holds it, in any order and number of events; the depth of a
+rank is the number of blocks it holds from the first block on.
 
     orderly      an engine's events: blocks are stored behind one that is held, and only held ones are removed
     disorderly   any event at any time: children before parents, stored twice, removed and not there
@@ -96,7 +96,7 @@ def any_event(draw: random.Random, blocks: Sequence[int]) -> CacheChange:
 
 
 def orderly_event(change: CacheChange, blocks: Sequence[int], held: set[int]) -> CacheChange:
-    """Return an event like `told` that an engine which holds `held` may send."""
+    """Return an event like `change` that an engine which holds `held` may send."""
     removed = [each for each in change.blocks if each in held]
     if change.kind == "remove" and removed:
         return CacheChange("remove", removed)

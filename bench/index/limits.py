@@ -1,4 +1,4 @@
-"""What the machine allows, measured by the extension; without it nothing is known. Standard library alone.
+"""The limits of the machine, measured by the native extension, which is needed. Standard library only.
 
 random_rmw    ns of one random read-modify-write of a table, many under way at once: what storing a block costs
 pointer_chase ns of one random read that must wait for the one before
@@ -37,7 +37,7 @@ def pointer_chase_ns(table_bytes: int, operations: int, seed: int) -> dict[str, 
 
 def resident_bytes() -> int:
     """Return the memory of this process that is resident, what the allocator can give back given back; 0: not known."""
-    with suppress(OSError, AttributeError):  # glibc alone has it
+    with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES

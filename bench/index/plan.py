@@ -1,9 +1,9 @@
-"""What the index bench measures: the cells, who takes part in each, and how often.
+"""What the index bench measures: the cells, the seats of each, and the rounds.
 
-    buffers, lists, messages  our index, by what it is given hashes as
+    buffers, lists, messages  our index, by the form in which it gets hashes
     peer                      the peer's tree: events as JSON that was made before, queries as lists, answers as dicts
-    floor                     the peer's tree with nothing in it, asked the same: a call's cost before it does any work
-    twin                      our index once more, in another process: what the bench itself makes differ
+    floor                     the peer's tree, empty, with the same queries: the fixed cost of a call
+    twin                      our index again, in another process: the noise of the bench itself
     machine                   what the extension measures of the machine
 
 A cell has several seats, each one of these; in a round every seat has its turn.
@@ -35,7 +35,7 @@ UNSIZED_ROUNDS = 3
 
 
 class Seat(NamedTuple):
-    """Who is measured: a process, what it is given hashes as, and what is different in its cell."""
+    """A participant of a cell: a process, the form of its hashes, and its changes to the cell's parameters."""
 
     process: str
     shape: str
@@ -55,7 +55,7 @@ OURS = ("buffers", "lists", "messages")
 
 
 class Cell(NamedTuple):
-    """One thing that is measured, in rounds in which every seat has its turn; `is_alone`: each in a fresh process."""
+    """One measurement, in rounds that run every seat once; `in_own_process`: each in a fresh process."""
 
     group: str
     name: str
@@ -77,7 +77,7 @@ class IndexPlan(NamedTuple):
     shape: ScheduleShape = ScheduleShape()
 
     def blocks(self, count: int) -> int:
-        """Return a number of blocks to scale, in whole chains."""
+        """Return a number of blocks to scale, in full chains."""
         return max(CHAIN_BLOCKS, int(count * self.scale) // CHAIN_BLOCKS * CHAIN_BLOCKS)
 
     def calls(self, count: int) -> int:

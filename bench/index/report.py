@@ -1,4 +1,4 @@
-"""The index bench as people read it, as Markdown and as JSON."""
+"""The results of the index bench as tables, Markdown and JSON."""
 
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
 
 
 class Facts(NamedTuple):
-    """What the figures are of."""
+    """Where and how the figures were measured."""
 
     machine: str
     commit: str
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     trace: str
 
     def lines(self) -> Iterator[str]:
-        """Yield them for people."""
+        """Yield them as lines of text."""
         yield f"{self.machine}; all on core {self.core}" if self.core >= 0 else f"{self.machine}; not pinned to a core"
         yield f"commit {self.commit}; index: {self.implementation}; peer: {self.peer}"
         yield f"medians of {self.rounds} rounds, scale {self.scale:g}; trace: {self.trace}"
@@ -141,5 +141,5 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     needed = f"{verdict.sign} {verdict.needed:g}{verdict.unit}"
     yield f"{_VERDICT_TEXT[verdict.holds]:12}  {verdict.target} {needed}"
     for each in verdict.judged:
-        if verdict.sign == ">=" or verdict.needed or not each.holds:  # of right answers nothing needs to be said
+        if verdict.sign == ">=" or verdict.needed or not each.holds:  # correct answers need no line
             yield f"{'':14}{'' if each.holds else 'lost: '}{each.cell}: {number(each.measured)}{verdict.unit}"

@@ -1,4 +1,4 @@
-"""What the index bench found: every round of every cell, and their medians."""
+"""The results of the index bench: every round of every cell, and their medians."""
 
 from collections import defaultdict
 from statistics import median
@@ -11,14 +11,14 @@ CPU, WALL = 0, 1
 
 
 class Results:
-    """What was found: all rounds of a cell, by seat."""
+    """All rounds of every cell, by seat."""
 
     def __init__(self) -> None:
         self.rounds: defaultdict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
         """By group, name of the cell, and seat."""
 
     def add(self, cell: Cell, seat: str, found: dict[str, Any]) -> None:
-        """One more round is known."""
+        """Add the figures of a round."""
         self.rounds[cell.group, cell.name, seat].append(found)
 
     def figure(self, group: str, name: str, seat: str, section: str) -> float | None:
@@ -46,7 +46,7 @@ class Results:
         return list(dict.fromkeys(name for of, name, _ in self.rounds if of == group))
 
     def sections(self, group: str, name: str) -> list[str]:
-        """Return the names of all that was found of a cell, by whomever, in order."""
+        """Return the names of all figures of a cell, of any seat, in order."""
         mine = [rounds for (of, which, _), rounds in self.rounds.items() if (of, which) == (group, name)]
         return list(dict.fromkeys(section for rounds in mine for found in rounds for section in found))
 

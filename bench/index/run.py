@@ -1,6 +1,6 @@
-"""Running the cells of the index bench: every subject in a process of its own, all on one core, in turns.
+"""Runs the cells of the index bench: every subject in its own process, all on one core, in turns.
 
-Only one process works at a time. A round is one turn of each seat, so what disturbs the machine disturbs all of them.
+Only one process works at a time. A round is one turn of each seat, so a disturbance of the machine affects all of them.
 """
 
 import json
@@ -21,11 +21,11 @@ _SEED = 1000
 
 
 class SubjectAbsent(Exception):
-    """What was to be measured is not there, and why."""
+    """A subject cannot be measured; the message has the reason."""
 
 
 class BenchFailed(Exception):
-    """A process that is measured ended, or could not do what it was asked."""
+    """A measured process ended, or failed a request."""
 
 
 class Interpreters(NamedTuple):
@@ -69,7 +69,7 @@ class Process:
         """Return the answer.
 
         Raises:
-            BenchFailed: it could not, or has ended.
+            BenchFailed: the request failed, or the process has ended.
         """
         assert self._process.stdin is not None
         try:
@@ -83,7 +83,7 @@ class Process:
         return answer
 
     def close(self) -> None:
-        """The process has ended, and all it used is free."""
+        """End the process and free its resources."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # it may have ended, and not have read all
@@ -143,10 +143,10 @@ class Runner:
         return len(self._seats(cell)) * (cell.rounds + (not cell.in_own_process))
 
     def run(self, cells: Sequence[Cell], on_progress: Callable[[str], None]) -> Results:
-        """Return what all cells found; `on_progress` gets the name of a cell after each of its rounds.
+        """Run all cells and return the results; `on_progress` gets the name of a cell after each of its rounds.
 
         Raises:
-            BenchFailed: a process ended, or could not do what it was asked.
+            BenchFailed: a process ended, or failed a request.
         """
         results = Results()
         for cell in cells:

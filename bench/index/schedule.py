@@ -1,4 +1,4 @@
-"""A trace as a schedule for the index bench: who computes what and lets go of what is decided before, the same for all.
+"""A trace as a schedule for the index bench: the rank of each request and its evictions are fixed before the run.
 
 Each of some ranks has an LRU cache of blocks. A request goes to the rank with the longest prefix of it (among equals,
 any), every `STRAY`-th on average to any rank, so that prefixes are held by several. The prompt's blocks are then the
@@ -29,7 +29,7 @@ class ScheduleShape(NamedTuple):
 
     @property
     def cache_blocks(self) -> int:
-        """The whole blocks of one cache."""
+        """The full blocks of one cache."""
         return self.cache_tokens // self.block_size
 
 
@@ -68,7 +68,7 @@ def _hit(cache: OrderedDict[int, None], blocks: Sequence[int]) -> int:
 
 
 def _take(cache: OrderedDict[int, None], blocks: Sequence[int], blocks_max: int) -> Iterator[int]:
-    """Yield what the cache lets go of, the leaf first."""
+    """Yield the blocks that the cache evicts, the leaf first."""
     for each in reversed(blocks):
         cache[each] = None
         cache.move_to_end(each)

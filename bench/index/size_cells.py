@@ -1,4 +1,4 @@
-"""How much memory blocks take, and an index of very many. Standard library alone. Each runs in a process of its own."""
+"""The memory of blocks, and an index of very many. Standard library only. Each cell runs in its own process."""
 
 from bench.index.cells import RANKS, WARM_UP_SEED, Found, cold_matches, fill, run
 from bench.index.clock import timed
@@ -8,7 +8,7 @@ from bench.index.subjects import Step, Subject
 
 
 class MemoryCell:
-    """The same blocks are held by so many ranks, which said nothing of their capacity."""
+    """The same blocks are held by so many ranks, which registered no capacity."""
 
     def __init__(self, of: Subject, *, blocks: int, holders: int) -> None:
         self._of = of
@@ -16,7 +16,7 @@ class MemoryCell:
         self._holders = holders
 
     def round(self, seed: int) -> Found:
-        """Return bytes a unique block: by what became resident, and as the index says (0: it does not)."""
+        """Return bytes a unique block: resident memory, and as the index reports (0: not reported)."""
         of, chains = self._of, self._chains
         before_bytes = resident_bytes()
         of.fresh(self._holders, 0)
@@ -29,16 +29,16 @@ class MemoryCell:
     def _store(self, events_: list[Stored]) -> None:
         of = self._of
         steps = [of.store(event) for event in events_]
-        for rank in range(self._holders):  # an event's rank is its step's first argument: what it says is made once
+        for rank in range(self._holders):  # the rank is the first argument of a step; the other arguments are shared
             for call in of.bind(Step(step.name, (rank, *step.arguments[1:])) for step in steps):
                 call()
 
 
 class BulkCell:
-    """A large index is built, asked, and gets some more; its ranks register `capacity_blocks` in all.
+    """A large index is built, queried, and gets more blocks; its ranks register `capacity_blocks` in all.
 
     Where they do, as many other blocks are stored and removed again before: memory that is touched for the first time
-    may cost more than storing does. Where they register none, growth is what is looked for.
+    may cost more than storing does. Where they register none, the cell measures growth.
     """
 
     def __init__(self, of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> None:

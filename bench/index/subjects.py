@@ -1,9 +1,9 @@
-"""What is measured: an index, seen as steps that are made ready before the clock starts. Standard library alone.
+"""The measured indexes, as steps that are prepared before the clock starts. Standard library only.
 
 A step is the name of a call and its arguments, in the form that the index takes them; `bind` makes calls of steps, on
 the index that is there now. So the clock sees nothing but the index and the loop.
 
-    buffers, lists, messages   ours: what a hash is given as; a message is a canonical batch
+    buffers, lists, messages   ours, by the form of a hash; a message is a canonical batch
     json                       the peer's: events as JSON, queries as lists
 """
 
@@ -34,7 +34,7 @@ class Subject(Protocol):
     """An index under measurement. It is made by `fresh`, which comes before all else."""
 
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
-        """There is a new index with `ranks` ranks, each with room for `capacity_blocks`."""
+        """Make a new index with `ranks` ranks, each with a capacity of `capacity_blocks`."""
 
     def store(self, event: Stored) -> Step:
         """Return the step that stores."""
@@ -43,7 +43,7 @@ class Subject(Protocol):
         """Return the step that removes."""
 
     def match(self, hashes: bytes) -> Step:
-        """Return the step that asks who holds how much of a prefix."""
+        """Return the step that queries how much of a prefix each rank holds."""
 
     def bind(self, steps: Iterable[Step]) -> list[Call]:
         """Return calls on the index that is there now."""
@@ -52,7 +52,7 @@ class Subject(Protocol):
         """Return how many blocks of a prefix each rank holds, without those that hold none."""
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes in use by part, as the index itself says; empty where it does not say."""
+        """Return the bytes in use by part, as the index itself reports; empty where it does not."""
 
 
 class Ours:
@@ -71,7 +71,7 @@ class Ours:
         self._gpu = self._events.Tier.GPU
 
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
-        """There is a new index."""
+        """Make a new index."""
         self._index = self._make()
         self._out = array("i", bytes(4 * 4 * ranks))
         for rank in range(ranks):
@@ -91,7 +91,7 @@ class Ours:
         return Step("remove", (rank, self._hashes(hashes), self._gpu))
 
     def match(self, hashes: bytes) -> Step:
-        """Return the step that asks: into a buffer, or for a dict where hashes are lists."""
+        """Return the step that queries: into a buffer, or for a dict where hashes are lists."""
         if self._shape == "lists":
             return Step("overlaps", (numbers(hashes),))
         return Step("match", (hashes, self._out))
@@ -107,7 +107,7 @@ class Ours:
         return {rank: depths[-1] for rank, depths in self._index.overlaps(numbers(hashes)).items()}
 
     def memory(self) -> dict[str, int]:
-        """Return what the index says."""
+        """Return what the index reports."""
         return dict(self._index.memory())
 
     def _message(self, rank: int, event: object) -> Step:
@@ -122,7 +122,7 @@ class Peer:
         self._make = import_module("dynamo._core").RadixTree
 
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
-        """There is a new tree; it has no registration."""
+        """Make a new tree; it has no registration."""
         del ranks, capacity_blocks
         self._tree = self._make()
 
@@ -138,7 +138,7 @@ class Peer:
         return _peer_event(rank, f'"removed":{{"block_hashes":[{",".join(map(str, numbers(hashes)))}]}}')
 
     def match(self, hashes: bytes) -> Step:
-        """Return the step that asks for the scores as a dict."""
+        """Return the step that queries the scores as a dict."""
         return Step("match", ([each ^ _TO_LOCAL for each in numbers(hashes)],))
 
     def bind(self, steps: Iterable[Step]) -> list[Call]:
@@ -154,7 +154,7 @@ class Peer:
         return {worker: depth for (worker, _), depth in scores.items() if depth}
 
     def memory(self) -> dict[str, int]:
-        """Return nothing: the tree does not say."""
+        """Return nothing: the tree does not report it."""
         return {}
 
 
@@ -163,5 +163,5 @@ def _peer_event(rank: int, data: str) -> Step:
 
 
 def subject(name: str, shape: str) -> Subject:
-    """Return what `name` names: native, python or peer, fed with `shape`."""
+    """Return the subject native, python or peer with hashes as `shape`."""
     return Peer() if name == "peer" else Ours(name, shape)

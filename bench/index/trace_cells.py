@@ -1,6 +1,6 @@
-"""A trace's schedule (see `schedule.py`), played on an index. Standard library alone.
+"""A trace's schedule (see `schedule.py`), played on an index. Standard library only.
 
-Every request is matched, the blocks that its rank did not have are stored, and what its rank let go of is removed.
+Every request is matched, its missing blocks are stored, and the blocks that its rank evicted are removed.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from bench.index.subjects import Step, Subject
 
 
 class TraceCell:
-    """The time of a schedule; where nothing is `held`, its requests alone, matched on an empty index."""
+    """The time of a schedule; with `held` "none" only its requests, matched on an empty index."""
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int, held: str = "all") -> None:
         self._of = of
@@ -26,7 +26,7 @@ class TraceCell:
             self._blocks += len(request.hashes) // 8 + len(request.hashes) // 8 - request.hit
 
     def round(self, seed: int) -> Found:
-        """Return the time of the whole; an operation is a block that was asked for or stored."""
+        """Return the total time; an operation is a block that was queried or stored."""
         del seed
         self._of.fresh(*self._capacity)
         return {"trace": timed(self._of.bind(self._steps), self._blocks)}

@@ -1,4 +1,4 @@
-"""What the index must reach at scale 1, and whether it did. Source: `docs/PERFORMANCE.md`.
+"""The targets of the index at scale 1, and whether they are reached. Source: `docs/PERFORMANCE.md`.
 
 trace      at least 10 times the peer with buffers, 6 times with lists and dicts
 match      hot, with buffers: within 5 times of comparing the bytes (at depth 2048), 12 times the peer on a staircase
@@ -23,7 +23,7 @@ _PEER_OVER_BUFFERS, _PEER_OVER_LISTS, _BUFFERS_OVER_PEER = ("peer", "buffers"), 
 
 
 class Judged(NamedTuple):
-    """One figure, and whether it is what the target asks for."""
+    """One figure, and whether it meets the target."""
 
     cell: str
     measured: float
@@ -31,7 +31,7 @@ class Judged(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One target: `sign` `needed`, in the unit `unit`, and every cell it asks of."""
+    """One target: `sign` `needed`, in the unit `unit`, and every cell it covers."""
 
     target: str
     sign: str
@@ -77,7 +77,7 @@ def _ratios(results: Results, group: str, cells: list[str], section: str, seats:
 def _above_floor(
     results: Results, group: str, cells: list[str], section: str, seats: tuple[str, str]
 ) -> Iterator[Figure]:
-    """Yield ratios to the peer, each with the share of the peer's time that it takes to answer nothing."""
+    """Yield ratios to the peer, each with the share of the peer's time that an empty answer takes."""
     for cell in cells:
         floor = results.ratio(group, cell, section, ("floor", "peer"))
         label = cell if floor is None else f"{cell}, the peer's floor {floor:.0%} of its time"
