@@ -1,16 +1,16 @@
-"""`router bench drain`: a worker leaves under load; what do the people lose who talked with it?
+"""`router bench drain`: a worker leaves under load; what do its sessions lose?
 
-A run is the same conversations on a fleet of its own, real processes all but the engines. At `--drain-at` seconds
+A run plays the same conversations on a new fleet of real processes with simulated engines. At `--drain-at` seconds
 
     undisturbed      nothing happens
-    hand-over        the worker is drained, hands over what it alone holds, and is stopped when it is drained
-    without          the same, and it hands nothing over
-    killed           it is killed
+    hand-over        the worker is drained, hands over what only it holds, and is stopped when it is drained
+    without          the same without hand-over
+    killed           the worker is killed
 
-Everybody talks about a text of his own. *Moved* are the sessions whose newest request before went to that worker; of
-them is told what their first request afterwards found in a cache, and what all of theirs did. Unless `--set` says
-otherwise, the router's policy is one that leaves sessions where they are while that goes: what is lost is then lost by
-the drain. The default policy moves them about for a little load (`undisturbed` shows how much).
+Every session has its own text. *Moved* are the sessions whose last request before went to that worker; the report has
+the hit rate of their first request afterwards and of all of theirs. Unless `--set` changes it, the router keeps
+sessions at their worker where possible, so that a loss comes from the drain. The default policy moves them for a small
+difference in load (`undisturbed` shows how much).
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Lost(NamedTuple):
     later_hit_rate: float
     """Of all their requests afterwards."""
     fleet_hit_rate: float
-    """Of everybody's."""
+    """Of the requests of all sessions."""
     cut_s: float
     drained_s: float | None
     handover: dict[str, Any] | None
@@ -102,7 +102,7 @@ def _hit_rate(requests: Sequence[Measured]) -> float:
 
 
 def verdicts(found: Sequence[Lost]) -> list[str]:
-    """Return what is not as it should be."""
+    """Return the problems of the runs."""
     by_way = {each.way: each for each in found}
     problems = [
         f"{way}: {by_way[way].failed} requests failed"
@@ -190,7 +190,7 @@ async def _run(
 
 
 async def _drained(fleet: Fleet, tokens: int) -> dict[str, Any] | None:
-    """The worker is drained; return what was handed over."""
+    """Drain the worker; return what was handed over."""
     url = f"{fleet.control_url}/v1/workers/{LEAVES}/drain"
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         async with session.post(url, json={"handover_tokens": tokens, "handover_s": _WAIT_S}) as response:

@@ -2,7 +2,7 @@
 
 async with Fleet(FleetShape(workers=4)) as fleet:  fleet.data_url, fleet.control_url, await fleet.kill("w0")
 
-Leaving the block leaves nothing behind.
+Leaving the block ends all processes.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ProcessFailed(Exception):
 
 
 class Process:
-    """One child process whose output is read, so that it never blocks, and whose last lines are kept."""
+    """One child process. Its output is read, so that it never blocks, and its last lines are stored."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class Process:
         return "\n".join(self._lines)
 
     async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """It runs; its output is read by a task of `group`. `variables` join those of this process's environment."""
+        """Start it; a task of `group` reads its output. `variables` join those of this process's environment."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         self._child = await asyncio.create_subprocess_exec(
             *self._command,
@@ -87,7 +87,7 @@ class Process:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**environment, **variables},
-            start_new_session=True,  # Ctrl-C in a terminal reaches its owner alone, which ends it in order
+            start_new_session=True,  # Ctrl-C in a terminal reaches only its owner, which ends it in order
         )
         self._reading = group.create_task(self._read(self._child))
 
@@ -121,7 +121,7 @@ class Process:
         return line
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """It is gone: asked by a signal, killed when it takes too long, or when this is cancelled."""
+        """End it by a signal; kill it when it takes too long or when this call is cancelled."""
         if self._child is None or self._reading is None:
             return
         try:
@@ -194,7 +194,7 @@ class Fleet:
         await self.until_ready()
 
     async def start_worker(self, worker_id: str) -> str:
-        """The worker runs; return its address. It may not be known to the router yet (`until_ready`)."""
+        """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
         command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", worker_id, "--nats-url", self.nats_url]
         command += ["--model", self._shape.model]
         for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
@@ -205,7 +205,7 @@ class Fleet:
         return url
 
     async def kill(self, worker_id: str) -> None:
-        """The worker is gone without a word, as by a fault."""
+        """Kill the worker by SIGKILL, as a fault does."""
         await self.workers[worker_id].end(signal.SIGKILL)
 
     async def until_ready(self) -> None:

@@ -1,6 +1,6 @@
 """Grafana dashboards as code: what the router's figures answer, by question, and the files that Grafana loads.
 
-content   what is asked and shown: `fleet`, `decisions`, made of `panels` and `promql`
+content   the panels: `fleet`, `decisions`, made of `panels` and `promql`
 render    content to Grafana's JSON; needs grafana-foundation-sdk
 files     the committed result; needs nothing
 """

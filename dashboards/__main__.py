@@ -1,4 +1,4 @@
-"""`python -m dashboards` builds the dashboards' JSON anew; `--check` says whether it is as committed.
+"""`python -m dashboards` builds the dashboards' JSON; `--check` tests whether it is as committed.
 
 `router dashboards --write DIR` writes what is committed, for a Grafana elsewhere; that needs no builder.
 """

@@ -1,4 +1,4 @@
-"""The dashboard "Routing decisions": is what was predicted true, what was given up, who decided, what did it cost."""
+"""The dashboard "Routing decisions": prediction accuracy, spills, deciding rules and decision costs."""
 
 from dashboards.belief import PREDICTION, TRUST
 from dashboards.panels import Board, Panel, Query, Row

@@ -1,4 +1,4 @@
-"""The dashboard "Fleet": is it serving, how long do clients wait, what do caches save, are objectives kept."""
+"""The dashboard "Fleet": health, latencies, cache savings and objectives."""
 
 from dashboards.fleet_load import QUEUE, WAITING
 from dashboards.fleet_troubles import FAILURES, REPLICAS
@@ -6,7 +6,7 @@ from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import MODEL, WORKER, burn, rate, selected, share
 
 ANSWERED_OBJECTIVE, FIRST_TOKEN_OBJECTIVE = 0.999, 0.95
-"""The share of requests that shall not fail, and of those whose first token shall come in time."""
+"""The objectives: the share of requests that do not fail, and of first tokens that come in time."""
 FIRST_TOKEN_S = 1.6
 """In time; a bound of the histogram, so that the share is exact."""
 _FAILED = 'outcome="failed"'
@@ -14,14 +14,14 @@ _WINDOWS = ("5m", "1h", "6h")
 
 
 def _answers_burn(over: str) -> Query:
-    bad, whole = rate("requests_total", MODEL, _FAILED, over=over), rate("requests_total", MODEL, over=over)
-    return Query(burn(bad, whole, 1 - ANSWERED_OBJECTIVE), over)
+    bad, total = rate("requests_total", MODEL, _FAILED, over=over), rate("requests_total", MODEL, over=over)
+    return Query(burn(bad, total, 1 - ANSWERED_OBJECTIVE), over)
 
 
 def _first_token_burn(over: str) -> Query:
-    whole = rate("time_to_first_token_seconds_count", over=over)
+    total = rate("time_to_first_token_seconds_count", over=over)
     in_time = rate("time_to_first_token_seconds_bucket", f'le="{FIRST_TOKEN_S}"', over=over)
-    return Query(burn(f"{whole} - {in_time}", whole, 1 - FIRST_TOKEN_OBJECTIVE), over)
+    return Query(burn(f"{total} - {in_time}", total, 1 - FIRST_TOKEN_OBJECTIVE), over)
 
 
 SERVING = Row(

@@ -1,6 +1,6 @@
-"""What a dashboard says, as data: rows are questions, panels are answers, queries are how they are found.
+"""A dashboard as data: rows are questions, panels are answers, queries compute them.
 
-Rules that the tests hold: a description names every metric that the panel shows, and says what to do; a query names
+Rules that the tests hold: a description names every metric that the panel shows, and what to do; a query names
 only metrics that exist; nothing needs a label that is not there.
 """
 

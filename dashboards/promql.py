@@ -36,11 +36,11 @@ def mean(metric: str, *matchers: str, by: str = "") -> str:
     return share(rate(f"{metric}_sum", *matchers, by=by), rate(f"{metric}_count", *matchers, by=by))
 
 
-def share(part: str, whole: str) -> str:
+def share(part: str, total: str) -> str:
     """Return a quotient."""
-    return f"{part} / {whole}"
+    return f"{part} / {total}"
 
 
-def burn(bad: str, whole: str, allowed: float) -> str:
+def burn(bad: str, total: str, allowed: float) -> str:
     """Return how many times faster than allowed the error budget burns; without requests it does not burn."""
-    return f"(({bad}) / ({whole} > 0) / {allowed:g}) or vector(0)"
+    return f"(({bad}) / ({total} > 0) / {allowed:g}) or vector(0)"

@@ -1,4 +1,4 @@
-"""What one body does to one process: how long it answers nothing else, its CPU time, and its memory at most.
+"""What one body does to one process: how long it blocks other answers, its CPU time, and its peak memory.
 
 `/live` is requested over a connection of its own, one request after the other, by a thread that sends nothing else.
 
@@ -88,7 +88,7 @@ def _posted(target: Target, path: str, body: bytes) -> int:
             connection.sendall(head.encode())
             connection.sendall(body)
         except OSError:
-            pass  # it was refused before all of it was sent: the answer says why
+            pass  # it was refused before all of it was sent: the answer has the reason
         try:
             return int(_answered(connection).split(b" ", 2)[1])
         except (OSError, IndexError):

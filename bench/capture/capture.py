@@ -6,7 +6,7 @@
     request = {round, t, prompt, cached, ...}: prompt tokens, and how many of them the engine took from its cache
 
 Requests of one round ran together; `t` is the unix time at which their round had ended. A capture is foreign input:
-what is wrong with it is said with its place, what was found and what is allowed.
+an error names the place, the found and the allowed value.
 """
 
 import gzip
@@ -71,7 +71,7 @@ class Round(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """A whole capture; rounds in their order, frames in that of publication."""
+    """A complete capture; rounds in their order, frames in that of publication."""
 
     block_size: int
     frames: tuple[CapturedFrame, ...]

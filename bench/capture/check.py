@@ -1,4 +1,4 @@
-"""`indexer check-capture`: was what the index said before each request what the engine then reused?
+"""`indexer check-capture`: did the index predict what the engine reused for each request?
 
 For each round, in order:
 
@@ -9,7 +9,7 @@ For each round, in order:
        explained  it is, or it would have been between two block changes in the midst of the request's own round
        under      not exact, less was predicted; over: more was
 
-An engine decides in the middle of a round what nobody can know before it: that is what `explained` is for. It comes
+An engine decides in the middle of a round, from a state that is not known before: `explained` covers that. It comes
 from a twin of the pipe that goes block by block; at every barrier the index holds what the twin holds, or the check
 fails. The last token is never reused: an engine has to compute something.
 """
@@ -32,7 +32,7 @@ from kv_protocol.hashing import sequence_hashes
 
 
 class CheckStopped(CheckFailed):
-    """Somebody asked it to stop."""
+    """The check was stopped."""
 
 
 class Figures(msgspec.Struct):
@@ -49,7 +49,7 @@ class Figures(msgspec.Struct):
 
 
 class ChaosFigures(msgspec.Struct, frozen=True):
-    """What befell the frames on the live socket, and how many replays were asked for (depends on timing)."""
+    """Faults of frames on the live socket, and the number of replay requests (depends on timing)."""
 
     seed: int
     dropped: int
@@ -191,7 +191,7 @@ async def print_check(
 
 
 def table(report: Report, file: str) -> Table:
-    """Return the report for people."""
+    """Return the report as text."""
     shown = Table(title=f"{file}: predicted and reused")
     shown.add_column("")
     shown.add_column("", justify="right")

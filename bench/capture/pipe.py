@@ -1,6 +1,6 @@
-"""The real way of events, in one process: recorded frames -> ZeroMQ -> consolidator -> JetStream -> index.
+"""The real path of events, in one process: recorded frames -> ZeroMQ -> consolidator -> JetStream -> index.
 
-Every part is the one that serves in production, composed here as `__main__` modules do; only the publisher is played.
+Every part is the production one, composed here as `__main__` modules do; only the publisher is played.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ _EVENTS_BYTES_MAX = 256 << 20
 
 
 class CheckFailed(Exception):
-    """A check that did not get to its end."""
+    """A check that did not finish."""
 
 
 class PipeStuck(CheckFailed):
-    """The way did not bring in time what it should have; the message names what was waited for."""
+    """The pipe did not deliver in time; the message names what was expected."""
 
 
 class PipeDiffers(CheckFailed):
-    """The index does not hold what the frames say; our own fault."""
+    """The index does not hold what the frames imply: a bug of ours."""
 
 
 class Pipe:
@@ -68,7 +68,7 @@ class Pipe:
         self._ranks = [WorkerRank(WORKER_ID, dp_rank) for dp_rank in core.dp_ranks]
 
     async def connected(self) -> None:
-        """The consolidator listens: from now on nothing is lost that chaos does not lose."""
+        """Wait until the consolidator listens: from now on only chaos loses frames."""
         for publisher, reader in self._hops.values():
             async with _waiting(f"the consolidator to subscribe to publisher {reader.origin}"):
                 await publisher.subscribed()
@@ -94,7 +94,7 @@ class Pipe:
     async def agree(self, dp_rank: int, held: dict[int, int]) -> None:
         """The index holds exactly `held` (sequence hash -> tier bits), at once or after a resync.
 
-        What the index cannot place it has by a dump, for which the next heartbeat (every second) makes it ask.
+        Blocks that the index cannot place come by a dump, which it requests after the next heartbeat (every second).
 
         Raises:
             PipeDiffers: it holds something else for good.

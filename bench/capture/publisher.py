@@ -1,11 +1,11 @@
-"""An engine's publisher that plays recorded frames on real sockets, as vLLM's does; and what may befall frames there.
+"""An engine's publisher that plays recorded frames on real sockets, as vLLM's does, with optional faults.
 
     live    PUB: topic | sequence, 8 bytes big-endian | payload
-    replay  ROUTER: asked [empty | first sequence wanted], answers [empty | sequence | payload] for each frame that is
+    replay  ROUTER: gets [empty | first sequence wanted], answers [empty | sequence | payload] for each frame that is
             still in a ring of `buffer_steps`, then sequence 2^64 - 1 with an empty payload; other requests: nothing
 
-The live socket is an XPUB, on the wire a PUB that also hears who subscribes: frames are not sent before somebody
-listens. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
+The live socket is an XPUB, on the wire a PUB that also sees subscriptions: frames are not sent before there is a
+subscriber. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _POLL_MS = 100
 
 
 class Fate(Enum):
-    """What befalls one frame on its live way."""
+    """The fault of one frame on the live socket."""
 
     SENT = "sent"
     DROPPED = "dropped"
@@ -66,12 +66,12 @@ class CapturePublisher:
         self.replays_total = 0
 
     async def subscribed(self) -> None:
-        """Return once somebody has subscribed to the live socket."""
+        """Return once there is a subscription to the live socket."""
         while not (await self._live.recv()).startswith(b"\x01"):
             pass
 
     async def publish(self, frames: Iterable[CapturedFrame]) -> None:
-        """The frames are in the ring, and on the wire as chaos will have it."""
+        """Put the frames into the ring, and send them with the faults of chaos."""
         for frame in frames:
             self._ring.append(frame)
             fate = self._chaos.fate() if self._chaos else Fate.SENT

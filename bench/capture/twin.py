@@ -83,7 +83,7 @@ def _put(held: dict[int, int], sequence_hash: int, tier: Tier, *, is_there: bool
 
 
 def _decoded(capture: Capture) -> dict[tuple[int | None, int], EngineBatch]:
-    """Return what each frame says, by its publisher and sequence; of an unreadable one nothing."""
+    """Return the decoded batches by publisher and sequence, without unreadable ones."""
     decoders = {publisher: BatchDecoder() for publisher in capture.publishers}
     batches = {}
     for frame in capture.frames:

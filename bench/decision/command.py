@@ -4,9 +4,9 @@ hash     token ids (bytes) to sequence hashes            match    the index's an
 view     load, history, predictions beside it            choose   costs, and the mode's choice
 verdict  eligibility before it and the verdict after it  record   the journal's recorder takes the verdict
 total    hash to verdict, as one call after another, in a run of its own
-cpu      what of that this thread was running: the rest, others had the machine
+cpu      the part of it in which this thread was running
 
-Between two decisions a promise begins and another ends, so that nothing stays the same but the fleet.
+Between two decisions one lease begins and another ends, so that only the fleet stays the same.
 """
 
 import json
@@ -91,7 +91,7 @@ def measured(shape: DecisionShape, decisions: int) -> Timed:
 
 
 def _writer() -> JournalWriter:
-    """Return a writer whose records nobody publishes."""
+    """Return a writer whose records are not published."""
     nowhere = cast("EventLog", None)
     settings, made_of = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
     return JournalWriter(

@@ -1,7 +1,7 @@
-"""A router in the middle of its work, without a network: what a decision meets.
+"""A busy router without a network, as a decision finds it.
 
 Prompts come in families: all of one begin with the same half. Every rank holds beginnings of some prompts, its stream
-is followed, and `IN_FLIGHT` requests a rank are promised. Nothing but the seed decides what is where.
+is followed, and `IN_FLIGHT` requests a rank are promised. The seed determines everything.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class DecisionShape(NamedTuple):
 
 
 class DecisionFleet:
-    """One router with its index, and the prompts that it is asked to place."""
+    """One router with its index, and the prompts of the requests."""
 
     def __init__(self, shape: DecisionShape, seed: int, recorder: Recorder | None = None) -> None:
         self._random = Random(seed)  # noqa: S311 - a workload, not a secret

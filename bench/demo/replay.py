@@ -1,4 +1,4 @@
-"""Plays a workload against an OpenAI endpoint, and measures what its users would feel."""
+"""Plays a workload against an OpenAI endpoint, and measures the latencies that users see."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""A multi-turn workload: people who talk with assistants, some of which share a system prompt. Pure and seeded.
+"""A multi-turn workload: conversations with assistants, some of which share a system prompt. Pure and seeded.
 
-Each conversation sends its whole history every turn, so turn k's prompt begins with turn k - 1's prompt and answer.
+Each conversation sends its full history every turn, so turn k's prompt begins with turn k - 1's prompt and answer.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""One simulated worker of a role in virtual time: whole requests, prompts for others, or what others prefilled.
+"""One simulated worker of a role in virtual time: aggregated, prefill or decode.
 
-It lives as `VirtualEngine` does, with two things more. `fetches` is the KV that it waits for since it began; whoever
-drives it lets an `Exchange` carry that. And who was touched by a transfer is `cut`, as by a request that comes in
-between: what was foreseen holds no longer.
+It works as `VirtualEngine` does, with two additions. `fetches` is the KV that it waits for since its iteration began;
+its driver lets an `Exchange` carry that. A transfer to or from it calls `cut`, as a request in between does, since the
+foreseen iterations no longer hold.
 """
 
 from bisect import bisect_right
@@ -45,7 +45,7 @@ class RoleEngine(VirtualEngine):
         )
         self.role: Role = role
         self.fetches: tuple[Fetch, ...] = ()
-        """What it waits for since its last iteration began."""
+        """The KV that it waits for since its last iteration began."""
 
     def submit(
         self,
@@ -56,7 +56,7 @@ class RoleEngine(VirtualEngine):
         phase: RequestPhase = "whole",
         handoff: Handoff | None = None,
     ) -> None:
-        """Queue a phase of a request; `handoff` is what the prefill worker said. `ends_s` may be sooner now."""
+        """Queue a phase of a request; `handoff` is the prefill worker's answer. `ends_s` may be sooner now."""
         engine_request = EngineRequest(
             request_id=request_id,
             prompt=prompt_tokens(request),

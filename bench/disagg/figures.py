@@ -1,4 +1,4 @@
-"""Figures of one run of a layout, and who is better than whom.
+"""Figures of one run of a layout, and the comparison of layouts.
 
 ITL                  of a request: (E2E - TTFT) / (output tokens - 1)
 goodput              requests a second and GPU whose TTFT and ITL both met an SLO
@@ -7,10 +7,10 @@ tokens/s/user        1 / ITL p50
 hit rate             cached prompt tokens / prompt tokens, where the prompt was computed
 local                share of answers whose prompt was computed by the worker that decoded, of a layout that could split
 handover             from the prefill worker's answer to the client's first token: way, queue, transfer, one iteration
-transfer             the mean from asking for KV to having it: places in both buffers, and the way
+transfer             the mean from the request for KV to its arrival: slots in both buffers, and the network
 
-Seconds are from the first arrival to the last end. Figures of tokens and times are of answered requests only; one that
-failed has met no SLO.
+Seconds are from the first arrival to the last end. Figures of tokens and times are of answered requests only; a
+failed one meets no SLO.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from bench.routing.figures import Slo
 
 QUANTILES = (0.50, 0.90)
 SLOS = (Slo(2.0, 0.050), Slo(2.0, 0.020))
-"""What most people read at, and what nobody waits for."""
+"""One near the reading speed of most users, and one faster than any user needs."""
 DRAW_RATIO = 0.01
-"""What differs by less is as good."""
+"""Figures that differ by less are equal."""
 
 
 class Figures(NamedTuple):

@@ -1,7 +1,7 @@
 """A layout of simulated workers, KV on its way between them, and one real router in virtual time.
 
-    transfer ends     who sent and who received may have work again
-    iteration ends    its outputs are heard (`journey.py`); the next one begins, with what it fetches
+    transfer ends     sender and receiver may have work again
+    iteration ends    its outputs are processed (`journey.py`); the next one begins, with what it fetches
     events arrive     what the iteration changed in the KV cache, `LAG_S` later, is folded into the index
     arrival           the request's plan, and a decision
     request is there  at the worker chosen, after the time that a request takes to its engine; in every phase anew
@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 
 
 class Run(NamedTuple):
-    """How all requests fared, in the order in which they ended, and what became of each worker's transfers."""
+    """The outcomes of all requests, in the order in which they ended, and of each worker's transfers."""
 
     answers: list[Answer]
     failed: int
@@ -125,7 +125,7 @@ class DisaggFleet:
     # ------------------------------------------------------------------------------------------- time
 
     def run(self) -> Run:
-        """Return how all requests fared."""
+        """Play the trace and return the outcomes of all requests."""
         self._expect(0)
         while self._agenda or self._carry_s is not None:
             if self._carry_s is not None and (not self._agenda or self._carry_s <= self._agenda[0][0]):
@@ -141,7 +141,7 @@ class DisaggFleet:
         heapq.heappush(self._agenda, (at_s, kind, next(self._order), act))
 
     def _beat(self) -> None:
-        """Let the second pass that passed: heartbeats, and what time brings to the ledger."""
+        """Once a second: apply heartbeats and advance the ledger's time."""
         now_s = self._clock.now_s
         if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
             return
@@ -220,7 +220,7 @@ class DisaggFleet:
         self._await(engine)
 
     def _resume(self, engine: RoleEngine, ended_s: float | None) -> None:
-        """Something was told to an engine whose iterations were to end at `ended_s`."""
+        """Reschedule an engine after new work; its iterations were to end at `ended_s`."""
         if ended_s is None:
             if engine.has_work:
                 self._begin(engine)

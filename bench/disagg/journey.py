@@ -1,8 +1,8 @@
 """One request on the router's side in virtual time: as `router/request/served.py` serves it, without bytes.
 
     planned    `RequestPlan`, of the roles that are fit; `placement` where the layout is conditional
-    decided    `Routing.decide` for the phase, and a lease at the winner; nobody: as the plan has it
-    heard      prefill: the handoff, and a decision for the decode worker; or all there is, where one token was wanted
+    decided    `Routing.decide` for the phase, and a lease at the winner; no candidate: as the plan has it
+    output     prefill: the handoff, and a decision for the decode worker; or the end, where one token was requested
                an error: the plan again, after a pause; or the end
 
 The queue is off, as it is by default, and nothing migrates: engines here fail requests, but never die.
@@ -34,11 +34,11 @@ _BACK_OFF_S = 0.02
 """Before the first retry, twice as long before each that follows; the router's own, without its jitter."""
 
 Next = Literal["wait", "decide", "again", "answered", "failed"]
-"""`decide` goes on at once, `again` after `pause_s`."""
+"""`decide` continues at once, `again` after `pause_s`."""
 
 
 class Answer(NamedTuple):
-    """How an answered request fared; `phase` is the last that was asked for."""
+    """The outcome of an answered request; `phase` is the last one that was requested."""
 
     outcome: RequestFigures
     phase: RequestPhase
@@ -56,7 +56,7 @@ class Router(NamedTuple):
 
 
 class Journey:
-    """One request from its arrival to its end. `decide` says where it goes next, `hear` what comes of it."""
+    """One request from its arrival to its end. `decide` chooses the next worker, `on_output` processes its outputs."""
 
     def __init__(self, router: Router, request: TraceRequest, route_request: RouteRequest) -> None:
         self.request = request
@@ -95,7 +95,7 @@ class Journey:
         )
 
     def decide(self) -> bool:
-        """The next phase is promised to `rank`, under the name of `route`; return False where nobody may take it."""
+        """Promise the next phase to `rank`, under the name of `route`; return False where no worker is eligible."""
         routing = self._router.routing
         while True:
             self.route = self._route_of(self.plan)
@@ -117,7 +117,7 @@ class Journey:
         return _BACK_OFF_S * float(2 ** (max(1, self.plan.retries) - 1))
 
     def on_output(self, output: EngineOutput) -> Next:
-        """Return what is next after this word of the engine."""
+        """Return the next step after this output of the engine."""
         lease = self._lease
         assert lease is not None
         if output.finish_reason == "error":
@@ -140,7 +140,7 @@ class Journey:
         lease.first_token()
         self._cached_tokens = output.cached_tokens
         self._end("ok", "ok", output.cached_tokens, 1)
-        if self.request.osl_tokens == 1:  # it was terminal, and nobody decodes it
+        if self.request.osl_tokens == 1:  # the answer is complete: there is no decode phase
             self._first_s = now_s
             return "answered"
         worker = self._router.routing.state.fleet.worker(self.rank.worker_id)
@@ -150,7 +150,7 @@ class Journey:
         return "decide"
 
     def _failed(self) -> Next:
-        """A worker's answer is a 500: the router hears of it before the client has a byte."""
+        """Handle a worker's 500, which the router gets before the client has a byte."""
         self._erred_at = (*self._erred_at, self.rank)
         self._end("failed", "erred")
         return "again" if self.plan.failed(self.rank, took_handoff=True) else "failed"
@@ -180,7 +180,7 @@ class Journey:
         )
 
     def answer(self, worker: int, now_s: float) -> Answer:
-        """Return how it fared that was answered, the last of it by `worker`, at `now_s`."""
+        """Return the outcome of the request, answered last by `worker` at `now_s`."""
         request, first_s = self.request, self._first_s
         assert first_s is not None
         outcome = RequestFigures(

@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 _COLORS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#8c6d31", "#7f7f7f", "#b2182b")
-"""The first eight but one: Okabe and Ito's, told apart by people who do not see all colours."""
+"""The first eight but one: Okabe and Ito's, distinguishable with colour blindness."""
 
 
 class Point(NamedTuple):
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     tokens_s_gpu: float
     load: str
     is_served: bool
-    """Whether it counts: the caller says what that takes."""
+    """Whether it counts for the frontier; the caller decides."""
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:

@@ -1,4 +1,4 @@
-"""Aggregated beside disaggregated as people read it, as JSON, and as a plot."""
+"""Aggregated and disaggregated layouts compared, as tables, JSON and a plot."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def _point(rate: float, each: Figures) -> Point:
 
 
 def setting_lines(grid: Grid, requests: Sequence[TraceRequest]) -> tuple[str, ...]:
-    """Return what was played, and on what."""
+    """Return lines about the trace and the setting."""
     trace, setting = totals(requests), grid.setting
     transfers, limits = setting.transfers, setting.limits
     rates = ", ".join(f"x{rate:g} = {len(requests) * rate / (trace.span_s or 1):.2f}/s" for rate in grid.rates)
@@ -63,7 +63,7 @@ def setting_lines(grid: Grid, requests: Sequence[TraceRequest]) -> tuple[str, ..
 
 
 def show(console: Console, grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> None:
-    """Print what was played, every cell, and who is better at which rate."""
+    """Print the setting, every cell, and the better layout at each rate."""
     for line in setting_lines(grid, requests):
         console.print(line, highlight=False, soft_wrap=True)
     table = _new_table(

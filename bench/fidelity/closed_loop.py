@@ -70,7 +70,7 @@ class Uniform:
 class AsDrawn:
     """The workers that a recording's own draws fell on, so that chance is the same on both sides.
 
-    Turns of equal length and number cannot be told apart: their workers are dealt out in the order of the rows. A turn
+    Turns of equal length and number are indistinguishable: they get the workers in the order of the rows. A turn
     without a row goes to the first worker.
     """
 
@@ -94,11 +94,11 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
 }
 """By the recordings' names; each is made from a seed."""
 DRAWN = "random"
-"""The one that chance decides."""
+"""The random placement."""
 
 
 class EngineModel(NamedTuple):
-    """What the recording does not say of its engines."""
+    """Engine settings that a recording does not have."""
 
     timing: EngineTiming
     scheduling: Scheduling = VLLM
@@ -234,7 +234,7 @@ class ClosedLoop:
 
 
 def _block_hash(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
-    """Return a hash that nobody outside this process is told."""
+    """Return a hash that is never published."""
     del namespace
     return hash((parent, *tokens)) & U64_MASK
 

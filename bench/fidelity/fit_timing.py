@@ -26,7 +26,7 @@ START = EngineTiming(
     sequences_knee=64,
 )
 FITTED = tuple(name for name in EngineTiming.__struct_fields__ if name != "host_token_s")
-"""What captures tell of; no row moves blocks between GPU and host."""
+"""The constants that captures determine; no row moves blocks between GPU and host."""
 SMALLEST_STEP = 1e-6
 
 

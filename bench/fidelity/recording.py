@@ -24,7 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RecordingInvalid(Exception):
-    """A recording cannot be used: the message says where, what was found and what is allowed."""
+    """A recording cannot be used: the message has the place, the found and the allowed value."""
 
     def __init__(self, where: str, found: object, allowed: str) -> None:
         super().__init__(f"{where}: found {found!r}, allowed {allowed}")
@@ -65,7 +65,7 @@ class FleetFigures(NamedTuple):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """One conversation: its system prompt's number, and what each turn adds and asks for."""
+    """One conversation: the number of its system prompt, and the added and output tokens of each turn."""
 
     system: Annotated[int, msgspec.Meta(ge=0)]
     added_tokens: tuple[Count, ...]
@@ -113,7 +113,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Recorded(NamedTuple):
-    """How the real fleet fared under one placement.
+    """The outcome of the real fleet under one placement.
 
     `unanswered` requests of the workload have no row; `unplanned` rows are of a length and turn that no session has.
     """
@@ -162,7 +162,7 @@ def load_recording(path: Path) -> Recording:
     """Return the recording in the JSON file at `path`.
 
     Raises:
-        RecordingInvalid: it is none, or its parts contradict each other.
+        RecordingInvalid: it is not a recording, or its parts contradict each other.
     """
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)

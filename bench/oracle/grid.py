@@ -1,4 +1,4 @@
-"""What the cost function is compared at: cells of a grid, and what a flip is. Standard library alone.
+"""The grid on which cost functions are compared, and the flip of a choice. Standard library only.
 
 Two ranks: the first holds more of a prompt, the second less or nothing. The first is given k blocks of extra load, all
 else stays; its cost grows by at least one block with each, so there is one k at which the choice flips to the second:
@@ -18,7 +18,7 @@ from typing import NamedTuple
 BLOCK_SIZE = 16
 LOAD_MAX = 255
 TAINT = "slow"
-"""Stands at the first worker; what a prompt says of it multiplies that worker's cost."""
+"""A taint of the first worker; the preference of a prompt for it multiplies that worker's cost."""
 
 
 class Weights(NamedTuple):
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A request: so many whole blocks and `tail` tokens, and what both ranks hold of it."""
+    """A request: so many full blocks and `tail` tokens, and what both ranks hold of it."""
 
     blocks: int
     tail: int
@@ -100,7 +100,7 @@ class Load(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One place of the grid."""
+    """One point of the grid."""
 
     weights: Weights
     prompt: Prompt
@@ -113,7 +113,7 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Who wins at one extra load, if asked often; costs are None where they cannot be seen."""
+    """The winners of repeated selections at one extra load; costs are None where they are not visible."""
 
     first_wins: bool
     second_wins: bool

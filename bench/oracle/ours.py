@@ -1,4 +1,4 @@
-"""Our decision asked for its flips: the grid's cells as views, decided as the router does, without what the peer lacks.
+"""The flips of our decision: the grid's cells as views, decided as the router does, without what the peer lacks.
 
 Off: history (weight 0), spill gate, predict on route, newcomer slice, affinity; both ranks are EXACT. What the ranks
 hold is cut to what a cache could give of the prompt, as the index's answers are.

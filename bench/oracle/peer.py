@@ -1,14 +1,14 @@
-"""`python -m bench.oracle.peer`: the peer's own selection service, asked where its choice flips.
+"""`python -m bench.oracle.peer`: finds where the choice of the peer's own selection service flips.
 
-    first   {"version": ...}, or {"absent": why} and it ends
-    then    one line of JSON asks, one answers, until there is no more to read
-    ask     {"serve": {variable: value}, "events": [endpoint, endpoint]}   a service with these weights; two workers
-            {"await": [prompt, ...]}                                       until all is known that is held of these
-            {"flip": [prompt, load], "base": first token}                  as `oracle_grid` has it
-    answer  what was found, or {"error": why}
+    first    {"version": ...}, or {"absent": why} and it ends
+    then     a request line and a response line, both JSON, until stdin ends
+    request  {"serve": {variable: value}, "events": [endpoint, endpoint]}  a service with these weights; two workers
+             {"await": [prompt, ...]}                                      until the service knows what is held of these
+             {"flip": [prompt, load], "base": first token}                 see `grid.py`
+    response the result, or {"error": why}
 
-A service tells the winner, and logs the winner's cost; which of two would win a tie is drawn, so each is asked often.
-Standard library alone, beside the peer.
+A service returns the winner and logs its cost. It draws the winner of a tie, so each selection is repeated.
+Standard library only, beside the peer.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ LOG_FILTER = "error,dynamo_kv_router::scheduling::selector=info"
 _MODEL = "m"
 _FIRST, _SECOND = 1, 2
 _SELECTIONS = 24
-"""A tie looks like none once in 2^23 times."""
+"""A tie is missed once in 2^23 times."""
 _LOAD_BASE = 1 << 30
-"""The first token of load that is nobody's prompt."""
+"""The first token of load that belongs to no prompt."""
 _HELD_S, _POLL_S = 10.0, 0.01
 _COST = re.compile(r"worker_id=(\d+).*?logit=(\S+)")
 
@@ -47,7 +47,7 @@ class Peer:
         self._fresh_token = _LOAD_BASE
 
     async def serve(self, environment: dict[str, str], endpoints: list[str]) -> None:
-        """There is a new service with these weights."""
+        """Start a new service with these weights."""
         os.environ.update(environment)
         self._service = self._make(indexer_threads=1)
         for worker, endpoint in zip((_FIRST, _SECOND), endpoints, strict=True):
@@ -65,11 +65,11 @@ class Peer:
             )
 
     async def until_held(self, prompts: list[tuple[int, Prompt]]) -> None:
-        """Every prompt (and the token that it begins with) is held as it says."""
+        """Wait until every prompt (with the token that it begins with) is held as given."""
         async with asyncio.timeout(_HELD_S):
             for base, prompt in prompts:
                 held = [prompt.first.depths[:3], prompt.second.depths[:3]]
-                while await self._held(base, prompt) != held:  # noqa: ASYNC110 - the service tells only who asks
+                while await self._held(base, prompt) != held:  # noqa: ASYNC110 - the service has no notification
                     await asyncio.sleep(_POLL_S)
 
     async def _held(self, base: int, prompt: Prompt) -> list[tuple[int, ...]]:
@@ -79,7 +79,7 @@ class Peer:
         return [by_worker.get(worker, (0, 0, 0)) for worker in (_FIRST, _SECOND)]
 
     async def outcome(self, base: int, prompt: Prompt, load: Load, blocks: int) -> Outcome:
-        """Return who wins while the first worker carries so many blocks more."""
+        """Return the winners while the first worker has `blocks` of extra load."""
         booked = [
             *await self._book(_FIRST, _tokens(base, min(load.shared, blocks) * BLOCK_SIZE), load, blocks),
             *await self._book(_SECOND, [], load._replace(tail=0), load.second_blocks),
@@ -133,7 +133,7 @@ async def _answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _flip(peer: Peer, base: int, prompt: Prompt, load: Load) -> Flip:
-    """Return the flip: `oracle_grid.flip` asks, one load at a time, and is answered in this loop's turn."""
+    """Return the flip: `grid.flip` requests one load at a time, and this loop computes it."""
     loop = asyncio.get_running_loop()
 
     def outcome_at(blocks: int) -> Outcome:

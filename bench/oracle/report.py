@@ -1,4 +1,4 @@
-"""Flips compared, as people read them, as Markdown and as JSON."""
+"""Compared flips as tables, Markdown and JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ NOT_DRIVEN = (
     "trust, history, spill gate, predictions, newcomers (the peer has none; here they are off)",
     "weights per request (the service ignores them; it is made anew with each weight in its environment)",
 )
-"""What is not compared, and why."""
+"""The part that is not compared, and the reason."""
 _EXACT = 1e-9
 """Costs differ by no more: decay divides, and in another order."""
 
@@ -50,7 +50,7 @@ class Compared(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All that was compared; `peer` says what it was compared with."""
+    """All compared cells; `peer` names the other side."""
 
     machine: str
     peer: str
@@ -63,7 +63,7 @@ class Comparison(NamedTuple):
         return [each for each in self.judged if not each.is_equal]
 
     def lines(self) -> Iterator[str]:
-        """Yield what was found, for people."""
+        """Yield the result as lines of text."""
         different = self.different
         seen, equal = (sum(counts) for counts in zip((0, 0), *(each.costs for each in self.judged), strict=True))
         yield f"{self.machine}; peer: {self.peer}"
@@ -148,6 +148,6 @@ class _Recording(msgspec.Struct, frozen=True):
 
 
 def recorded(data: bytes) -> tuple[str, dict[str, Flip]]:
-    """Return who was recorded, and its flips, of what `recording` made."""
+    """Return the recorded peer and its flips, from the output of `recording`."""
     parsed = msgspec.json.decode(data, type=_Recording)
     return parsed.peer, parsed.flips

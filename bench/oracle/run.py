@@ -1,4 +1,4 @@
-"""The peer asked for its flips: its service in a child process, fed with KV events as engines publish them.
+"""The flips of the peer: its service in a child process, fed with KV events as engines publish them.
 
     frames  topic, big-endian i64 sequence, msgpack [time, [event, ...], dp_rank]
     event   ["BlockStored", hashes, parent or nil, token ids, block size, LoRA or nil, medium]
@@ -32,11 +32,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PeerAbsent(Exception):
-    """The peer cannot be asked, and why."""
+    """The peer is not available; the message has the reason."""
 
 
 class PeerFailed(Exception):
-    """The peer's process ended, or could not do what it was asked."""
+    """The peer's process ended, or failed a request."""
 
 
 class PeerProcess:
@@ -114,7 +114,7 @@ class _Engine:
         self._socket.close()
 
     def store(self, prompts: Iterable[tuple[int, Held]]) -> None:
-        """Its subscriber is told that these prompts (their first tokens) are held so.
+        """Publish to its subscriber that these prompts (their first tokens) are held so.
 
         Raises:
             PeerFailed: there is no subscriber.
@@ -143,7 +143,7 @@ def peer_flips(process: PeerProcess, cells: Iterable[Cell], on_cell: Callable[[C
     """Return the peer's flips by the cells' names.
 
     Raises:
-        PeerFailed: it could not be asked.
+        PeerFailed: the peer is not available.
     """
     flips: dict[str, Flip] = {}
     for weights, group in groupby(cells, key=lambda cell: cell.weights):

@@ -1,4 +1,4 @@
-"""Figures of one run of a trace, and what they must show.
+"""Figures of one run of a trace.
 
 hit rate      cached prompt tokens / prompt tokens
 imbalance     most uncached tokens of a worker / their mean over all workers, in windows of 10 s by time of arrival;

@@ -1,4 +1,4 @@
-"""The routing-quality bench as people read it, and as JSON."""
+"""The results of the routing-quality bench as tables and JSON."""
 
 from collections.abc import Sequence
 from itertools import product

@@ -1,4 +1,4 @@
-"""A synthetic trace: people who talk with assistants, of which there are few, in prompts that grow with every turn.
+"""A synthetic trace: sessions with a few assistants, in prompts that grow with every turn.
 
     sessions begin     as a Poisson process, `session_rate` a second
     turns              geometric with mean `turns`; thinking in between is exponential with mean `think_s`
@@ -17,7 +17,7 @@ from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 
 class SyntheticShape(NamedTuple):
-    """How many, how long, how often. System prompts are whole blocks: `system_tokens` is rounded up to 512."""
+    """How many, how long, how often. System prompts are full blocks: `system_tokens` is rounded up to 512."""
 
     sessions: int = 600
     turns: float = 5.0

@@ -1,8 +1,8 @@
 """The tokens and hashes of a trace's prompts. Block id n is the tokens n * 512, n * 512 + 1, ..., n * 512 + 511.
 
 All tokens of all blocks differ, so two prompts share exactly what their ids share. Every answer is made of one token
-that no prompt has. Hashes are the router's own, `kv_protocol.hashing`, and the engines use them too: what an engine
-says of its blocks needs no translation.
+that no prompt has. Hashes are the router's own, `kv_protocol.hashing`, and the engines use them too: an
+engine's reports need no translation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ ANSWER_TOKEN = (1 << 32) - 1
 
 
 class OneToken(TokenSource, frozen=True):
-    """A model that says the same token for ever: nothing to fold, whatever the prompt's length."""
+    """A model that always generates the same token; it has no state to fold."""
 
     def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
         """Return the one state."""
@@ -56,7 +56,7 @@ class TraceHashes:
         return tuple(chain(_prompt_block_hash(first, size) for first in islice(firsts, request.isl_tokens // size)))
 
     def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
-        """Return the sequence hash of a block; for a partial one, which nobody is told of, a hash of the same kind."""
+        """Return the sequence hash of a block; for a partial one, which is never published, a hash of the same kind."""
         del namespace  # a trace has neither adapters nor salts
         size, first = self._block_size, tokens[0]
         is_prompt_block = tokens[-1] - first == size - 1  # all of one id; answers are not made of rising tokens

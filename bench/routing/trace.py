@@ -1,4 +1,4 @@
-"""A trace in memory: who asked when, how long prompt and answer were, and of which 512-token blocks a prompt was made.
+"""A trace in memory: arrival times, lengths of prompt and answer, and the 512-token blocks of each prompt.
 
 File: JSON lines, in the order of arrival, each an object with at least
 
@@ -34,7 +34,7 @@ class TraceRequest(NamedTuple):
 
 
 class TraceInvalid(Exception):
-    """A trace cannot be used: the message says where, which field, what was found and what is allowed."""
+    """A trace cannot be used: the message has the line, the field, the found and the allowed value."""
 
     def __init__(self, where: str, field: str, found: object, allowed: str) -> None:
         super().__init__(f"{where}: {field}: found {found!r}, allowed {allowed}")
@@ -60,7 +60,7 @@ def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest
     """Return the first `requests_max` requests (None: all) of the file at `path`.
 
     Raises:
-        TraceInvalid: a line is none of a trace, or there are no lines.
+        TraceInvalid: a line is malformed, or there are no lines.
     """
     numbers: dict[int, int] = {}
     requests: list[TraceRequest] = []
@@ -90,7 +90,7 @@ def _decode(line: bytes, where: str) -> _Line:
 
 
 def _invalid(line: bytes, where: str, error: Exception) -> TraceInvalid:
-    """Say which field a line fails by; the decoder's own words name it only in a path."""
+    """Name the invalid field of a line; the decoder's message has it only in a path."""
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -133,8 +133,8 @@ def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]
 def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
     """Return the same requests, those of one moment spread at random over the time to the next, same seed, same times.
 
-    For traces whose clock was coarse (the Mooncake traces tick every 3 s): as recorded, they come in bursts that nobody
-    sent. What comes at the last moment of all is left there.
+    For traces whose clock was coarse (the Mooncake traces tick every 3 s): as recorded, they come in bursts that no
+    client sent. Requests of the last moment stay there.
     """
     draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
     moments = [(at_s, list(group)) for at_s, group in groupby(requests, key=lambda request: request.arrival_s)]

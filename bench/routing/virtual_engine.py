@@ -1,4 +1,4 @@
-"""One simulated worker in virtual time, and what a consolidator would publish of its KV cache."""
+"""One simulated worker in virtual time, and the canonical events of its KV cache."""
 
 from bisect import bisect_right
 
@@ -38,7 +38,7 @@ class CanonicalStream:
         self._seq = 0
 
     def of(self, engine_event: object) -> Batch | None:
-        """Return the batch for what an engine tells; None where there is nothing to publish."""
+        """Return the batch for an engine event; None where there is nothing to publish."""
         event = self._event(engine_event)
         if event is None:
             return None
@@ -66,7 +66,7 @@ class VirtualEngine:
     """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`.
 
     Iterations in which nothing but decoding can happen are foreseen and computed at once, which changes no time, no
-    event and no end of an answer; their tokens are not told of one by one. A request that comes in between cuts the
+    event and no end of an answer; their tokens are not reported one by one. A request that comes in between cuts the
     stretch off at the end of the iteration that is being computed, as it would have had to wait for that end anyway.
     """
 

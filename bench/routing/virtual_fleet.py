@@ -2,7 +2,7 @@
 
     arrival           the router's own `Routing` decides and promises
     request is there  at the worker chosen, after the time that a request takes to its engine
-    iteration ends    the engine's outputs are there: first tokens and ends are told to the ledger; the next one begins
+    iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next one begins
     events arrive     what the iteration changed in the KV cache, `lag_s` later, is folded into the index
 
 Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. Of what happens at
@@ -224,7 +224,7 @@ class VirtualFleet:
         )
 
     def _beat(self) -> None:
-        """Let the second pass that passed: heartbeats, and what time brings to the ledger."""
+        """Once a second: apply heartbeats and advance the ledger's time."""
         now_s = self._clock.now_s
         if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
             return

@@ -1,4 +1,4 @@
-"""What a simulated worker in virtual time says of itself, to its engine and to the fleet."""
+"""The engine settings and the registration of a simulated worker in virtual time."""
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary

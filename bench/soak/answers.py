@@ -1,15 +1,15 @@
-"""Answers read from bytes as they come, and judged against what they must say. Pure.
+"""Answers read from bytes as they arrive, and compared with the expected text. Pure.
 
 | outcome | is |
 |---|---|
-| right | complete, and every choice says what it must |
+| right | complete, and every choice has the expected text |
 | refused | the request deserves a 4xx, and got it |
-| left | the client closed its connection; what came until then is right |
+| left | the client closed its connection; the part until then is right |
 | turned away | 429 or 503 with `Retry-After` |
-| error event | the stream ended with an error event; what came before it is right |
-| failed | another status than the request must get |
-| cut | the connection was lost before the answer was complete, without a word |
-| wrong | complete, and says something else |
+| error event | the stream ended with an error event; the part before it is right |
+| failed | not the expected status |
+| cut | the connection was lost before the answer was complete, without an error |
+| wrong | complete, with other content |
 | hung | not complete in time |
 """
 
@@ -43,11 +43,11 @@ class AnswerOutcome(StrEnum):
 
 
 AS_DUE = (AnswerOutcome.RIGHT, AnswerOutcome.REFUSED, AnswerOutcome.LEFT)
-"""Outcomes of requests that got what they must."""
+"""Outcomes as expected."""
 
 
 class AnswerInvalid(Exception):
-    """Bytes that are no HTTP/1.1 answer; the message says what was found."""
+    """Bytes that are not an HTTP/1.1 answer; the message has what was found."""
 
 
 class AnswerReader:
@@ -60,7 +60,7 @@ class AnswerReader:
         self._left: int | None = None
         self.status, self.events = 0, 0
         self.head = b""
-        """In lower case; empty until all of it has come."""
+        """In lower case; empty until it is complete."""
         self.payload = bytearray()
 
     def feed(self, data: bytes) -> bool:
@@ -119,7 +119,7 @@ class AnswerReader:
 
 
 class _ParsedAnswer:
-    """What an answer said: the texts of its choices, why they ended, and how the answer ended."""
+    """A parsed answer: the texts of its choices, their finish reasons, and how the answer ended."""
 
     def __init__(self, choices: int) -> None:
         self._parts: defaultdict[int, list[str]] = defaultdict(list)
@@ -150,12 +150,12 @@ class _ParsedAnswer:
         return (self.texts, self.finished, self.completion_tokens) == (request.texts, lengths, tokens)
 
     def begins(self, request: Request) -> bool:
-        """Whether what was said until now is the beginning of what must be."""
+        """Whether the texts so far are prefixes of the expected texts."""
         return all(expected.startswith(part) for expected, part in zip(request.texts, self.texts, strict=True))
 
 
 def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
-    """Return how a request ended that got a complete answer."""
+    """Return the outcome of a request with a complete answer."""
     if answer.status != request.status:
         is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
         return AnswerOutcome.TURNED_AWAY if is_turned_away else AnswerOutcome.FAILED
@@ -172,7 +172,7 @@ def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
 
 
 def judged_when_left(request: Request, answer: AnswerReader) -> AnswerOutcome:
-    """Return how a request ended whose client closed the connection in the midst of its answer."""
+    """Return the outcome of a request after its client closed the connection during the answer."""
     try:
         return AnswerOutcome.LEFT if _parsed(request, answer).begins(request) else AnswerOutcome.WRONG
     except _UNREADABLE:

@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         return self._ended
 
     def data_received(self, data: bytes) -> None:
-        """Read on; bytes that no request asked for end the connection."""
+        """Read the answer; bytes without a pending request close the connection."""
         if self._ended is None:
             self.close()
             return
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """An answer that was on its way is cut."""
+        """End a pending answer as cut."""
         del exc
         self._end("cut")
 
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
 
 
 class Clients:
-    """All users; `port` is the router's, or that of what stands before it."""
+    """All users; `port` is the router's, or that of a proxy before it."""
 
     def __init__(self, port: int, *, users: int, seed: int, patience_s: float) -> None:
         self._port, self._patience_s = port, patience_s
@@ -125,7 +125,7 @@ class Clients:
         return Counter(worker for each in self._connections if (worker := each.worker))
 
     def hit(self, worker: str) -> None:
-        """The worker is killed now: mark the answers that are on their way from it."""
+        """Mark the pending answers of a worker that is killed now."""
         for connection in self._connections:
             connection.was_hit |= connection.worker == worker
 

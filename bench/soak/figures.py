@@ -1,4 +1,4 @@
-"""Figures of processes: what the system knows of them, and what they show at /metrics."""
+"""Figures of processes, from the operating system and from /metrics."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _PREFIX = "kvrouter_"
 
 
 class Taken(NamedTuple):
-    """What a process takes at one moment."""
+    """The resources of a process at one moment."""
 
     rss_bytes: int
     descriptors: int
@@ -23,7 +23,7 @@ class Quiet(NamedTuple):
     """One moment at which no request was in flight."""
 
     requests: int
-    """That had ended until then."""
+    """Requests that had ended until then."""
     router: Taken
     nats: Taken
     workers: dict[str, Taken]
@@ -34,11 +34,11 @@ class Quiet(NamedTuple):
     store_bytes: int
     """Disk that the nats-server's store takes."""
     verified: str
-    """What differs by `indexer verify`; empty: nothing."""
+    """The differences that `indexer verify` found; empty: none."""
 
 
 def taken(pid: int, *, sockets: int = 0) -> Taken:
-    """Return what a running process takes, without so many sockets, which its clients have open."""
+    """Return the resources of a running process, without `sockets`, which its clients have open."""
     process = psutil.Process(pid)
     with process.oneshot():
         cpu = process.cpu_times()
@@ -48,12 +48,12 @@ def taken(pid: int, *, sockets: int = 0) -> Taken:
 
 
 def one_request_sessions() -> aiohttp.ClientSession:
-    """Return a session that keeps no connection open, so that it adds nothing to what is counted."""
+    """Return a session that keeps no connection open, so that it does not change the counted figures."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
 
 
 async def exposition(session: aiohttp.ClientSession, url: str) -> str:
-    """Return what a process shows at /metrics."""
+    """Return the text of a process at /metrics."""
     async with session.get(f"{url}/metrics") as response:
         return await response.text()
 

@@ -1,6 +1,6 @@
-"""The processes of a soak, and what is done to them.
+"""The processes of a soak, and the faults on them.
 
-`steady` workers are frozen but never ended, so that what a worker's process takes can be compared over the whole run.
+`STEADY` workers are frozen but never ended, so that the resources of a worker can be compared over the full run.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _ROUTER = (
     "nats.snapshot_period_s=30",
     "tokens.cache_bytes_max=4194304",
 )
-"""Caches and logs of a size that the first tenth of a run fills, so that what grows afterwards is none of them."""
+"""Caches and logs of a size that the first tenth of a run fills, so that later growth has another cause."""
 _WORKER = (
     _QUIET,
     "engine.block_size=64",
@@ -48,11 +48,11 @@ _COMPLAINT = "Traceback (most recent call last)"
 
 
 class NotHealed(Exception):
-    """The fleet was not whole again in time; the message says what was missing."""
+    """The fleet did not recover in time; the message has what was missing."""
 
 
 class Fleet:
-    """A nats-server, a router and `workers` workers, between entering and leaving the block. `directory` is its own.
+    """A nats-server, a router and `workers` workers, between entering and leaving the block. It owns `directory`.
 
     `programs` is the folder of the commands `router`, `worker-agent` and `indexer`.
     """
@@ -106,17 +106,17 @@ class Fleet:
         return max(list(self.workers)[STEADY:], key=lambda worker_id: answers[worker_id])
 
     async def kill_worker(self, worker_id: str) -> None:
-        """The worker is gone without a word, and starts again."""
+        """Kill the worker and start it again."""
         await self._end(self.workers[worker_id], signal.SIGKILL)
         await self._start_worker(worker_id)
 
     async def stop_worker(self, worker_id: str) -> None:
-        """The worker ends in its own way, and starts again."""
+        """Stop the worker by SIGTERM and start it again."""
         await self._end(self.workers[worker_id])
         await self._start_worker(worker_id)
 
     async def drain_worker(self, worker_id: str) -> None:
-        """The worker is drained at the router, then stopped, and starts again."""
+        """Drain the worker at the router, stop it, and start it again."""
         url = f"{self.control_url}/v1/workers/{worker_id}/drain"
         async with aiohttp.ClientSession() as session:
             async with session.post(url, json={"handover_tokens": 4096, "handover_s": 5}) as response:
@@ -128,7 +128,7 @@ class Fleet:
         await self.stop_worker(worker_id)
 
     async def freeze_worker(self, worker_id: str, seconds: float) -> None:
-        """The worker stands still for a while."""
+        """Freeze the worker for a while."""
         pid = self.workers[worker_id].pid
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -137,7 +137,7 @@ class Fleet:
             os.kill(pid, signal.SIGCONT)
 
     async def restart_nats(self, number: signal.Signals) -> None:
-        """The server is ended by a signal, and starts again on its store."""
+        """End the server by a signal and start it again on its store."""
         await self._end(self.nats, number)
         self.nats = self._nats_process()
         await self._start_nats()

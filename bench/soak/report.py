@@ -1,4 +1,4 @@
-"""A soak as people read it, in Markdown."""
+"""The report of a soak in Markdown."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -9,7 +9,7 @@ from bench.soak.verdicts import Soak, growths
 
 
 def markdown(soak: Soak, problems: Sequence[str], took_s: float) -> str:
-    """Return the tables of a run, and what is wrong with it."""
+    """Return the tables of a run, and its problems."""
     sections = [_summary(soak, problems, took_s), _requests(soak), _faults(soak), _flat(soak), _quiet(soak)]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 

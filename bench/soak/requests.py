@@ -1,4 +1,4 @@
-"""What the users of a soak request: a seeded mix, each request with the answer that it must get.
+"""The requests of a soak: a seeded mix, each request with its expected answer.
 
 A simulated engine's text is a pure function of the prompt's tokens, so the answer is known before the request is sent,
 whichever worker computes it, and however many workers computed parts of it. Prompts are those of the byte tokenizer.
@@ -23,7 +23,7 @@ _SYSTEMS = 16
 _SYSTEM_BYTES, _QUESTION_BYTES, _LONG_PROMPT_BYTES = (128, 384), (16, 64), (2048, 8192)
 _TURNS_MAX = 8
 _USAGE_SHARE = 0.5
-"""Of streams: those that are requested to state their usage."""
+"""The share of streams that request their usage."""
 _LEAVES_AFTER_EVENTS = (1, 8)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz    "
 _ENGINE = TokenSource()
@@ -65,11 +65,11 @@ _UNACCEPTABLE = (
     (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20})),
     (404, msgspec.json.encode({"model": "no-such-model", "prompt": "x"})),
 )
-"""Bodies, and the status that each must get: no JSON, a wrong field, longer than any worker allows, unknown model."""
+"""Bodies with their expected status: no JSON, a wrong field, longer than any worker allows, unknown model."""
 
 
 class Request(NamedTuple):
-    """One request; `data` are its bytes, `texts` what each choice must say."""
+    """One request; `data` are its bytes, `texts` the expected text of each choice."""
 
     kind: Kind
     data: bytes

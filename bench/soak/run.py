@@ -20,12 +20,12 @@ from kv_runtime.clock import SystemClock
 _QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0
 
 Entrance = Callable[[int], AbstractAsyncContextManager[int]]
-"""What stands before the router: takes the router's port, and has one for the clients while the block runs."""
+"""A proxy before the router: takes the router's port, and gives one for the clients while the block runs."""
 
 
 @asynccontextmanager
 async def straight(port: int) -> AsyncIterator[int]:
-    """Clients connect to the router itself."""
+    """Let clients connect to the router directly."""
     yield port
 
 
@@ -40,14 +40,14 @@ class SoakPlan(NamedTuple):
     fault_every: int = 4000
     """Requests from fault to fault."""
     patience_s: float = 60.0
-    """Of a user; an answer that takes longer is hung."""
+    """An answer that takes longer counts as hung."""
     rounds: int = 10
     seed: int = 1
     entrance: Entrance = straight
 
 
 class SoakRun:
-    """One run; `show` gets a line for each thing that happens."""
+    """One run; `show` gets a line for each round."""
 
     def __init__(self, plan: SoakPlan, directory: Path, show: Callable[[str], None]) -> None:
         self._plan, self._directory, self._show = plan, directory, show
@@ -58,7 +58,7 @@ class SoakRun:
         self._clock = SystemClock()
 
     async def run(self) -> Soak:
-        """Return what was found. A fleet that does not recover from a fault ends the run early, and is a complaint."""
+        """Return the results. A fleet that does not recover from a fault ends the run early with a complaint."""
         plan, complaints = self._plan, list[str]()
         fleet = Fleet(self._directory, plan.programs, plan.workers)
         async with fleet, plan.entrance(fleet.data_port) as port:
@@ -130,7 +130,7 @@ class SoakRun:
         return "nats-server" if fault.kind.startswith("nats") else victim
 
     async def _until_quiet(self, fleet: Fleet, clients: Clients) -> Quiet:
-        """Return the figures once nothing is in flight any more, or after a while whatever they are."""
+        """Return the figures once no request is in flight, or after 30 s in any case."""
         async with one_request_sessions() as session:
             for _ in range(round(_QUIET_S / _POLL_S)):
                 metrics = await totals(session, fleet.control_url)

@@ -1,4 +1,4 @@
-"""What became of all requests, in bounded memory: counts, a histogram, and a few examples of each failure. Pure."""
+"""The outcomes of all requests, in bounded memory: counts, a histogram, and a few examples of each failure. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class Tally:
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[Kind, AnswerOutcome]] = Counter()
         self.hit: Counter[tuple[Kind, AnswerOutcome]] = Counter()
-        """Of these the requests that were hit."""
+        """The hit requests among them."""
         self.tokens = 0
         """Tokens of right answers."""
         self.examples: defaultdict[AnswerOutcome, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What is wrong with a soak, of its figures alone. Pure.
+"""The problems of a soak, computed from its figures. Pure.
 
 Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments after the first, times the
 requests between the first and the last. One odd moment does not move it.
@@ -22,7 +22,7 @@ RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""
 UNPUBLISHED_RECORDS = 256
-"""Of the journal, that wait for its next message while all is quiet."""
+"""Of the journal: records that wait for its next message at a quiet moment."""
 ZERO_WHEN_QUIET = (
     "ledger_active_requests",
     "ledger_active_blocks",
@@ -44,7 +44,7 @@ ZERO_FOR_EVER = (
 
 
 class Healed(NamedTuple):
-    """A fault, the process that it hit, and how long the fleet took to be whole again after its cause was gone."""
+    """A fault, the process that it hit, and how long the fleet took to recover after its cause was removed."""
 
     fault: Fault
     process: str
@@ -52,7 +52,7 @@ class Healed(NamedTuple):
 
 
 class Soak(NamedTuple):
-    """All that a run found."""
+    """The results of a run."""
 
     tally: Tally
     faults: Sequence[Healed]
@@ -105,7 +105,7 @@ _BOUNDS: tuple[tuple[str, Callable[[Taken], float], Callable[[float], float]], .
 
 
 def problems(soak: Soak) -> list[str]:
-    """Return what is not as it must be; empty of a good run."""
+    """Return the problems; empty for a good run."""
     return [
         *_lost(soak.tally),
         *(problem for quiet in soak.quiet for problem in _at_quiet(quiet)),
