@@ -1,6 +1,6 @@
 """What one body does to one process: how long it blocks other answers, its CPU time, and its peak memory.
 
-`/live` is requested over a connection of its own, one request after the other, by a thread that sends nothing else.
+`/live` is requested over a separate connection, one request after another, by a thread that only sends these.
 
     pause     the longest wait for an answer, by the clock. On a shared machine most of it is other processes' turns
     held      the most CPU time that the process itself used during one such wait, by the kernel's accounts

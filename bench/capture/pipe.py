@@ -108,7 +108,7 @@ class Pipe:
             await self._clock.sleep(_POLL_S)
 
     def overlap(self, sequence_hashes: Sequence[int]) -> int:
-        """Return the longest prefix that some rank holds, in blocks, on whatever tiers."""
+        """Return the longest prefix that some rank holds, in blocks, on any tiers."""
         return max(view.overlap_blocks[-1] for view in self._index.overlap(sequence_hashes, self._ranks))
 
     def mirror_counts(self) -> list[MirrorCounts]:
@@ -129,7 +129,7 @@ async def through_pipe(
     dp_ranks: tuple[int, ...],
     chaos: Chaos | None = None,
 ) -> tuple[T, list[CapturePublisher]] | None:
-    """Return what `work` returned with a pipe of its own, and the publishers for their counts; None when stopped.
+    """Return what `work` returned with a new pipe, and the publishers for their counts; None when stopped.
 
     Sets `stop` when it is done.
 

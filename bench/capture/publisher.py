@@ -44,7 +44,7 @@ class Chaos:
         self._draws = 0
 
     def fate(self) -> Fate:
-        """Return what befalls the next frame; the same frames suffer the same for the same seed."""
+        """Return the fault of the next frame; equal seeds give equal faults."""
         self._draws += 1
         if unit_interval(self.seed, 2 * self._draws) >= CHAOS_RATIO:
             return Fate.SENT

@@ -38,7 +38,7 @@ class Twin:
         return self._held[dp_rank]
 
     def overlap(self, sequence_hashes: Sequence[int]) -> int:
-        """Return the longest prefix that some rank holds, in blocks, on whatever tiers."""
+        """Return the longest prefix that some rank holds, in blocks, on any tiers."""
         return max(_prefix(sequence_hashes, held) for held in self._held.values())
 
     def steps(self, frame: CapturedFrame) -> Iterator[set[int]]:

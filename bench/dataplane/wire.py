@@ -4,7 +4,7 @@ A request controls its answer by OpenAI keys, so that every router forwards them
 
     stream       false: one JSON answer with a content length; true: SSE in HTTP chunks
     max_tokens   how many chunks
-    seed         milliseconds between two of them; 0: each as soon as the socket takes it, in a write of its own
+    seed         milliseconds between two of them; 0: each as soon as the socket takes it, in a separate write
 
 Every prompt begins with a unique number, so that no cache has it.
 """

@@ -3,7 +3,7 @@
 hash     token ids (bytes) to sequence hashes            match    the index's answer of all ranks
 view     load, history, predictions beside it            choose   costs, and the mode's choice
 verdict  eligibility before it and the verdict after it  record   the journal's recorder takes the verdict
-total    hash to verdict, as one call after another, in a run of its own
+total    hash to verdict, as one call after another, in a separate run
 cpu      the part of it in which this thread was running
 
 Between two decisions one lease begins and another ends, so that only the fleet stays the same.

@@ -84,7 +84,7 @@ class RoleEngine(VirtualEngine):
         self._outputs, self.fetches, self.ends_s = step.outputs, step.fetches, now_s + step.duration_s
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
-        """The engine is idle; return the outputs by request id, and the batches that it publishes."""
+        """End the iteration; return the outputs by request id, and the batches that it publishes."""
         outputs, batches = super().end()
         self.simulator.flush_events()  # of KV that came during what was foreseen
         late = [self._stream.of(event.data) for event in self.simulator.drain_events()]

@@ -4,7 +4,7 @@
     iteration ends    its outputs are processed (`journey.py`); the next one begins, with what it fetches
     events arrive     what the iteration changed in the KV cache, `LAG_S` later, is folded into the index
     arrival           the request's plan, and a decision
-    request is there  at the worker chosen, after the time that a request takes to its engine; in every phase anew
+    request is there  at the worker chosen, after the time that a request takes to its engine; again in every phase
 
 Decisions, tokenization and answers' ways back take no time; nothing limits how long a request waits. What happens at
 one moment happens in the order of the table, else in that of scheduling; so a run is a function of its arguments.

@@ -25,7 +25,7 @@ class Cell(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What is varied, and what is not."""
+    """The varied and the fixed parameters."""
 
     layouts: tuple[Layout, ...]
     rates: tuple[float, ...]
@@ -39,10 +39,10 @@ class Grid(NamedTuple):
 
 
 def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[Layout, ...]:
-    """Return the layouts of eight GPUs that are played where none are named.
+    """Return the default layouts of eight GPUs.
 
-    Among them are buffers that are too small for the trace's longest prompts, which is the known deadlock: half and a
-    quarter of the power of two that is not. Source: `docs/SOURCES.md` D4.2.
+    Some have buffers that are too small for the trace's longest prompts, which is the known deadlock: half and a
+    quarter of the smallest sufficient power of two. Source: `docs/SOURCES.md` D4.2.
     """
     enough = max(4, 1 << (max(each.isl_tokens for each in requests) - 1).bit_length())
     buffers = (enough, enough // 2, enough // 4) if full else (enough // 4,)

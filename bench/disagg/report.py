@@ -19,7 +19,7 @@ SERVED_RATE = 0.9
 
 
 def as_json(grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> bytes:
-    """Return everything measured; equal arguments give equal bytes, on whatever machine."""
+    """Return everything measured; equal arguments give equal bytes, on any machine."""
     setting = grid.setting
     results: dict[str, Any] = {
         "trace": totals(requests)._asdict() | {"isl_max": max(each.isl_tokens for each in requests)},

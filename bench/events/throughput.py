@@ -24,7 +24,7 @@ _WORKER, _RANK = "w0", "w0/0"
 
 
 class Throughput(NamedTuple):
-    """One cell, medians of its rounds; CPU in s a million blocks. `bare` is publishing the same messages alone."""
+    """One cell, medians of its rounds; CPU in s a million blocks. `bare` is only publishing the same messages."""
 
     event_blocks: int
     blocks_s: float

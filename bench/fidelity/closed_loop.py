@@ -62,7 +62,7 @@ class Uniform:
         self._draw = Random(seed)  # noqa: S311 - a placement, not a secret
 
     def choose(self, session: int, in_flight: Sequence[int]) -> int:
-        """Return a worker, all alike."""
+        """Return a worker, each with equal probability."""
         del session
         return self._draw.randrange(len(in_flight))
 

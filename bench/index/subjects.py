@@ -1,7 +1,7 @@
 """The measured indexes, as steps that are prepared before the clock starts. Standard library only.
 
 A step is the name of a call and its arguments, in the form that the index takes them; `bind` makes calls of steps, on
-the index that is there now. So the clock sees nothing but the index and the loop.
+the current index. So the clock measures only the index and the loop.
 
     buffers, lists, messages   ours, by the form of a hash; a message is a canonical batch
     json                       the peer's: events as JSON, queries as lists

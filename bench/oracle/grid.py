@@ -22,7 +22,7 @@ TAINT = "slow"
 
 
 class Weights(NamedTuple):
-    """The weights of the terms, and for people what is special about them. Defaults are the peer's."""
+    """The weights of the terms, with a display name. Defaults are the peer's."""
 
     name: str
     overlap_credit: float = 1.0
@@ -76,7 +76,7 @@ class Prompt(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same, for people."""
+        """The display name."""
         held = " | ".join("+".join(map(str, each)) for each in (self.first, self.second))
         taint = f", preferred {self.preferred:g}" if self.preferred else ""
         return f"{self.blocks}{f'+{self.tail}t' if self.tail else ''}: {held}{taint}"
@@ -93,7 +93,7 @@ class Load(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same, for people."""
+        """The display name."""
         shared = f", {self.shared} shared" if self.shared else ""
         second = f", second {self.second_blocks}" if self.second_blocks else ""
         return f"{self.kind}{f' +{self.tail}t' if self.tail else ''}{shared}{second}"
@@ -108,7 +108,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same, for people, and the same in every run."""
+        """The display name, equal in every run."""
         return f"{self.weights.name} / {self.prompt.name} / {self.load.name}"
 
 
@@ -131,7 +131,7 @@ class Flip(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same, for people."""
+        """The display name."""
         return "none" if self.load is None else f"{self.load}{' (tie)' if self.is_tie else ''}"
 
 

@@ -25,7 +25,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class GridShape(NamedTuple):
-    """What is varied, and what is not. Lags in seconds; a slowdown of 2 is an engine that needs twice as long."""
+    """The varied and the fixed parameters. Lags in seconds; a slowdown of 2 is an engine that needs twice as long."""
 
     workers: tuple[int, ...] = (4, 8, 16)
     rates: tuple[float, ...] = (0.5, 1.0, 2.0)

@@ -7,7 +7,7 @@ File: JSON lines, in the order of arrival, each an object with at least
     output_length  tokens of the answer, 1 or more
     hash_ids       one id for every 512 tokens of the prompt, the last perhaps for fewer; equal ids, equal tokens
 
-Ids are numbered anew, 0, 1, ... in order of appearance: any integers will do. Source of the form: the Mooncake traces.
+Ids are renumbered 0, 1, ... in order of appearance: any integers are allowed. Source of the form: the Mooncake traces.
 """
 
 import random
@@ -21,7 +21,7 @@ import msgspec
 TRACE_BLOCK_TOKENS = 512
 """Tokens that one id stands for."""
 BLOCK_IDS_MAX = (1 << 32) // TRACE_BLOCK_TOKENS - 1
-"""So that every token of every block is a u32 of its own, and one is left for answers."""
+"""Every token of every block is a distinct u32, and one is left for answers."""
 
 
 class TraceRequest(NamedTuple):

@@ -65,7 +65,7 @@ class CanonicalStream:
 class VirtualEngine:
     """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`.
 
-    Iterations in which nothing but decoding can happen are foreseen and computed at once, which changes no time, no
+    Iterations that can only decode are foreseen and computed at once, which changes no time, no
     event and no end of an answer; their tokens are not reported one by one. A request that comes in between cuts the
     stretch off at the end of the iteration that is being computed, as it would have had to wait for that end anyway.
     """
@@ -118,7 +118,7 @@ class VirtualEngine:
             self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
-        """The engine is idle; return the outputs by request id, and the batches that it publishes."""
+        """End the iteration; return the outputs by request id, and the batches that it publishes."""
         self.ends_s = None
         if self._foreseen_s:
             self._simulator.skip(len(self._foreseen_s))

@@ -54,7 +54,7 @@ class FleetShape(NamedTuple):
 
 
 class FollowUp(NamedTuple):
-    """A request that is sent `after_s` seconds after the answer to another; it has no time of arrival of its own."""
+    """A request that is sent `after_s` seconds after the answer to another; its arrival time follows from that."""
 
     after_s: float
     request: TraceRequest

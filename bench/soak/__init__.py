@@ -1,6 +1,6 @@
-"""`router bench soak`: many requests through real processes, whose workers and nats-server are killed and frozen.
+"""`router bench soak`: many requests through real processes, with workers and nats-server killed and frozen.
 
-    nats-server   a process of its own; its store outlives it
+    nats-server   a separate process; its store survives restarts
     router        one process
     workers       `worker-agent serve` with simulated engines; each is started again under its id
     clients       this process: users with one connection and one request at a time each
