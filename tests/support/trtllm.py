@@ -30,6 +30,8 @@ NAMES = ("tensorrt_llm", "tensorrt_llm_fake_control", "PIL", "torch")
 """The package, and what comes with it."""
 LOGGER = "TRT-LLM"
 THREAD = "fake-tensorrt-llm"
+_ENDS_WITHIN_S = 10.0
+"""For the thread of an engine that the garbage collector ended."""
 
 
 class Fake:
@@ -76,7 +78,10 @@ def trtllm() -> Iterator[Fake]:
     """Give a test the fake; fail it where a thread of an engine is left."""
     with installed() as fake:
         yield fake
-    assert not [each.name for each in threading.enumerate() if each.name == THREAD]
+    threads = [each for each in threading.enumerate() if each.name == THREAD]
+    for each in threads:
+        each.join(_ENDS_WITHIN_S)
+    assert not [each.name for each in threads if each.is_alive()]
 
 
 def environment(**told: Any) -> dict[str, str]:

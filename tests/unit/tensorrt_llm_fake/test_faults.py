@@ -251,3 +251,10 @@ def _first(socket: Any, cause: Any) -> list[bytes]:
         except zmq.Again:
             continue
     raise AssertionError("nothing came")
+
+
+@pytest.mark.timeout(20)
+def test_an_engine_may_be_collected_by_a_thread_that_has_the_lock_of_the_fake(trtllm: Fake) -> None:
+    llm = trtllm.module.LLM("none")
+    with trtllm.control._changed:
+        llm.__del__()

@@ -152,10 +152,18 @@ class GenerationExecutor:
         self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        self._streams.close()
         self._fail_pending(RequestError("the executor was shut down"))
         with self._lock:
             self._told.notify_all()
+
+    def _abandon(self) -> None:
+        """End the engine's thread without waiting for it.
+
+        The garbage collector calls this on any thread, also on one that holds a lock of the fake's own, which the
+        engine's thread needs to end.
+        """
+        self.doing_shutdown = True
+        self._wake()
 
     def _set_fatal_error(self, error: BaseException) -> None:
         with self._lock:
@@ -181,6 +189,7 @@ class GenerationExecutor:
                 self._told.notify_all()
             if control.die_at_iteration is not None and self._engine.iterations >= control.die_at_iteration:
                 self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
+        self._streams.close()
 
     def _wake(self) -> None:
         self._is_dirty = True

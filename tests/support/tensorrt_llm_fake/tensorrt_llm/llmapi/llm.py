@@ -284,7 +284,9 @@ class BaseLLM:
         raise RuntimeError("LLM object can not be pickled.")
 
     def __del__(self) -> None:
-        self.shutdown()
+        executor, self._executor = getattr(self, "_executor", None), None
+        if executor is not None:
+            executor._abandon()
 
     # -------------------------------------------------------------------------------------------- inside
     def _build_model(self) -> None:
