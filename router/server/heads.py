@@ -257,9 +257,10 @@ def _shown(value: bytes) -> str:
 def without_empty_lines(buffer: bytes) -> bytes:
     """Return `buffer` without the empty lines before a request (RFC 9112, 2.2)."""
     rest = buffer.lstrip(b"\r\n")
-    empty = buffer[: len(buffer) - len(rest)].replace(b"\r\n", b"")
-    if not empty:
+    empty = buffer[: len(buffer) - len(rest)]
+    lines = b"\r\n" * (len(empty) // 2)
+    if empty == lines:
         return rest
-    if empty == b"\r" and not rest:
-        return empty
+    if empty == lines + b"\r" and not rest:
+        return b"\r"
     raise Malformed(400, "request line: found a bare CR or LF before it, allowed CRLF")

@@ -132,6 +132,7 @@ def test_spoilt_answers_are_read_as_h11_reads_them_or_refused_on_purpose(data: b
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(HOSTILE) | st.binary(max_size=5), max_size=30), cuts)
+@example([b"\r", b"\r\n"], [2])
 def test_hostile_bytes_are_read_as_h11_reads_them_or_refused_on_purpose(parts: list[bytes], places: list[int]) -> None:
     data = b"".join(parts)
     ours = read_by_us([data])
