@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
+.PHONY: help demo test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,10 +19,11 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo $(if $(KEEP),--keep)
 
-test: native lint types imports unit  ## lint, types, import contracts, tests (about 10 minutes on 2 cores)
+test: native lint imports  ## lint, types, import contracts, tests (about 5 minutes on 2 cores)
+	@$(MAKE) --no-print-directory -j2 types unit
 
 ## Slower suites
-ci: test compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test system compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -34,14 +35,24 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-unit: $(READY)  # twice as many processes as cores of a small machine: tests wait more than they compute
-	$(BIN)/python -m pytest -m 'not slow and not faults' -n 4 --dist loadfile
+# The main paths of the system; the rest runs in `make system` and `make simulation`.
+MAIN_PATHS := $(addprefix tests/system/,dashboards integration/test_agent_api.py \
+  integration/test_history.py::test_a_planted_bug_is_seen \
+  $(addprefix e2e/test_,overlap_is_what_the_worker_reuses.py openai_sdk.py \
+  $(addprefix check_capture.py::test_,an_index_that_ignores_removals_is_found_out \
+  a_stream_that_loses_an_event_without_a_gap_is_found_out a_twin_that_skips_frames_is_found_out)))
+
+unit: $(READY)  # more processes than cores of a small machine: tests wait, too
+	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile tests/unit tests/contract tests/simulation $(MAIN_PATHS)
+
+system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
+	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile tests/system/integration tests/system/e2e
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile \
-	  tests/unit/router tests/properties tests/e2e
-	$(BIN)/python -m pytest -m slow tests/install
+	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not interpreted' -n 4 --dist loadfile \
+	  tests/unit/router tests/unit/properties tests/system/e2e
+	$(BIN)/python -m pytest -m slow tests/system/install
 
 # The wheel, and tests of the agent, in an environment of their own. 1: its name, 2: what else is installed in it, 3: tests
 define tests_with
@@ -49,7 +60,7 @@ define tests_with
 	@$(BIN)/uv pip install --quiet --python $(FLOORS)/$(1)/bin/python $(2) -r $(FLOORS)/tools.txt \
 	  "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
 	cd $(FLOORS)/tests && PYTHONPATH=$$(../$(1)/bin/python -c 'import kv_runtime; print(kv_runtime.__path__[0])')/tools \
-	  ../$(1)/bin/python -m pytest -q -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile $(3)
+	  ../$(1)/bin/python -m pytest -q -m 'not slow and not interpreted' -n 4 --dist loadfile $(3)
 endef
 AGENT_TESTS := tests/unit/worker_agent tests/unit/kv_protocol tests/unit/kv_runtime tests/contract
 NUMPY_TESTS := tests/contract/test_prefix_index*.py tests/unit/kv_runtime/test_encoders.py tests/unit/kv_runtime/test_text.py
@@ -63,13 +74,13 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,newest,--upgrade,$(AGENT_TESTS))
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/install
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) --from $(or $(FROM),0)
 
 faults: $(READY)  ## faults on real servers, and how long it takes to be right again (build/faults.md)
-	$(BIN)/python -m pytest -m faults tests/faults --faults-report build/faults.md
+	$(BIN)/python -m pytest tests/system/faults --faults-report build/faults.md
 
 soak: $(WHEEL)/.ready  ## REQUESTS (1000000) through real processes under faults: nothing lost, nothing grows (build/soak.md)
 	$(BIN)/router bench soak --requests $(or $(REQUESTS),1000000) --programs $(WHEEL)/env/bin --out build/soak.md

@@ -7,10 +7,11 @@ A run plays the same conversations on a new fleet of real processes with simulat
     without          the same without hand-over
     killed           the worker is killed
 
-Every session has its own text. *Moved* are the sessions whose last request before went to that worker; the report has
-the hit rate of their first request afterwards and of all of theirs. Unless `--set` changes it, the router keeps
-sessions at their worker where possible, so that a loss comes from the drain. The default policy moves them for a small
-difference in load (`undisturbed` shows how much).
+Every session has its own text. A session is *moved* if its last request before the drain
+went to that worker. The report has the hit rate of these sessions' first requests afterwards, and of all their later
+requests. Unless `--set` changes it, the router
+keeps sessions at their worker where possible, so that a loss comes from the drain. The default policy moves them for a
+small difference in load (`undisturbed` shows how much).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from rich.table import Table
 
 from bench.demo.replay import Measured, Player
 from bench.demo.workload import Conversation, WorkloadShape, conversations
-from bench.processes import Fleet, FleetShape
+from bench.processes import FleetProcesses, FleetShape
 from bench.report import machine_line, percentile
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_process
@@ -43,7 +44,7 @@ _WIDTH = 140
 Session = Sequence[Measured]
 
 
-class Lost(NamedTuple):
+class DrainLosses(NamedTuple):
     """What a run lost. Hit rates are cached over prompt tokens; times in seconds since the run began, TTFT in ms."""
 
     way: Way
@@ -66,14 +67,14 @@ class Lost(NamedTuple):
 
 def lost(
     way: Way, sessions: Sequence[Session], cut_s: float, drained_s: float | None, handover: dict[str, Any] | None
-) -> Lost:
+) -> DrainLosses:
     """Return what a run lost when the worker left at `cut_s`; each session's requests are in their order."""
     moved = [session for session in sessions if _was_there(session, cut_s)]
     afterwards = [[each for each in session if each.sent_s >= cut_s] for session in moved]
     first = [requests[0] for requests in afterwards if requests]
     ttfts_ms = [each.ttft_s * 1000 for each in first if not each.error]
     every = [each for session in sessions for each in session]
-    return Lost(
+    return DrainLosses(
         way=way,
         requests=len(every),
         failed=sum(bool(each.error) for each in every),
@@ -101,7 +102,7 @@ def _hit_rate(requests: Sequence[Measured]) -> float:
     return sum(each.cached_tokens for each in answered) / prompt_tokens if prompt_tokens else 0.0
 
 
-def verdicts(found: Sequence[Lost]) -> list[str]:
+def verdicts(found: Sequence[DrainLosses]) -> list[str]:
     """Return the problems of the runs."""
     by_way = {each.way: each for each in found}
     problems = [
@@ -150,12 +151,12 @@ def drain(
     if unknown := set(ways.split(",")) - set(WAYS):
         context.fail(f"--ways: found {min(unknown)!r}, allowed {', '.join(WAYS)}")
     shape = _SHAPE._replace(conversations=sessions, turns=turns, assistants=16 * sessions)
-    people, found = list(conversations(shape, seed)), list[Lost]()
+    people, found = list(conversations(shape, seed)), list[DrainLosses]()
 
     async def play(_: asyncio.Event) -> None:
         for way in named:
             settings = (*_ROUTER_SETTINGS, *assignments, f"policy.seed={seed}")
-            async with Fleet(FleetShape(workers, "kv", MODEL, _WORKER_SETTINGS, settings)) as fleet:
+            async with FleetProcesses(FleetShape(workers, "kv", MODEL, _WORKER_SETTINGS, settings)) as fleet:
                 found.append(await _run(fleet, way, people, shape.answer_tokens, drain_at_s, tokens))
 
     run_process(play)
@@ -172,8 +173,8 @@ def drain(
 
 
 async def _run(
-    fleet: Fleet, way: Way, people: Sequence[Conversation], answer_tokens: int, drain_at_s: float, tokens: int
-) -> Lost:
+    fleet: FleetProcesses, way: Way, people: Sequence[Conversation], answer_tokens: int, drain_at_s: float, tokens: int
+) -> DrainLosses:
     clock, drained_s, handover = SystemClock(), None, None
     async with asyncio.TaskGroup() as group:
         began_s = clock.now()
@@ -189,7 +190,7 @@ async def _run(
     return lost(way, [talk.result() for talk in talks], cut_s, drained_s, handover)
 
 
-async def _drained(fleet: Fleet, tokens: int) -> dict[str, Any] | None:
+async def _drained(fleet: FleetProcesses, tokens: int) -> dict[str, Any] | None:
     """Drain the worker; return what was handed over."""
     url = f"{fleet.control_url}/v1/workers/{LEAVES}/drain"
     async with aiohttp.ClientSession(raise_for_status=True) as session:
@@ -202,7 +203,7 @@ async def _drained(fleet: Fleet, tokens: int) -> dict[str, Any] | None:
     return handover
 
 
-def _show(found: Sequence[Lost], problems: Sequence[str], workers: int) -> None:
+def _show(found: Sequence[DrainLosses], problems: Sequence[str], workers: int) -> None:
     console = Console() if Console().is_terminal else Console(width=_WIDTH)
     console.print(f"{workers} workers, of which {LEAVES} leaves. {machine_line()}", highlight=False)
     table = Table(
@@ -230,7 +231,7 @@ def _show(found: Sequence[Lost], problems: Sequence[str], workers: int) -> None:
         console.print(line, highlight=False)
 
 
-def _gain(found: Sequence[Lost]) -> list[str]:
+def _gain(found: Sequence[DrainLosses]) -> list[str]:
     by_way = {each.way: each for each in found}
     if "hand-over" not in by_way or "without" not in by_way:
         return []

@@ -51,7 +51,7 @@ class ProcessFailed(Exception):
     """A process ended, or did not become ready; the message ends with what it printed."""
 
 
-class Process:
+class ChildProcess:
     """One child process. Its output is read, so that it never blocks, and its last lines are stored."""
 
     def __init__(self, name: str, command: list[str]) -> None:
@@ -72,6 +72,11 @@ class Process:
     def ended_with(self) -> int | None:
         """Its exit code, or minus the number of the signal that ended it; None while it runs."""
         return None if self._child is None else self._child.returncode
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._child is not None and self._child.returncode is None
 
     @property
     def output(self) -> str:
@@ -107,18 +112,26 @@ class Process:
         def found() -> str | None:
             return next((line for line in self._lines if words in line), None)
 
-        def ended() -> bool:
-            return self._child is None or self._child.returncode is not None
-
         try:
             async with asyncio.timeout(_START_S), self._output_changed:
-                await self._output_changed.wait_for(lambda: found() is not None or ended())
+                await self._output_changed.wait_for(lambda: found() is not None or not self.is_running)
         except TimeoutError:
             pass
         line = found()
         if line is None:
             raise ProcessFailed(f"{self.name} never said {words!r}; it printed:\n{self.output}")
         return line
+
+    async def until_ended(self) -> int:
+        """Return its exit code, as `ended_with`, once it has ended and its output was read."""
+        assert self._child is not None
+        assert self._reading is not None
+        await self._reading
+        return await self._child.wait()
+
+    def forget_output(self) -> None:
+        """Drop the lines it printed so far."""
+        self._lines.clear()
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it by a signal; kill it when it takes too long or when this call is cancelled."""
@@ -142,20 +155,20 @@ class Process:
                 await self._child.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._child is not None and self._child.returncode is None:
+        if self._child is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(number)
 
 
-class Fleet:
+class FleetProcesses:
     """The processes, between entering and leaving the block."""
 
     def __init__(self, shape: FleetShape) -> None:
         self._shape = shape
         self._group = asyncio.TaskGroup()
         self._clock = SystemClock()
-        self.router = Process("router", self._router_command())
-        self.workers: dict[str, Process] = {}
+        self.router = ChildProcess("router", self._router_command())
+        self.workers: dict[str, ChildProcess] = {}
         self.worker_urls: dict[str, str] = {}
         self.data_url = self.control_url = self.nats_url = ""
 
@@ -199,10 +212,15 @@ class Fleet:
         command += ["--model", self._shape.model]
         for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
             command += ["--set", setting]
-        worker = self.workers[worker_id] = Process(worker_id, command)
-        await worker.start(self._group)
+        worker = ChildProcess(worker_id, command)
+        await self.add_worker(worker)
         url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         return url
+
+    async def add_worker(self, worker: ChildProcess, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start another worker, which ends with the fleet; `variables` as `ChildProcess.start` has them."""
+        self.workers[worker.name] = worker
+        await worker.start(self._group, variables)
 
     async def kill(self, worker_id: str) -> None:
         """Kill the worker by SIGKILL, as a fault does."""

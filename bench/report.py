@@ -15,7 +15,7 @@ WINDOW_S = 10.0
 LAG_LIMIT_S = 0.010
 
 
-class Figures(NamedTuple):
+class ShownFigures(NamedTuple):
     """What a table shows of one run. Times in simulated milliseconds, hit rate and imbalance as ratios."""
 
     requests: int
@@ -28,13 +28,13 @@ class Figures(NamedTuple):
     exact_predictions: int
 
 
-def figures(measured: Sequence[Measured], *, speed: float, block_size: int) -> Figures:
+def figures(measured: Sequence[Measured], *, speed: float, block_size: int) -> ShownFigures:
     """Return the figures of one run at `speed` simulated seconds a second."""
     answered = [each for each in measured if not each.error]
     ttfts_ms = [each.ttft_s * speed * 1000 for each in answered]
     prompt_tokens = sum(each.prompt_tokens for each in answered)
     cached_tokens = sum(each.cached_tokens for each in answered)
-    return Figures(
+    return ShownFigures(
         requests=len(measured),
         errors=len(measured) - len(answered),
         hit_rate=cached_tokens / prompt_tokens if prompt_tokens else 0.0,

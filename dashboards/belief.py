@@ -14,7 +14,7 @@ PREDICTION = Row(
         Panel(
             title="Predicted and actual cached tokens",
             description="kvrouter_predicted_cached_tokens_total, kvrouter_actual_cached_tokens_total: what the index "
-            "promised, what workers reused. They should run together; else the next panels show whose.",
+            "promised, what workers reused. They should run together; else the next panels show where.",
             queries=(Query(rate(_PREDICTED, WORKER), "predicted"), Query(rate(_ACTUAL, WORKER), "actual")),
             unit="cps",
         ),

@@ -1,7 +1,7 @@
 """All dashboards, and what they have in common: their variables, and the moments that are drawn over every panel.
 
-There is no variable for a cluster, as nothing that is measured has such a label; whoever scrapes several clusters adds
-one in Prometheus.
+There is no variable for a cluster, because no metric has such a label. A Prometheus that scrapes several clusters has
+to add one.
 """
 
 from dashboards.decisions import DECISIONS

@@ -95,7 +95,7 @@ AFFINITY = Row(
 )
 
 DECIDED = Row(
-    "Who decides, and why did the winner win?",
+    "Which policy decides, and why did the winner win?",
     (
         Panel(
             title="Decisions by policy",
@@ -108,7 +108,7 @@ DECIDED = Row(
         Panel(
             title="Decisions by reason",
             description="kvrouter_decisions_total: overlap, load, turn, draw (a tie, or by temperature), pinned, "
-            "affinity (a session), newcomer (its share is spent), only (nobody else may), predicted_ttft, "
+            "affinity (a session), newcomer (its share is spent), only (no other rank is eligible), predicted_ttft, "
             "user. Many by only: the others are unfit, GET /v1/workers says why.",
             queries=(Query(rate("decisions_total", by="reason"), "{{reason}}"),),
             kind="stacked",
@@ -157,6 +157,6 @@ COST = Row(
 DECISIONS = Board(
     uid="kv-router-decisions",
     title="KV router: routing decisions",
-    description="Is what was predicted true, what was given up for load, who decided, and what did it cost.",
+    description="Is what was predicted true, what was given up for load, which policy decided, and what did it cost.",
     rows=(PREDICTION, GIVEN_UP, AFFINITY, DECIDED, TRUST, COST),
 )

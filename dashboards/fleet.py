@@ -118,7 +118,7 @@ CACHES = Row(
         Panel(
             title="Reused tokens by worker",
             description="kvrouter_actual_cached_tokens_total. A worker without any: its cache is off or new, or "
-            "nobody knows what it holds; its trust stands on the other dashboard.",
+            "the fleet does not know what it holds; its trust is on the other dashboard.",
             queries=(Query(rate("actual_cached_tokens_total", WORKER, by="worker"), "{{worker}}"),),
             kind="stacked",
             unit="cps",
@@ -133,7 +133,7 @@ OBJECTIVES = Row(
         Panel(
             title=f"Error budget: {ANSWERED_OBJECTIVE:.1%} of requests do not fail",
             description="kvrouter_requests_total: how many times faster than allowed the budget burns. 1: it lasts "
-            "just as long as it must. Above 14 for 5 minutes and an hour: somebody must look now; above 1 "
+            "just as long as it must. Above 14 for 5 minutes and an hour: an operator must look now; above 1 "
             "for hours: this week.",
             queries=tuple(_answers_burn(over) for over in _WINDOWS),
             width=12,

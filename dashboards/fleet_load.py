@@ -53,7 +53,7 @@ QUEUE = Row(
         Panel(
             title="Time in the queue",
             description="kvrouter_queue_wait_seconds, of requests that had to wait for a worker to fall below its "
-            "threshold. Nothing is drawn while nobody waits. Long waits: add workers, or raise the "
+            "threshold. Nothing is drawn while no request waits. Long waits: add workers, or raise the "
             "threshold.",
             queries=(
                 Query(rate("queue_wait_seconds_count"), "requests that waited, a second"),

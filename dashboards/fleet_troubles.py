@@ -18,7 +18,7 @@ FAILURES = Row(
         ),
         Panel(
             title="Attempts at another worker",
-            description="kvrouter_retries_total, by how the attempt before failed. Clients saw nothing of it but time.",
+            description="kvrouter_retries_total, by how the attempt before failed. Clients only saw a delay.",
             queries=(Query(rate("retries_total", by="phase"), "{{phase}}"),),
             unit="reqps",
         ),
@@ -26,7 +26,7 @@ FAILURES = Row(
             title="Requests that took another way than they began",
             description="kvrouter_request_turns_total, by cause. migrated: a stream went on where its worker died. "
             "prefill_failed, no_prefill_worker: decode workers compute prompts, too. decode_failed: a prompt is "
-            "prefilled again. Clients saw nothing of it but time; a steady rate is a worker that fails.",
+            "prefilled again. Clients only saw a delay; a steady rate is a worker that fails.",
             queries=(Query(rate("request_turns_total", by="reason"), "{{reason}}"),),
             unit="reqps",
         ),
@@ -57,7 +57,7 @@ FAILURES = Row(
         ),
         Panel(
             title="Promises that did not end by themselves",
-            description="kvrouter_leases_expired_total, kvrouter_leases_corrected_total: nobody ended them, or the "
+            description="kvrouter_leases_expired_total, kvrouter_leases_corrected_total: they expired, or the "
             "engine knew nothing of them. Any, while no process was killed: a request ended without a "
             "word; report it.",
             queries=(

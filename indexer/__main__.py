@@ -14,13 +14,13 @@ from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.service.http import IndexApi
-from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, load_settings
-from kv_runtime.config_text import render
+from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import InstalledCommands
-from kv_runtime.http import HttpServer
+from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import Projection, configure_logs, new_registry

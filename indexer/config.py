@@ -1,6 +1,6 @@
 """The stand-alone index's configuration tree."""
 
-from kv_runtime.config import ControlSection, IndexSection, NatsSection, Settings, TelemetrySection
+from kv_runtime.config.sections import ControlSection, IndexSection, NatsSection, Settings, TelemetrySection
 
 
 class IndexerSettings(Settings):

@@ -29,7 +29,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
-from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family

@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, shortened
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, Verbatim
+from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, Verbatim
 
 SCANNED_BYTES = 64 << 10
 """Smaller bodies are not scanned: a decoder is done with them within a few milliseconds."""
@@ -67,7 +67,7 @@ class BodyLimits(NamedTuple):
     section: str = "data"
 
 
-class Span(NamedTuple):
+class ImageSpan(NamedTuple):
     """The position of an image's base64, and whether its slashes are escaped."""
 
     begin: int
@@ -117,7 +117,7 @@ def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
     return cut(data, _Scan(data, limits).images(), mark)
 
 
-def cut(data: Bytes, spans: Sequence[Span], mark: str) -> Body:
+def cut(data: Bytes, spans: Sequence[ImageSpan], mark: str) -> Body:
     """Return the body without the spans."""
     if not spans:
         return Body(data)
@@ -152,9 +152,9 @@ class _Scan:
         self._setting, self._allowed = "options_bytes_max", limits.options_bytes_max
         self._text_left = limits.prompt_bytes_max
         self._id_bytes_left = _ID_JSON * limits.prompt_bytes_max
-        self._found: list[Span] = []
+        self._found: list[ImageSpan] = []
 
-    def images(self) -> list[Span]:
+    def images(self) -> list[ImageSpan]:
         """Return the positions of images' base64; raise if a bound is exceeded."""
         self._space()
         if self._byte() == _OBJECT:
@@ -321,11 +321,11 @@ class _Scan:
                 return False
             is_escaped = is_escaped or _BACKSLASH in piece
             if quote >= 0:
-                return self._cut_out(Span(comma + 1, quote, is_escaped))
+                return self._cut_out(ImageSpan(comma + 1, quote, is_escaped))
             at += len(piece)
         return False
 
-    def _cut_out(self, span: Span) -> bool:
+    def _cut_out(self, span: ImageSpan) -> bool:
         length = span.end - span.begin
         if length < _IMAGE_BYTES_MIN:
             return False

@@ -23,12 +23,12 @@ from typing import Literal
 
 import msgspec
 
-from kv_protocol.api_endpoints import ApiEndpoint
 from kv_protocol.decision import CostTerms
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
+from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8

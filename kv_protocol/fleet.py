@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, check_stated
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.images import ImageRule
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, check_stated
 from kv_protocol.splitmix import U64_MASK
 
 HEARTBEAT_PERIOD_S = 1.0

@@ -51,7 +51,7 @@ class FleetEventRefused(ProtocolError):
         self.reason: RefusalReason = reason
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _KnownWorker(msgspec.Struct, frozen=True):
     """A worker's newest registration, and when its newest event was signed; no instance: it left."""
 
     subject: str
@@ -60,7 +60,7 @@ class _Known(msgspec.Struct, frozen=True):
     time_ns: int
 
 
-_UNKNOWN = _Known("", "", "", 0)
+_UNKNOWN = _KnownWorker("", "", "", 0)
 
 
 class FleetGate:
@@ -68,7 +68,7 @@ class FleetGate:
 
     def __init__(self, keys: tuple[bytes, ...] = ()) -> None:
         self._keys = keys
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownWorker] = {}
         self.refused_total: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
 
     def admit(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> FleetEvent:
@@ -128,9 +128,9 @@ class FleetGate:
     def _remember(self, subject: str, event: FleetEvent, time_ns: int) -> None:
         known = self._known.pop(event.worker_id, _UNKNOWN)
         if isinstance(event, WorkerRegistered):
-            known = _Known(subject, event.instance, event.base_url, time_ns)
+            known = _KnownWorker(subject, event.instance, event.base_url, time_ns)
         elif isinstance(event, WorkerLeft) and event.instance == known.instance:
-            known = _Known("", "", "", time_ns)
+            known = _KnownWorker("", "", "", time_ns)
         else:
             known = msgspec.structs.replace(known, time_ns=time_ns)
         if len(self._known) >= WORKERS_MAX:

@@ -132,9 +132,9 @@ def image_pad(mm_hash: int) -> int:
 
 
 def pad_images(tokens: Sequence[int], image_token_id: int, mm_hashes: Sequence[int]) -> list[int]:
-    """Return a block's tokens with every maximal run of `image_token_id` replaced by the pad of the n-th object.
+    """Return a block's tokens, with the n-th maximal run of `image_token_id` replaced by the pad of the n-th object.
 
-    The last object serves the runs that outnumber the objects; without objects the tokens stay as they are.
+    If there are more runs than objects, the last object's pad replaces the rest. Without objects nothing is replaced.
     """
     padded = list(tokens)
     run = -1

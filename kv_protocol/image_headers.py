@@ -7,21 +7,25 @@
     image/jpeg    ff d8 ff                                        in the first frame header (SOF), after other segments
 
 The size in pixels is read because a few bytes may decode to any number of them, and bounded before a decoder sees them.
+Why no library reads it: ADR 24.
 
 Source: PNG (W3C, third edition) 5.2 and 11.2.1; GIF89a specification 17 and 18; RFC 9649 (WebP) 2.5 to 2.7, RFC 6386
 (VP8) 9.1; ITU-T T.81 (JPEG) B.1 and B.2.2. A type that is added needs a line here, and how its size is read.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif")
+ImageType = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
+IMAGE_TYPES: tuple[ImageType, ...] = get_args(ImageType)
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers, which are 0xC0 to 0xCF but for DHT, JPG and DAC."""
-_JPEG_SEGMENTS_MAX = 4096
+_JPEG_STEPS_MAX = 4096
+"""Segments and fill bytes before the frame header; reading stops there, however long the image is."""
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length: TEM, RST0 to RST7, SOI."""
-_JPEG_SCAN = 0xDA
+_JPEG_SIZELESS = frozenset({0x00, 0xD9, 0xDA})
+"""No frame header follows: a zero is no marker, and decoders skip it alone, not a segment; EOI; SOS."""
 _VP8L_SIGNATURE = 0x2F
 
 
@@ -32,7 +36,7 @@ class Pixels(NamedTuple):
     height: int
 
 
-def image_type(data: bytes) -> str | None:
+def image_type(data: bytes) -> ImageType | None:
     """Return the media type by the first bytes of `data`; None for anything else."""
     if data.startswith(b"\xff\xd8\xff"):
         return "image/jpeg"
@@ -45,7 +49,7 @@ def image_type(data: bytes) -> str | None:
     return None
 
 
-def image_pixels(data: bytes, media_type: str) -> Pixels | None:
+def image_pixels(data: bytes, media_type: ImageType) -> Pixels | None:
     """Return the size in the image's header; None if it has none, or the header is cut."""
     found = _SIZE_OF[media_type](data)
     return found if found is not None and found.width > 0 and found.height > 0 else None
@@ -72,21 +76,20 @@ def _webp(data: bytes) -> Pixels | None:
 
 
 def _jpeg(data: bytes) -> Pixels | None:
-    """Walk from segment to segment; a marker may be preceded by any number of 0xff."""
+    """Read from segment to segment; a marker may be preceded by further 0xff."""
     at = 2
-    for _ in range(_JPEG_SEGMENTS_MAX):
-        if data[at : at + 1] != b"\xff":
+    for _ in range(_JPEG_STEPS_MAX):
+        if at + 9 > len(data) or data[at] != 0xFF:  # noqa: PLR2004 - every marker begins so
             return None
-        while data[at : at + 1] == b"\xff":
-            at += 1
-        if at + 8 > len(data):
-            return None
-        marker = data[at]
+        marker = data[at + 1]
         if marker in _JPEG_FRAMES:
-            return Pixels(width=_big(data, at + 6, 2), height=_big(data, at + 4, 2))
-        if marker == _JPEG_SCAN:
+            return Pixels(width=_big(data, at + 7, 2), height=_big(data, at + 5, 2))
+        if marker in _JPEG_SIZELESS:
             return None
-        at += 1 if marker in _JPEG_BARE else 1 + _big(data, at + 1, 2)
+        if marker == 0xFF:  # noqa: PLR2004 - a fill byte
+            at += 1
+        else:
+            at += 2 if marker in _JPEG_BARE else 2 + _big(data, at + 2, 2)
     return None
 
 
@@ -98,7 +101,7 @@ def _little(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-_SIZE_OF: dict[str, Callable[[bytes], Pixels | None]] = {
+_SIZE_OF: dict[ImageType, Callable[[bytes], Pixels | None]] = {
     "image/png": _png,
     "image/gif": _gif,
     "image/webp": _webp,

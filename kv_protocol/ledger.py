@@ -54,7 +54,7 @@ class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, g
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
-    """Bytes still flow: the lease's time restarts."""
+    """Bytes of the answer still arrive: the lease's timeout starts again."""
 
     lease_id: str
 

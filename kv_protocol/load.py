@@ -14,7 +14,7 @@ COUNT_MAX = (1 << 53) - 1
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One iteration by phase, in requests, tokens computed, and tokens whose KV is there; None: not reported.
+    """One iteration by phase, in requests, tokens computed, and tokens with KV in the cache; None: not reported.
 
     Computed in the iteration, context and generation; queued, likewise; and paused requests, which were preempted.
     Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.

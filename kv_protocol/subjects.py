@@ -62,7 +62,7 @@ def recover(model: str, rank: WorkerRank) -> str:
 
 
 def recover_slug(slug: str, rank: WorkerRank) -> str:
-    """Return what `recover` does for the model with this slug, for those who know no more of it."""
+    """Return what `recover` does for the model of which only this slug is known."""
     return _of_slug("recover", slug, rank)
 
 
@@ -87,7 +87,7 @@ def ledger(slug: str) -> str:
 
 
 def ledger_of(slug: str, router_id: str) -> str:
-    """Return the subject on which one router is asked, or answered, of the same; `*` as slug: of all models."""
+    """Return the subject for one router's questions and answers about that work; `*` as slug: of all models."""
     return f"kv.v1.ledger.{slug}.{checked_worker_id(router_id)}"
 
 

@@ -32,7 +32,6 @@ NEXT_LINE = (1, 4)
 """The first line of versions that is not supported, its release candidates included."""
 SUPPORTED = "1.3.0rc0 or later, below 1.4"
 CONTEXT_WITH_OVERLAP = Version(1, 3, 0, 1)
-WITHOUT_WIDEEP = Version(1, 3, 0, 27)
 
 
 def parse_version(text: str) -> Version | None:

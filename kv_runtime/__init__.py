@@ -1,5 +1,5 @@
-"""Modules that every process needs, a closed list (another module needs a decision record).
+"""Modules that every process needs, a closed list: another one needs a decision record.
 
-supervision of tasks and threads, clock, telemetry, configuration, extras, embedded nats-server, event log client,
-control-plane HTTP, text.
+Supervision of tasks and threads, clock, telemetry, configuration, extras, embedded nats-server, client of the event
+log, HTTP of control planes and agents, text of models.
 """

@@ -62,6 +62,11 @@ class ManualClock:
         heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._numbers), awake))
         await awake
 
+    @property
+    def sleepers(self) -> int:
+        """How many tasks wait for the clock to be moved on."""
+        return sum(not awake.done() for _, _, awake in self._sleepers)
+
     async def advance(self, seconds: float) -> None:
         """Move the clock on by `seconds`, stopping at every deadline on the way to let that sleeper run.
 

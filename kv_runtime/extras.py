@@ -26,7 +26,7 @@ def install_command(extra: str) -> str:
 
 
 def missing(extra: str) -> list[str]:
-    """Return the packages of the extra, and of extras that it includes, that are not installed."""
+    """Return which packages of the extra, and of the extras that it includes, are not installed."""
     return [name for name in _packages(extra) if not _is_installed(name)]
 
 
@@ -55,8 +55,8 @@ def reach_tools() -> None:
 class InstalledCommands(click.Group):
     """A group with further commands: entry points of the installation, each imported when it is named.
 
-    The entry points of `program` are the group `kv_router.<program>`. A command of a package that is called as an extra
-    needs that extra.
+    The entry points of `program` are the group `kv_router.<program>`. A command whose package has
+    the name of an extra (`bench`) needs that extra.
     """
 
     def __init__(self, *arguments: Any, program: str, **options: Any) -> None:  # noqa: ANN401 - click's

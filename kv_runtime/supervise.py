@@ -352,7 +352,7 @@ class TaskSet:
         await self._group.__aexit__(kind, error, traceback)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
-        """Start `work` and return its task, which may be cancelled separately; raise `TaskSetFull` at the limit."""
+        """Start `work` and return its task, which may be cancelled alone; raise `TaskSetFull` at the limit."""
         if self._running >= self._limit:
             work.close()
             raise TaskSetFull(self._limit)

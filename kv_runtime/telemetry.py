@@ -151,7 +151,10 @@ class LoopLag:
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._clock = clock
         self._lag = Histogram(
-            f"{PREFIX}event_loop_lag_seconds", "How late the event loop is", registry=registry, buckets=LAG_BUCKETS_S
+            f"{PREFIX}event_loop_lag_seconds",
+            "Delay of the event loop, measured every 0.1 s",
+            registry=registry,
+            buckets=LAG_BUCKETS_S,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

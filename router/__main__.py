@@ -15,19 +15,20 @@ from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
-from kv_runtime.acceptor import PortUsed
-from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings
-from kv_runtime.config_text import render, without_user
-from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
+from kv_runtime.config.loading import ConfigurationError, config_options, given_paths, load_settings
+from kv_runtime.config.rendering import render, without_user
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import InstalledCommands
-from kv_runtime.http import HttpServer
+from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
-from kv_runtime.text import Text, load_text
+from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import (
     RequestMetrics,
@@ -62,7 +63,7 @@ from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
 from router.pools.process import OpenedRouter
-from router.prompt import Prompts
+from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
@@ -156,7 +157,7 @@ async def _opened(
     token = settings.nats.credentials.get_secret_value()
     log = await EventLog.connect(url, name="router", user=settings.nats.user, token=token)
     cleanup.push_async_callback(log.close)
-    router = _Router(settings, text, policies, log)
+    router = _RouterParts(settings, text, policies, log)
     await router.start(stop)
     return OpenedRouter(
         data_url=f"http://{settings.data.host}:{router.data.port}",
@@ -169,7 +170,7 @@ async def _opened(
     )
 
 
-class _Router:
+class _RouterParts:
     """The parts of the process, created and connected; `start` opens what is needed before they run."""
 
     def __init__(self, settings: RouterSettings, text: Text, policies: PolicyStore, log: EventLog) -> None:
@@ -188,7 +189,7 @@ class _Router:
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
         metrics = RequestMetrics(self._registry, self._routing.state, tuple(policies.modes))
-        self._prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
+        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES))
         new_id = Names(instance).new
         recent = RecentPrompts(settings.handover.prompts_bytes_max)

@@ -3,7 +3,7 @@
 from pydantic import Field, SecretStr, field_validator
 
 from kv_protocol.body_limits import BodyLimits
-from kv_runtime.config import (
+from kv_runtime.config.sections import (
     BodyBoundsSection,
     ControlSection,
     IndexSection,
@@ -12,10 +12,11 @@ from kv_runtime.config import (
     Settings,
     TelemetrySection,
 )
-from kv_runtime.encoders import Wanted
-from kv_runtime.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.text.encoders import Wanted
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
+from router.fleet.ledger import LEASE_S
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS, FairShareBy
@@ -23,18 +24,22 @@ from router.queue.waiting import QueueLimits, QueuePolicy
 from router.server.limits import HttpLimits
 from router.server.sites import Sites
 
+_HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
+_BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
 
 class DataSection(BodyBoundsSection):
-    """The data plane: what clients talk to."""
+    """The data plane: the address for clients."""
 
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
-    body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
+    body_bytes_max: int = Field(
+        _HTTP.body_bytes_max, ge=1024, le=1 << 30, description="larger bodies are refused with 413"
+    )
     bodies_bytes_max: int = Field(
-        1 << 30,
+        _HTTP.bodies_bytes_max,
         ge=1024,
         le=1 << 40,
         description="bodies of all requests that are read or served; beyond it 503; memory",
@@ -48,43 +53,53 @@ class DataSection(BodyBoundsSection):
         (), max_length=64, description="sites of which browsers may send requests (Origin), else 403; *: any"
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
-    drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
+    drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
     drain_idle_s: float = Field(
-        1.0,
+        _HTTP.drain_idle_s,
         ge=0,
         le=3600,
         description="how long, after a stop, an idle connection may still bring a request; longer loses fewer requests"
         " of clients that do not retry",
     )
 
-    head_s: float = Field(20.0, gt=0, le=3600, description="how long a request's head may take, else 408")
-    body_s: float = Field(30.0, gt=0, le=3600, description="how long a request's body may pause, else 408")
+    head_s: float = Field(_HTTP.head_s, gt=0, le=3600, description="how long a request's head may take, else 408")
+    body_s: float = Field(_HTTP.body_s, gt=0, le=3600, description="how long a request's body may pause, else 408")
     body_total_s: float = Field(
-        300.0, gt=0, le=86_400, description="how long all of a request's body may take, else 408"
+        _HTTP.body_total_s, gt=0, le=86_400, description="how long all of a request's body may take, else 408"
     )
     body_rate_min_bytes_s: float = Field(
-        500.0,
+        _HTTP.body_rate_min_bytes_s,
         ge=0,
         le=1 << 30,
         description="bytes a second that a body must average once it has taken body_s, else 408; 0: any rate will do",
     )
-    idle_s: float = Field(75.0, gt=0, le=86_400, description="how long a client's connection is kept between requests")
-    write_s: float = Field(60.0, gt=0, le=3600, description="how long a client may read nothing before it is cut off")
+    idle_s: float = Field(
+        _HTTP.idle_s, gt=0, le=86_400, description="how long a client's connection is kept between requests"
+    )
+    write_s: float = Field(
+        _HTTP.write_s, gt=0, le=3600, description="how long a client may read nothing before it is cut off"
+    )
     connections_max: int = Field(
-        16_384,
+        _HTTP.connections_max,
         ge=1,
         le=1_000_000,
         description="clients' connections; beyond it 503; lowered at the start to what the limit of open files allows",
     )
     worker_connections_max: int = Field(
-        16_384, ge=1, le=1_000_000, description="connections to workers; beyond it 503; lowered likewise"
+        _HTTP.worker_connections_max,
+        ge=1,
+        le=1_000_000,
+        description="connections to workers; beyond it 503; lowered likewise",
     )
     worker_idle_s: float = Field(
-        4.0, ge=0, le=3600, description="how long a worker's connection is kept idle; less than the worker keeps it"
+        _HTTP.worker_idle_s,
+        ge=0,
+        le=3600,
+        description="how long a worker's connection is kept idle; less than the worker keeps it",
     )
 
     def body_limits(self) -> BodyLimits:
-        """Return the bounds on what a body says."""
+        """Return the bounds on a body's contents."""
         return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "data")
 
     def limits(self) -> HttpLimits:
@@ -99,7 +114,7 @@ class DataSection(BodyBoundsSection):
 class LedgerSection(Section):
     """Promised work."""
 
-    lease_s: float = Field(300.0, ge=1, le=86_400, description="how long a booking lives of which nothing is heard")
+    lease_s: float = Field(LEASE_S, ge=1, le=86_400, description="how long a booking lives of which nothing is heard")
     replicas: bool = Field(
         default=True,
         description="exchange bookings with the other routers of the fleet; without, their load is what engines report",
@@ -115,36 +130,47 @@ class QueueSection(Section):
         ge=0,
         le=1000,
         description="requests wait while every rank that may take them has more uncached tokens queued than this x"
-        " max_num_batched_tokens; none: nobody waits; smaller leaves the choice of a rank open for longer",
+        " max_num_batched_tokens; none: no request waits; smaller leaves the choice of a rank open for longer",
     )
     policy: QueuePolicy = Field(
-        "fcfs", description="who goes first of a tenant's: the first come, the shortest, the most urgent"
+        _QUEUE.policy, description="who goes first of a tenant's: the first come, the shortest, the most urgent"
     )
-    wait_s: float = Field(30.0, gt=0, le=3600, description="how long a request may wait; then it is refused with 503")
-    ttft_default_s: float = Field(10.0, gt=0, le=3600, description="edf: the target of requests that state none")
-    requests_max: int = Field(2048, ge=1, le=1_000_000, description="requests that wait; beyond it 503; memory")
+    wait_s: float = Field(
+        _QUEUE.wait_s, gt=0, le=3600, description="how long a request may wait; then it is refused with 503"
+    )
+    ttft_default_s: float = Field(
+        _QUEUE.ttft_default_s, gt=0, le=3600, description="edf: the target of requests that state none"
+    )
+    requests_max: int = Field(
+        _QUEUE.requests_max, ge=1, le=1_000_000, description="requests that wait; beyond it 503; memory"
+    )
     tokens_max: int = Field(
-        16_000_000,
+        _QUEUE.tokens_max,
         ge=1,
         le=1 << 40,
         description="uncached tokens that wait; beyond it 503; more lets requests wait longer",
     )
     tenant_requests_max: int = Field(
-        0, ge=0, le=1_000_000, description="requests of one tenant that wait; beyond it 429; 0: no bound of its own"
+        _QUEUE.tenant_requests_max,
+        ge=0,
+        le=1_000_000,
+        description="requests of one tenant that wait; beyond it 429; 0: no bound of its own",
     )
     tenant_tokens_max: int = Field(
-        0,
+        _QUEUE.tenant_tokens_max,
         ge=0,
         le=1 << 40,
         description="uncached tokens of one tenant that wait; beyond it 429; 0: no bound of its own",
     )
-    tenants_max: int = Field(256, ge=1, le=4096, description="tenants that wait apart; the others share one turn; CPU")
+    tenants_max: int = Field(
+        _QUEUE.tenants_max, ge=1, le=4096, description="tenants that wait apart; the others share one turn; CPU"
+    )
     fair_share_by: FairShareBy = Field("none", description="what tells tenants apart")
     fair_share_header: str = Field(
-        "x-tenant-id", pattern=r"^[a-z0-9-]{1,64}$", description="whose value names a tenant"
+        "x-tenant-id", pattern=r"^[a-z0-9-]{1,64}$", description="the header that names a tenant"
     )
     fair_share_quantum_tokens: int = Field(
-        2048,
+        _SHARES.quantum_tokens,
         ge=1,
         le=1 << 24,
         description="uncached tokens a tenant may have a round; more serves it longer at a stretch",
@@ -157,7 +183,7 @@ class QueueSection(Section):
     @classmethod
     def _is_no_secret(cls, header: str) -> str:
         if header in SECRET_HEADERS:
-            raise ValueError(f"found {header}, whose values are secrets; allowed any other, or fair_share_by: api_key")
+            raise ValueError(f"found {header}, its values are secrets; allowed any other, or fair_share_by: api_key")
         return header
 
     @field_validator("fair_share_weights")
@@ -175,7 +201,7 @@ class QueueSection(Section):
 
 
 class FailuresSection(Section):
-    """What is done when a worker fails."""
+    """Retries and breakers after failures of workers."""
 
     connect_s: float = Field(2.0, gt=0, le=60, description="how long a connection may take")
     first_byte_s: float = Field(120.0, gt=0, le=3600, description="how long an answer may take to begin")
@@ -197,18 +223,26 @@ class FailuresSection(Section):
         1 << 20, ge=0, le=1 << 30, description="of a longer answer nothing is kept, and it does not migrate; memory"
     )
     breaker_failures: int = Field(
-        3,
+        _BREAKERS.failures,
         ge=1,
         le=100,
         description="failures of a rank in a row that open its breaker; a failed connection does at once",
     )
-    breaker_window_s: float = Field(60.0, gt=0, le=3600, description="within which they have to lie")
+    breaker_window_s: float = Field(_BREAKERS.window_s, gt=0, le=3600, description="within which they have to lie")
     breaker_open_s: float = Field(
-        10.0, ge=0, le=3600, description="how long a failed rank is left alone; doubled while it goes on failing"
+        _BREAKERS.open_s,
+        ge=0,
+        le=3600,
+        description="how long a failed rank is left alone; doubled while it goes on failing",
     )
-    breaker_open_s_max: float = Field(120.0, ge=0, le=86_400, description="the longest that it is left alone")
+    breaker_open_s_max: float = Field(
+        _BREAKERS.open_s_max, ge=0, le=86_400, description="the longest that it is left alone"
+    )
     retry_after_s_max: float = Field(
-        30.0, ge=0, le=3600, description="the longest that a busy rank (429, 503) is left alone at its own word"
+        _BREAKERS.retry_after_s_max,
+        ge=0,
+        le=3600,
+        description="the longest that a busy rank (429, 503) is left alone at its own word",
     )
 
     def breakers(self) -> BreakerLimits:
@@ -223,7 +257,7 @@ class FailuresSection(Section):
 
 
 class HandoverSection(Section):
-    """What a worker that drains hands over before it leaves."""
+    """The hand-over of a draining worker's prefixes before it leaves."""
 
     tokens: int = Field(
         200_000, ge=0, le=1 << 30, description="what other workers compute for one that drains, at most; 0: nothing"
@@ -246,14 +280,23 @@ class TokensSection(Section):
         "auto", description="hf: tokenizers; fast: fastokens, refused where not equal; auto: fast where it is equal"
     )
     cache_bytes_max: int = Field(
-        256 << 20, ge=0, le=1 << 40, description="chats encoded before, of which only what is new is encoded; memory"
+        _PROMPTS.cache_bytes_max,
+        ge=0,
+        le=1 << 40,
+        description="chats encoded before, of which only what is new is encoded; memory",
     )
-    threads: int = Field(1, ge=1, le=64, description="threads that encode long texts; more costs cores")
+    threads: int = Field(_PROMPTS.threads, ge=1, le=64, description="threads that encode long texts; more costs cores")
     off_loop_bytes: int = Field(
-        0, ge=0, le=1 << 30, description="longer new text is left to the threads; 0: 4 KiB with hf, else 64 KiB"
+        _PROMPTS.off_loop_bytes,
+        ge=0,
+        le=1 << 30,
+        description="longer new text is left to the threads; 0: 4 KiB with hf, else 64 KiB",
     )
     waiting_bytes_max: int = Field(
-        64 << 20, ge=1024, le=1 << 34, description="text that may wait for them; beyond it requests get 503"
+        _PROMPTS.waiting_bytes_max,
+        ge=1024,
+        le=1 << 34,
+        description="text that may wait for them; beyond it requests get 503",
     )
     always: bool = Field(default=False, description="encode also in modes that read no overlap; costs CPU")
 
@@ -284,7 +327,7 @@ class JournalSection(Section):
 
 
 class StateSection(Section):
-    """What survives a restart."""
+    """State that survives a restart."""
 
     dir: str = Field(
         "",
@@ -306,7 +349,7 @@ class RouterTelemetrySection(TelemetrySection):
 
 
 class RouterSettings(Settings):
-    """All of it."""
+    """All settings of the router."""
 
     nats: NatsSection = NatsSection()
     data: DataSection = DataSection()

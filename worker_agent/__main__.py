@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
-from kv_runtime.acceptor import PortUsed
-from kv_runtime.chat_template import TextError
-from kv_runtime.config import ConfigurationError, config_options, load_settings
-from kv_runtime.config_text import render
+from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.supervise import PartGaveUp, run_process
 from kv_runtime.telemetry import configure_logs
+from kv_runtime.text.chat_template import TextError
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
 from worker_agent.commands.attach import run_attached
 from worker_agent.commands.consolidate import run_consolidated
@@ -83,7 +83,7 @@ def consolidate(
     nats_url: str | None,
     port: int | None,
 ) -> None:
-    """Head the streams of a host's workers, whose engines publish their KV events themselves."""
+    """Publish the streams of a host's workers. Their engines publish their KV events over ZMQ themselves."""
     flags = {"nats.url": nats_url, "control.port": port}
     _run(ConsolidateSettings, file, assignments, flags, _consolidate, print_config=print_config)
 

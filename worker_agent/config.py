@@ -8,11 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
-from kv_protocol.endpoint_names import default_endpoint, endpoint_name
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
-from kv_runtime.config import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
-from kv_runtime.hosts import HostName, HostNames, is_loopback
+from kv_runtime.config.sections import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 from worker_agent.api.parsers.families import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
@@ -21,9 +20,12 @@ from worker_agent.api.parsers.families import (
     canonical_tool_call_parser,
 )
 from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
+from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX
 from worker_agent.events.publisher_config import PublisherSection
+from worker_agent.fleet.endpoint_names import default_endpoint, endpoint_name
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
 
 HOST = "host"
@@ -119,7 +121,7 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
     @model_validator(mode="after")
     def _check_canary_role(self) -> "ServedWorkerSection":
         if self.canary_wait_s and self.role in ("prefill", "encode"):
-            why = "it generates nothing" if self.role == "encode" else "nobody would fetch what it hands over"
+            why = "it generates nothing" if self.role == "encode" else "no worker would fetch what it hands over"
             raise ValueError(f"canary_wait_s: found {self.canary_wait_s}, allowed 0 of role {self.role}: {why}")
         return self
 
@@ -160,7 +162,7 @@ class EngineSection(Section):
     dp_ranks: int = Field(1, ge=1, le=64, description="attention-DP ranks, each a KV cache of its own")
     host_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank in host memory; 0: no host tier")
     host_events: Literal["updated", "source"] = Field(
-        "updated", description="who tells of the host tier: the engine (`updated` events), or a second source"
+        "updated", description="what reports the host tier: the engine (`updated` events), or a second source"
     )
     window_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), max_length=8, description="attention windows in tokens, one pool each; empty: max_seq_len alone"
@@ -173,7 +175,9 @@ class EngineSection(Section):
     embeddings: bool = Field(
         default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
     )
-    event_buffer_max_size: int = Field(100_000, ge=1, le=10_000_000, description="events kept until they are polled")
+    event_buffer_max_size: int = Field(
+        EVENT_BUFFER_MAX_SIZE, ge=1, le=10_000_000, description="events kept until they are polled"
+    )
     answer: str = Field(
         "",
         max_length=1 << 16,
@@ -221,9 +225,11 @@ class EngineSection(Section):
 class StreamsSection(Section):
     """The buffers between an engine's events and the log; sizes are per rank."""
 
-    outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
+    outbox_bytes_max: int = Field(
+        OUTBOX_BYTES_MAX, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take"
+    )
     batch_ring_bytes_max: int = Field(
-        16 << 20, ge=0, le=1 << 34, description="memory for published batches, for readers that missed some"
+        RING_BYTES_MAX, ge=0, le=1 << 34, description="memory for published batches, for readers that missed some"
     )
 
 
@@ -244,7 +250,7 @@ class ServedEventsSection(EventsSection):
     """The same for an engine in this process, with further event sources of the worker's caches."""
 
     sources: tuple[PublisherSection, ...] = Field(
-        (), max_length=64, description="publishers of others who keep the worker's blocks: a KV block manager"
+        (), max_length=64, description="publishers of other keepers of the worker's blocks: a KV block manager"
     )
 
     @model_validator(mode="after")

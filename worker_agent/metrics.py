@@ -17,32 +17,32 @@ ENGINE_EVENT_KINDS = (
     *("window_filtered", "held_back_dropped", "refused", "unreadable"),
 )
 PUBLISHER_COUNTS = {
-    "event_id_gaps": "Jumps in the engine's event ids; each clears its rank",
-    "event_ids_back": "Those of the jumps that went back",
-    "window_changes": "The attention window that counts became another; each clears its rank",
-    "windows_assumed": "Ranks whose attention window was guessed from events",
-    "oversize_dropped": "Events with a block larger than block_size",
-    "partial_blocks_dropped": "Partial blocks kept from the wire",
-    "nameless_blocks_dropped": "Blocks whose engine hash is null",
-    "under_withheld_dropped": "Blocks under one that was kept from the wire",
-    "withheld_forgotten": "Blocks kept from the wire, and forgotten before their removal",
+    "event_id_gaps": "Jumps in the engine's event ids; each clears the rank",
+    "event_ids_back": "Jumps of the engine's event ids to a smaller id",
+    "window_changes": "Changes of the widest attention window; each clears the rank",
+    "windows_assumed": "Ranks with an attention window that was guessed, because the engine's `created` event was lost",
+    "oversize_dropped": "Events dropped because of a block larger than `engine.block_size`",
+    "partial_blocks_dropped": "Partial blocks that were not published",
+    "nameless_blocks_dropped": "Blocks dropped because their engine hash is null",
+    "under_withheld_dropped": "Blocks dropped because their parent was not published",
+    "withheld_forgotten": "Unpublished blocks forgotten (65,536 are kept); their removals are unknown_removal",
     "tier_moves": "Blocks that the engine moved between GPU and host",
     "priority_changes": "Blocks whose retention priority changed",
-    "named_items": "Multimodal items of blocks that have a name of their caller's (UUID) instead of a digest",
+    "named_items": "Multimodal items that have their caller's name (UUID) instead of a digest; the name is hashed",
 }
 PHASES = {
     "engine_phase_requests": (
-        "Requests of the newest iteration, by phase",
+        "Requests of the newest iteration, by phase, as far as the engine reports them",
         ("context", "generation", "queued_context", "queued_generation", "paused"),
         "requests",
     ),
     "engine_phase_tokens": (
-        "Tokens that the newest iteration computed, and that wait to be, by phase",
+        "Tokens that the newest iteration computed, or that wait to be computed, by phase",
         ("context", "queued_context"),
         "tokens",
     ),
     "engine_phase_kv_tokens": (
-        "Tokens whose KV the requests of the newest iteration have, by phase",
+        "Tokens with KV in the cache, of the requests of the newest iteration, by phase",
         ("context", "generation", "queued_generation", "paused"),
         "kv_tokens",
     ),
@@ -72,7 +72,7 @@ class AgentMetrics:
         samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
         yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), samples)
         calls = [((self._worker, ending), float(count)) for ending, count in self._api.tool_calls_total.items()]
-        meaning = "Tool calls in answers, by whether the answer closed them"
+        meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
         yield counter("agent_tool_calls", meaning, ("worker", "ending"), calls)
         yield gauge(
             "agent_inflight_requests", "Requests being served", ("worker",), [((self._worker,), self._api.running)]
@@ -87,7 +87,7 @@ def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
 def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
     """Return how often threads failed."""
     failed = [((worker, name), float(each.failures_total)) for name, each in threads.items()]
-    meaning = "Failures of polling threads that nobody expected; each begins again after a pause"
+    meaning = "Unexpected failures of polling threads; each thread starts again after a pause"
     return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)
 
 
@@ -95,14 +95,14 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     """Yield the counts of polled KV events before they are published."""
     counts = rules.counts
     by_kind = [((worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
-    yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
+    yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), by_kind)
     for name, meaning in PUBLISHER_COUNTS.items():
         yield counter(name, meaning, ("worker",), [((worker,), float(getattr(counts, name)))])
     kept_out = [((worker, reason), float(count)) for reason, count in rules.quarantine.counts.items()]
-    meaning = "Engine KV events that could not be taken, by reason"
+    meaning = "KV events of the engine that were refused or unreadable, by reason"
     yield counter("quarantined_events", meaning, ("worker", "reason"), kept_out)
     lost = [((worker, str(rank)), float(count)) for rank, count in dict(rules.events_lost).items()]
-    meaning = "Events that the engine made and nobody got, by its ids"
+    meaning = "KV events lost between engine and agent, counted by the engine's ids"
     yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
 
 
@@ -112,17 +112,17 @@ def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
     publishers = [((worker, name), each) for name, each in path.publishers.items()]
     drains = [(at, each.drain.statistics()) for at, each in publishers]
     for name, meaning, field in (
-        ("engine_polls", "Polls for events", "polls_total"),
+        ("engine_polls", "Polls for KV events", "polls_total"),
         (
             "pressed_turns",
-            "Turns of the publisher that took all there was before anything was encoded",
+            "Polls that emptied the engine's buffer before anything was encoded",
             "pressed_cycles_total",
         ),
     ):
         yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
     failures = [(at, float(each.poll_failures_total)) for at, each in publishers]
-    yield counter("engine_poll_failures", "Polls that failed", labels, failures)
-    meaning = "Largest poll since the start, of what the source's buffer holds; 0: not known"
+    yield counter("engine_poll_failures", "Polls for KV events that failed", labels, failures)
+    meaning = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
     yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])
 
 
@@ -131,14 +131,17 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
     reports = [((worker, str(rank)), report) for rank, report in newest.items()]
     labels = ("worker", "dp_rank")
     for name, meaning in (
-        ("running_requests", "Requests that the engine runs"),
-        ("waiting_requests", "Requests that wait in the engine"),
-        ("used_blocks", "KV blocks in use"),
-        ("total_blocks", "KV blocks there are"),
+        ("running_requests", "Requests that the engine runs; 0 while it rests"),
+        (
+            "waiting_requests",
+            "Requests that wait in the engine; with attention DP TensorRT-LLM reports them on rank 0 only",
+        ),
+        ("used_blocks", "KV blocks in use; with attention DP TensorRT-LLM reports those of one rank for all"),
+        ("total_blocks", "KV blocks of the rank's cache"),
     ):
         yield gauge(f"engine_{name}", meaning, labels, [(at, float(getattr(r, name))) for at, r in reports])
     seconds = [(at, report.iteration_s) for at, report in reports]
-    yield gauge("engine_iteration_seconds", "How long the newest iteration took", labels, seconds)
+    yield gauge("engine_iteration_seconds", "Duration of the newest iteration", labels, seconds)
     for name, (meaning, phases, figure) in PHASES.items():
         samples = [
             ((*at, phase), float(value))
@@ -152,5 +155,5 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
 def skipped_families(worker: str, rows: LoadRows) -> Iterator[Family]:
     """Yield the skipped rows of iteration statistics."""
     skipped = [((worker, problem), float(count)) for problem, count in rows.skipped.items()]
-    meaning = "Rows of iteration statistics that could not be reported, by what they do not say"
+    meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"
     yield counter("engine_stats_skipped", meaning, ("worker", "problem"), skipped)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bodies.probe import Probed, Target, probe
-from bench.bodies.shapes import Search, Shape
-from bench.processes import Fleet, FleetShape
+from bench.bodies.shapes import BodyShape, Search
+from bench.processes import FleetProcesses, FleetShape
 from bench.report import machine_line
 from kv_runtime.supervise import run_process
 
@@ -27,11 +27,11 @@ _WIDTH = 140
 _MS_PER_S = 1000
 
 
-class Found(NamedTuple):
+class WorstShape(NamedTuple):
     """A shape at a target: the least of several probes (`Probed`)."""
 
     target: str
-    shape: Shape
+    shape: BodyShape
     status: int
     pause_ms: float
     held_ms: float
@@ -44,9 +44,9 @@ class Found(NamedTuple):
         return self.memory_bytes / max(self.shape.size_bytes, SIZES[-1])
 
 
-def found_of(target: Target, shape: Shape, probed: list[Probed]) -> Found:
+def found_of(target: Target, shape: BodyShape, probed: list[Probed]) -> WorstShape:
     """Return what several probes of a shape found."""
-    return Found(
+    return WorstShape(
         target.name,
         shape,
         probed[-1].status,
@@ -66,7 +66,7 @@ def searched(target: Target, seed: int, draws: int, sizes: tuple[int, ...], *, b
     return search
 
 
-def worst(target: Target, seed: int, draws: int, repeats: int, rows: int) -> list[Found]:
+def worst(target: Target, seed: int, draws: int, repeats: int, rows: int) -> list[WorstShape]:
     """Return the worst shapes of a search, each sent `repeats` times more, the worst first."""
     shapes = searched(target, seed, draws, SIZES).worst(2 * rows)
     found = [
@@ -85,13 +85,13 @@ def fleet_shape(text: str, encoder: str, *, router_module: str = "router") -> Fl
     )
 
 
-def targets_of(fleet: Fleet) -> list[Target]:
+def targets_of(fleet: FleetProcesses) -> list[Target]:
     """Return the router and the first worker of a fleet."""
     (name, url), *_ = fleet.worker_urls.items()
     return [Target("router", fleet.data_url, fleet.router.pid), Target("agent", url, fleet.workers[name].pid)]
 
 
-def verdicts(found: list[Found]) -> list[str]:
+def verdicts(found: list[WorstShape]) -> list[str]:
     """Return what is not as it should be."""
     slow = [f"{each.target}: {each.shape}: held for {each.held_ms:.0f} ms" for each in found if _is_slow(each)]
     return slow + [
@@ -101,7 +101,7 @@ def verdicts(found: list[Found]) -> list[str]:
     ]
 
 
-def _is_slow(found: Found) -> bool:
+def _is_slow(found: WorstShape) -> bool:
     return found.held_ms > HELD_MS_MAX
 
 
@@ -123,11 +123,11 @@ def bodies(
 
     Exit code 1 where one holds a process for more than 20 ms, or takes more than three times its own memory.
     """
-    found: list[Found] = []
+    found: list[WorstShape] = []
 
     async def main(_: asyncio.Event) -> None:
         shape = fleet_shape(text, encoder)
-        async with Fleet(shape) as fleet:
+        async with FleetProcesses(shape) as fleet:
             for target in targets_of(fleet):
                 found.extend(await asyncio.to_thread(worst, target, seed, draws, repeats, rows))
 
@@ -145,7 +145,7 @@ def bodies(
     context.exit(1 if problems else 0)
 
 
-def _show(found: list[Found], problems: list[str]) -> None:
+def _show(found: list[WorstShape], problems: list[str]) -> None:
     console = Console(width=_WIDTH)
     table = Table(
         "process",

@@ -1,6 +1,6 @@
 """Request bodies by shape: where something stands, what it is made of, and how many bytes of it there are.
 
-A search over them (`worst_shapes`) knows nothing of the server but a score: it draws shapes, and changes the worst ones
+A search over them (`worst_shapes`) only gets a score from the server: it draws shapes, and changes the worst ones
 that it has found. Equal seeds draw equal shapes as long as scores are equal.
 """
 
@@ -91,7 +91,7 @@ FILLERS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-class Shape(NamedTuple):
+class BodyShape(NamedTuple):
     """`filler` at `place`, some `size_bytes` of it."""
 
     place: str
@@ -118,26 +118,26 @@ class Search:
     def __init__(self, seed: int, sizes: tuple[int, ...]) -> None:
         self._random = random.Random(seed)  # noqa: S311 - shapes, no secrets
         self._sizes = sizes
-        self._known: set[Shape] = set()
-        self.scores: dict[Shape, float] = {}
+        self._known: set[BodyShape] = set()
+        self.scores: dict[BodyShape, float] = {}
 
-    def shapes(self, count: int) -> Iterator[Shape]:
+    def shapes(self, count: int) -> Iterator[BodyShape]:
         """Yield so many shapes, none twice; the score of each is known before the next is drawn."""
         for _ in range(count):
             shape = self._drawn()
             self._known.add(shape)
             yield shape
 
-    def worst(self, count: int) -> list[Shape]:
+    def worst(self, count: int) -> list[BodyShape]:
         """Return the shapes with the highest scores, the worst first."""
         return sorted(self.scores, key=lambda shape: -self.scores[shape])[:count]
 
-    def _drawn(self) -> Shape:
+    def _drawn(self) -> BodyShape:
         draw = self._random
         while True:
-            shape = Shape(draw.choice(list(PLACES)), draw.choice(list(FILLERS)), draw.choice(self._sizes))
+            shape = BodyShape(draw.choice(list(PLACES)), draw.choice(list(FILLERS)), draw.choice(self._sizes))
             if self.scores and draw.random() < _CHANGED_RATIO:
-                field = draw.choice(Shape._fields)
+                field = draw.choice(BodyShape._fields)
                 shape = draw.choice(self.worst(_KEEP))._replace(**{field: getattr(shape, field)})
             if shape not in self._known:
                 return shape

@@ -83,7 +83,7 @@ class Capture(NamedTuple):
         return tuple(dict.fromkeys(frame.publisher for frame in self.frames)) or (None,)
 
 
-class _Wire(msgspec.Struct):
+class _CaptureFile(msgspec.Struct):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_SIZE_MAX)]
     frames: list[tuple[Time, tuple[bytes, bytes, bytes]]]
     requests: list[CapturedRequest]
@@ -95,7 +95,7 @@ class _Head(msgspec.Struct, array_like=True):
     dp_rank: int | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(_Wire)
+_decoder = msgspec.msgpack.Decoder(_CaptureFile)
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 

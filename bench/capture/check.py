@@ -35,7 +35,7 @@ class CheckStopped(CheckFailed):
     """The check was stopped."""
 
 
-class Figures(msgspec.Struct):
+class CaptureFigures(msgspec.Struct):
     """What the check found; the first five count requests, the others blocks."""
 
     requests: int = 0
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True):
     """A finished check of one capture."""
 
     capture: Capture
-    figures: Figures
+    figures: CaptureFigures
     left_out: LeftOut
     chaos: ChaosFigures | None = None
 
@@ -103,7 +103,7 @@ def _chaos_figures(chaos: Chaos, publishers: list[CapturePublisher]) -> ChaosFig
     return ChaosFigures(chaos.seed, fates[Fate.DROPPED], fates[Fate.DUPLICATED], fates[Fate.REORDERED], replays)
 
 
-class _Prediction:
+class _CheckedRequest:
     """One request, and what was predicted for it."""
 
     def __init__(self, request: CapturedRequest, block_size: int, overlap: Callable[[list[int]], int]) -> None:
@@ -124,13 +124,15 @@ class _Check:
     def __init__(self, capture: Capture, twin: Twin, on_round: Callable[[], None]) -> None:
         self._capture, self._twin, self._on_round = capture, twin, on_round
         self._at = 0
-        self._figures = Figures()
+        self._figures = CaptureFigures()
 
-    async def run(self, pipe: Pipe) -> tuple[Figures, LeftOut]:
+    async def run(self, pipe: Pipe) -> tuple[CaptureFigures, LeftOut]:
         """Play all rounds, then what was recorded after the last one."""
         await pipe.connected()
         for each in self._capture.rounds:
-            predictions = [_Prediction(request, self._capture.block_size, pipe.overlap) for request in each.requests]
+            predictions = [
+                _CheckedRequest(request, self._capture.block_size, pipe.overlap) for request in each.requests
+            ]
             self._count(predictions)
             played = self._frames_until(each.end_s)
             self._figures.explained += self._explain(predictions, played)
@@ -146,7 +148,7 @@ class _Check:
         unfit, unknown = sum(each.unfit for each in counts), sum(each.unknown_name for each in counts)
         return self._figures, LeftOut(pipe.refused_events, unfit, unknown)
 
-    def _count(self, predictions: list[_Prediction]) -> None:
+    def _count(self, predictions: list[_CheckedRequest]) -> None:
         figures = self._figures
         figures.requests += len(predictions)
         figures.exact += sum(each.error_tokens == 0 for each in predictions)
@@ -159,7 +161,7 @@ class _Check:
         self._at += len(played)
         return played
 
-    def _explain(self, predictions: list[_Prediction], frames: list[CapturedFrame]) -> int:
+    def _explain(self, predictions: list[_CheckedRequest], frames: list[CapturedFrame]) -> int:
         """Let the twin go through `frames`; return how many predictions were right before or on the way."""
         wrong = [each for each in predictions if each.error_tokens]
         for frame in frames:
@@ -211,12 +213,12 @@ def _rows(report: Report) -> Iterator[tuple[str, int, str]]:
     yield "explained", figures.explained, "exact, or right at some moment within the round"
     yield "under", figures.under, "not exact: less predicted than reused"
     yield "over", figures.over, "not exact: more predicted than reused"
-    yield "missing parent", figures.missing_parent, "blocks stored behind a block that nobody knows"
+    yield "missing parent", figures.missing_parent, "blocks stored behind an unknown block"
     yield "duplicate", figures.duplicate, "blocks stored again while they were there"
     yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
     yield "refused", report.left_out.refused_events, "events that could not be read"
     yield "unfit", report.left_out.unfit_blocks, "blocks of another size, or of bigrams"
-    yield "unknown name", report.left_out.unknown_names, "blocks moved that nobody described"
+    yield "unknown name", report.left_out.unknown_names, "moved blocks that were not described before"
     if report.chaos is not None:
         yield "chaos: dropped", report.chaos.dropped, f"frames not sent; seed {report.chaos.seed}"
         yield "chaos: duplicated", report.chaos.duplicated, "frames sent twice"

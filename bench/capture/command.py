@@ -28,14 +28,14 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
     the index has applied what was published up to the end of the round before, and nothing later.
 
     \b
-    exact            requests of whose prompt (all but its last token) the index knew as many
-                     tokens as the engine then took from its cache
-    explained        exact ones, and those for which that became true at some moment, block by
-                     block, within their own round
-    under, over      requests, not exact, for which fewer or more tokens were predicted
-    missing_parent   blocks stored behind a block that nobody knows
-    duplicate        blocks stored again while they were there
-    unknown_removal  blocks removed that were not there
+    exact            requests for which the index predicted as many cached prompt tokens as the
+                     engine reused (the last token of a prompt is always computed)
+    explained        exact requests, and requests for which prediction and reuse are equal, block by
+                     block, at some moment of their own round
+    under, over      requests that are not exact: fewer or more tokens were predicted
+    missing_parent   stored blocks with an unknown parent
+    duplicate        stored blocks that were held already
+    unknown_removal  removed blocks that were not held
 
     --chaos drops, doubles or reorders a fifth of the frames on the live socket; replay is there, so that the figures
     must be the same. The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no

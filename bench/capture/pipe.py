@@ -17,7 +17,7 @@ from bench.capture.publisher import CapturePublisher, Chaos
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.nats_server import EmbeddedNats
 from kv_runtime.supervise import Part, run_parts, until

@@ -19,7 +19,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, TaskSet, until
-from kv_runtime.text import load_text
+from kv_runtime.text.loading import load_text
 
 WORKERS = 2
 BLOCK_SIZE = 64
@@ -44,17 +44,17 @@ class _ChatRequest(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(_ChatRequest).decode
 
 
-class Lost(NamedTuple):
+class CutStream(NamedTuple):
     """A stream that the client cut off: the time in ns since 1970, and the pause between its chunks."""
 
     at_ns: int
     pause_ms: int
 
 
-class Worker(asyncio.Protocol):
+class BackendConnection(asyncio.Protocol):
     """One connection to a worker."""
 
-    def __init__(self, lost: list[Lost]) -> None:
+    def __init__(self, lost: list[CutStream]) -> None:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
@@ -126,7 +126,7 @@ class Worker(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._left:
-            self._lost.append(Lost(time.time_ns(), round(1000 * self._pause_s)))
+            self._lost.append(CutStream(time.time_ns(), round(1000 * self._pause_s)))
             self._left = 0
 
 
@@ -139,7 +139,7 @@ class BackendRole:
     """The workers, and the routers that know them."""
 
     def __init__(self) -> None:
-        self._streams_lost: list[Lost] = []
+        self._streams_lost: list[CutStream] = []
         self._servers: list[asyncio.Server] = []
         self._logs: list[EventLog] = []
         self._clock = SystemClock()
@@ -154,7 +154,9 @@ class BackendRole:
         """Start every worker."""
         loop = asyncio.get_running_loop()
         for _ in range(WORKERS):
-            server = await loop.create_server(lambda: Worker(self._streams_lost), "127.0.0.1", 0, backlog=_BACKLOG)
+            server = await loop.create_server(
+                lambda: BackendConnection(self._streams_lost), "127.0.0.1", 0, backlog=_BACKLOG
+            )
             self._servers.append(server)
         return {"ports": self._ports()}
 

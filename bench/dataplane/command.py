@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.dataplane.report import Facts, as_json, tables, verdict_table
-from bench.dataplane.run import Bench, Results, Shape
+from bench.dataplane.report import DataplaneFacts, as_json, tables, verdict_table
+from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
 from bench.dataplane.systems import DIRECT, NGINX, PEERS, SystemPlan, found, on_core
 from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
@@ -49,7 +49,9 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=1.5, help="how long a cell of a round takes")
 @click.option("--rate", type=click.FloatRange(1, 10_000), default=200.0, help="requests a second at the modest rate")
 @click.option("--streams", type=click.IntRange(1, 8000), default=8000, help="streams at once, a chunk every 2 s")
-@click.option("--crawl", "crawl_s", type=click.FloatRange(0.1, 60), default=6.0, help="seconds in which nobody reads")
+@click.option(
+    "--crawl", "crawl_s", type=click.FloatRange(0.1, 60), default=6.0, help="seconds in which no client reads"
+)
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write all rounds")
 @click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
@@ -57,19 +59,19 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the data plane: CPU of a request and a chunk, latency, memory, streams; beside nginx and other routers.
 
     Ours is a real `router` process with metrics, ledger and journal on. Back end and clients are processes of their
-    own, on another core; all systems are up at once and take turns. CPU is the system's own, so that whoever else uses
-    the machine disturbs little. Peers are no dependency: those on PATH or named with --peer take part. The exit status
+    own, on another core; all systems are up at once and take turns. CPU is the system's own, so that other programs on
+    the machine disturb little. Peers are no dependency: those on PATH or named with --peer take part. The exit status
     says whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK
     more = _QUICK_ONLY if flags["quick"] else {}
-    shape = Shape(cores=_cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
+    shape = MeasuredShape(cores=_cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
     plans, absent = found(flags["peers"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
-    facts = Facts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
-    found_all: list[Results] = []
+    facts = DataplaneFacts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
+    found_all: list[DataplaneResults] = []
     try:
         with on_core(shape.cores[1]):
             run_process(lambda stop: until(stop, _measure(shape, selected, found_all)))
@@ -82,7 +84,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     _write(flags, facts, results)
 
 
-async def _measure(shape: Shape, plans: list[SystemPlan], found_all: list[Results]) -> None:
+async def _measure(shape: MeasuredShape, plans: list[SystemPlan], found_all: list[DataplaneResults]) -> None:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with Bench(shape) as bench:
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
@@ -93,7 +95,7 @@ async def _measure(shape: Shape, plans: list[SystemPlan], found_all: list[Result
     found_all.append(results)
 
 
-def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
+def _write(flags: dict[str, Any], facts: DataplaneFacts, results: DataplaneResults) -> None:
     made = [*tables(results), verdict_table(results)]
     if flags["markdown"] is not None:
         lines = [f"* {line}" for line in facts.lines(results)]

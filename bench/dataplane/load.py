@@ -22,10 +22,10 @@ _OVERTIME_S = 20.0
 """Extra time after the planned end; an answer that is not complete by then has failed."""
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """A client's connection; `on_complete(connection, is_ok)` is called at the end or loss of each answer."""
 
-    def __init__(self, on_complete: Callable[["Connection", bool], None]) -> None:
+    def __init__(self, on_complete: Callable[["LoadConnection", bool], None]) -> None:
         self._on_complete = on_complete
         self._reader: AnswerReader | None = None
         self._first = asyncio.get_running_loop().create_future()
@@ -116,7 +116,7 @@ class LoadRole:
         idle = asyncio.Event()
         running = connections
 
-        def on_complete(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(connection: LoadConnection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal done, errors, running
             done, errors = done + is_ok, errors + (not is_ok)
             if time.perf_counter() < ends_s and not connection.transport.is_closing():
@@ -140,12 +140,12 @@ class LoadRole:
         template = requests(f"127.0.0.1:{port}", body_bytes)
         latencies_us: list[float] = []
         errors = 0
-        free: list[Connection] = []
-        opened: list[Connection] = []
+        free: list[LoadConnection] = []
+        opened: list[LoadConnection] = []
         left = total = round(rate * seconds)
         idle = asyncio.Event()
 
-        def on_complete(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(connection: LoadConnection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal errors, left
             left -= 1
             if is_ok:
@@ -173,7 +173,7 @@ class LoadRole:
         errors, left = 0, streams
         idle = asyncio.Event()
 
-        def on_complete(_connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+        def on_complete(_connection: LoadConnection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
             nonlocal errors, left
             errors += not is_ok
             left -= 1
@@ -181,7 +181,7 @@ class LoadRole:
                 idle.set()
 
         began_s = time.perf_counter()
-        opened: list[Connection] = []
+        opened: list[LoadConnection] = []
         for number in range(streams):
             await asyncio.sleep(max(0.0, began_s + number * ramp_s / streams - time.perf_counter()))
             try:
@@ -224,13 +224,13 @@ class LoadRole:
         return {"left_ns": left_ns}
 
 
-async def _open(port: int, on_complete: Callable[[Connection, bool], None]) -> Connection:
+async def _open(port: int, on_complete: Callable[[LoadConnection, bool], None]) -> LoadConnection:
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Connection(on_complete), "127.0.0.1", port)
+    _, connection = await loop.create_connection(lambda: LoadConnection(on_complete), "127.0.0.1", port)
     return connection
 
 
-def _close(opened: list[Connection]) -> None:
+def _close(opened: list[LoadConnection]) -> None:
     for connection in opened:
         connection.transport.abort()
 

@@ -15,12 +15,12 @@ from bench.dataplane.run import (
     LEFT,
     PACED,
     SMALL,
-    Results,
-    Shape,
+    DataplaneResults,
+    MeasuredShape,
 )
 from bench.dataplane.systems import DIRECT, NGINX
-from bench.dataplane.verdicts import AWARE, PLAIN, Verdict, added_us, best_peer, ratio, verdicts
-from bench.index.tables import NONE, Table, number, times
+from bench.dataplane.verdicts import AWARE, PLAIN, DataplaneVerdict, added_us, best_peer, ratio, verdicts
+from bench.index.tables import NONE, FigureTable, number, times
 
 _CELLS = {SMALL: "small", LARGE: "40 KB", PACED: "small, paced", BURST: "chunk, bursts", HIGH_RATE: "chunk, high rate"}
 _VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
@@ -30,15 +30,15 @@ _NOT_MEASURED = (
 )
 
 
-class Facts(NamedTuple):
+class DataplaneFacts(NamedTuple):
     """Where and how the figures were measured."""
 
     machine: str
     commit: str
-    shape: Shape
+    shape: MeasuredShape
     is_quick: bool
 
-    def lines(self, results: Results) -> Iterator[str]:
+    def lines(self, results: DataplaneResults) -> Iterator[str]:
         """Yield them as lines of text."""
         shape = self.shape
         own, others = shape.cores
@@ -51,12 +51,12 @@ class Facts(NamedTuple):
         yield _NOT_MEASURED
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: DataplaneResults) -> list[FigureTable]:
     """Return all tables."""
     return [_cpu(results), _rest(results), _ratios(results)]
 
 
-def _cpu(results: Results) -> Table:
+def _cpu(results: DataplaneResults) -> FigureTable:
     columns = ("system", *_CELLS.values(), "small requests/s", "its nats-server, small")
     rows = []
     for plan in results.systems:
@@ -66,10 +66,10 @@ def _cpu(results: Results) -> Table:
         rate = number(results.figure(plan.name, SMALL, "rate"))
         nats_us = results.figure(plan.name, SMALL, "nats_cpu_us")
         rows.append((plan.name, *figures, rate, number(nats_us or None)))
-    return Table("CPU us a request, a chunk", columns, rows)
+    return FigureTable("CPU us a request, a chunk", columns, rows)
 
 
-def _rest(results: Results) -> Table:
+def _rest(results: DataplaneResults) -> FigureTable:
     columns = (
         "system",
         "added p50, us",
@@ -110,10 +110,10 @@ def _rest(results: Results) -> Table:
                 str(results.errors(name)),
             )
         )
-    return Table("latency, memory, streams (direct: its own latency)", columns, rows)
+    return FigureTable("latency, memory, streams (direct: its own latency)", columns, rows)
 
 
-def _ratios(results: Results) -> Table:
+def _ratios(results: DataplaneResults) -> FigureTable:
     columns = ("cell", "best peer", "its CPU us", f"{PLAIN} / it", f"{AWARE} / it", f"{PLAIN} / nginx")
     rows = []
     for cell, title in _CELLS.items():
@@ -121,10 +121,10 @@ def _ratios(results: Results) -> Table:
         ours = [times(ratio(results, each, cell, best[1] if best else None)) for each in (PLAIN, AWARE)]
         floor = times(ratio(results, PLAIN, cell, results.figure(NGINX, cell, "cpu_us")))
         rows.append((title, best[0] if best else NONE, number(best[1]) if best else NONE, *ours, floor))
-    return Table("CPU beside the best peer and the floor", columns, rows)
+    return FigureTable("CPU beside the best peer and the floor", columns, rows)
 
 
-def verdict_table(results: Results) -> Table:
+def verdict_table(results: DataplaneResults) -> FigureTable:
     """Return the targets with the measured values."""
     rows = [
         (
@@ -135,14 +135,14 @@ def verdict_table(results: Results) -> Table:
         )
         for each in verdicts(results)
     ]
-    return Table("Targets", ("target", "needed", "measured", ""), rows)
+    return FigureTable("Targets", ("target", "needed", "measured", ""), rows)
 
 
-def _note(verdict: Verdict) -> str:
+def _note(verdict: DataplaneVerdict) -> str:
     return f", {verdict.told}" if verdict.told else ""
 
 
-def as_json(facts: Facts, results: Results) -> bytes:
+def as_json(facts: DataplaneFacts, results: DataplaneResults) -> bytes:
     """Return everything measured, every round of it."""
     return msgspec.json.encode(
         {

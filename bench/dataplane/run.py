@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from bench.dataplane.systems import Backend, Running, SystemAbsent, SystemPlan, on_core, start
+from bench.dataplane.systems import Backend, RunningSystem, SystemAbsent, SystemPlan, on_core, start
 from bench.events.run import Child
 from bench.report import percentile
 
@@ -37,7 +37,7 @@ _MIB = 1 << 20
 Found = dict[str, float]
 
 
-class Shape(NamedTuple):
+class MeasuredShape(NamedTuple):
     """How much is measured. `cores`: the system's, and that of all others; -1: any."""
 
     rounds: int
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     left_times: int = 20
 
 
-class Results:
+class DataplaneResults:
     """All rounds of every cell, by system."""
 
     def __init__(self) -> None:
@@ -73,11 +73,11 @@ class Results:
 class Bench:
     """The processes, between entering and leaving the block; `run` measures."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: MeasuredShape) -> None:
         self._shape = shape
         self._cleanup = AsyncExitStack()
-        self._running: list[Running] = []
-        self.results = Results()
+        self._running: list[RunningSystem] = []
+        self.results = DataplaneResults()
 
     async def __aenter__(self) -> Self:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -116,7 +116,7 @@ class Bench:
         """How many steps `run` takes."""
         return len(self._running) * (self._shape.rounds + 1)
 
-    async def run(self, on_progress: Callable[[str], None]) -> Results:
+    async def run(self, on_progress: Callable[[str], None]) -> DataplaneResults:
         """Measure all systems; `on_progress` gets the name of a system after each of its rounds."""
         for running in self._running:
             await self._saturated(running, SMALL_BYTES, self._shape.seconds / 4)  # warm
@@ -129,7 +129,7 @@ class Bench:
             on_progress(running.plan.name)
         return self.results
 
-    async def _round(self, running: Running) -> None:
+    async def _round(self, running: RunningSystem) -> None:
         seconds = self._shape.seconds
         stream = {"chunks": _BURST_CHUNKS, "pause_ms": 0}
         many = {"chunks": int(1000 * seconds / _HIGH_RATE_PAUSE_MS), "pause_ms": _HIGH_RATE_PAUSE_MS}
@@ -143,7 +143,7 @@ class Bench:
         for cell, figures in found.items():
             self.results.rounds[running.plan.name, cell].append(figures)
 
-    async def _once(self, running: Running) -> None:
+    async def _once(self, running: RunningSystem) -> None:
         for cell, measure in (
             (HELD, self._held),
             (CRAWLED, self._crawled),
@@ -154,7 +154,7 @@ class Bench:
 
     async def _saturated(
         self,
-        running: Running,
+        running: RunningSystem,
         body_bytes: int,
         seconds: float,
         *,
@@ -166,7 +166,7 @@ class Bench:
         done = answer["events"] if stream else answer["requests"]
         return figures | _over(figures, done) | {"rate": done / answer["seconds"], "errors": answer["errors"]}
 
-    async def _paced(self, running: Running) -> Found:
+    async def _paced(self, running: RunningSystem) -> Found:
         shape = self._shape
         parameters = {"body_bytes": SMALL_BYTES, "rate": shape.rate, "seconds": 2 * shape.seconds}
         answer, figures = await self._metered(running, "pace", **parameters)
@@ -174,18 +174,18 @@ class Bench:
         quantiles = {f"p{int(100 * each)}_us": percentile(latencies_us, each) for each in (0.5, 0.99)}
         return figures | _over(figures, len(latencies_us)) | quantiles | {"errors": answer["errors"]}
 
-    async def _held(self, running: Running) -> Found:
+    async def _held(self, running: RunningSystem) -> Found:
         streams = self._shape.streams
         parameters = {"streams": streams, "chunks": self._shape.held_chunks, "pause_ms": _HELD_PAUSE_MS}
         answer, figures = await self._metered(running, "hold", ramp_s=max(1.0, streams / _RAMP_STREAMS_S), **parameters)
         counts = {name: float(answer[name]) for name in ("errors", "missing", "at_once")}
         return figures | counts | {"streams": float(streams)}
 
-    async def _crawled(self, running: Running) -> Found:
+    async def _crawled(self, running: RunningSystem) -> Found:
         _, figures = await self._metered(running, "crawl", seconds=self._shape.crawl_s)
         return figures
 
-    async def _left(self, running: Running) -> Found:
+    async def _left(self, running: RunningSystem) -> Found:
         await self._backend.child.call("lost", pause_ms=_LEFT_PAUSE_MS)
         parameters = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
         answer, figures = await self._metered(running, "leave", **parameters)
@@ -198,13 +198,13 @@ class Bench:
             "unseen": unseen,
         }
 
-    async def _idle(self, running: Running) -> Found:
+    async def _idle(self, running: RunningSystem) -> Found:
         before = running.used()
         await asyncio.sleep(self._shape.seconds)
         after = running.used()
         return {"cpu_ms_a_second": 1e3 * (after.cpu_s - before.cpu_s) / self._shape.seconds}
 
-    async def _metered(self, running: Running, command: str, **parameters: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
+    async def _metered(self, running: RunningSystem, command: str, **parameters: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
         """Return the answer of the clients, and the use of the system meanwhile."""
         before = running.used()
         answering = self._group.create_task(self._load.call(command, port=running.port, **parameters))

@@ -24,7 +24,7 @@ import psutil
 
 from bench.dataplane.wire import PATH, requests
 from bench.events.run import Child
-from bench.processes import Process, ProcessFailed
+from bench.processes import ChildProcess, ProcessFailed
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
 OURS, NGINX, DIRECT = "router", "nginx", "direct"
@@ -104,12 +104,12 @@ class Used(NamedTuple):
     rss_bytes: int
 
 
-class Running(NamedTuple):
+class RunningSystem(NamedTuple):
     """A system that answers on `port`."""
 
     plan: SystemPlan
     port: int
-    process: Process | None
+    process: ChildProcess | None
     """None: clients talk to the workers directly."""
 
     def used(self) -> Used:
@@ -158,14 +158,14 @@ def on_core(core: int) -> Iterator[None]:
 
 async def start(
     plan: SystemPlan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
-) -> Running:
+) -> RunningSystem:
     """Start a system and wait until it answers. `cores`: its own, and that of all others; `group` runs its reader.
 
     Raises:
         SystemAbsent: it could not be started, and was ended.
     """
     if plan.kind == DIRECT:
-        return Running(plan, backend.ports[0], None)
+        return RunningSystem(plan, backend.ports[0], None)
     process = {OURS: _ours, NGINX: _nginx}.get(plan.kind, _peer)(plan, backend, directory)
     try:
         with on_core(cores[0]):
@@ -176,15 +176,15 @@ async def start(
     except (OSError, ProcessFailed) as error:
         await process.end()
         raise SystemAbsent(f"{plan.name}: {error}") from error
-    return Running(plan, port, process)
+    return RunningSystem(plan, port, process)
 
 
-def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> Process:
+def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> ChildProcess:
     command = [sys.executable, "-m", "router", "--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0"]
-    return Process(plan.name, [*command, "--set", "nats.port=0"])
+    return ChildProcess(plan.name, [*command, "--set", "nats.port=0"])
 
 
-def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> Process:
+def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
     own = _own(plan, directory)
     text = _NGINX.format(
         directory=own,
@@ -193,14 +193,14 @@ def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> Process:
         workers=" ".join(f"server 127.0.0.1:{port};" for port in backend.ports),
     )
     (own / "nginx.conf").write_text(text)
-    return Process(plan.name, [plan.executable, "-p", str(own), "-c", str(own / "nginx.conf")])
+    return ChildProcess(plan.name, [plan.executable, "-p", str(own), "-c", str(own / "nginx.conf")])
 
 
-def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> Process:
+def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
     command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", _port_file(_own(plan, directory))]
     command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(_free_port())]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
-    return Process(plan.name, command)
+    return ChildProcess(plan.name, command)
 
 
 def _own(plan: SystemPlan, directory: Path) -> Path:
@@ -223,7 +223,7 @@ def _free_port() -> int:
         return port
 
 
-async def _port(plan: SystemPlan, process: Process, backend: Backend, directory: Path) -> int:
+async def _port(plan: SystemPlan, process: ChildProcess, backend: Backend, directory: Path) -> int:
     if plan.kind != OURS:
         return int((_own(plan, directory) / "port").read_text())
     address = (await process.line_with("router on")).split()[2]
@@ -232,7 +232,7 @@ async def _port(plan: SystemPlan, process: Process, backend: Backend, directory:
     return int(address.rpartition(":")[2])
 
 
-async def _until_answers(port: int, process: Process) -> None:
+async def _until_answers(port: int, process: ChildProcess) -> None:
     """Wait until chat requests are answered.
 
     Raises:

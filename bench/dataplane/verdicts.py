@@ -14,7 +14,7 @@ The best peer is the one with the lowest value in that cell, with any of its pol
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, LARGE, LEFT, PACED, SMALL, Results
+from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, LARGE, LEFT, PACED, SMALL, DataplaneResults
 from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, SystemPlan
 
 PLAIN = SystemPlan(OURS, ROUND_ROBIN).name
@@ -29,7 +29,7 @@ _TITLES = {
 _NOISE = 1.1
 
 
-class Verdict(NamedTuple):
+class DataplaneVerdict(NamedTuple):
     """One target: `sign` `needed`, and the measured value; None: not measured."""
 
     target: str
@@ -47,69 +47,73 @@ class Verdict(NamedTuple):
         return self.measured <= self.needed if self.sign == "<=" else self.measured >= self.needed
 
 
-def added_us(results: Results, system: str, quantile: str) -> float | None:
+def added_us(results: DataplaneResults, system: str, quantile: str) -> float | None:
     """Return the median over rounds of a system's latency at the modest rate less that of the same round without it."""
     pairs = zip(results.rounds.get((system, PACED), ()), results.rounds.get((DIRECT, PACED), ()), strict=False)
     found = sorted(proxied[quantile] - direct[quantile] for proxied, direct in pairs)
     return found[len(found) // 2] if found else None
 
 
-def best_peer(results: Results, cell: str) -> tuple[str, float] | None:
+def best_peer(results: DataplaneResults, cell: str) -> tuple[str, float] | None:
     """Return the peer with the least CPU in a cell, and that; None: no peer was measured."""
     found = [(plan.name, results.figure(plan.name, cell, "cpu_us")) for plan in _peers(results)]
     return min(((name, cpu_us) for name, cpu_us in found if cpu_us is not None), key=lambda each: each[1], default=None)
 
 
-def ratio(results: Results, system: str, cell: str, other: float | None) -> float | None:
+def ratio(results: DataplaneResults, system: str, cell: str, other: float | None) -> float | None:
     """Return a system's CPU in a cell over another's."""
     cpu_us = results.figure(system, cell, "cpu_us")
     return cpu_us / other if cpu_us is not None and other else None
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def verdicts(results: DataplaneResults) -> list[DataplaneVerdict]:
     """Return the verdict on every target."""
     return [*_cpu(results), _added(results), *_once(results), *_control(results)]
 
 
-def _cpu(results: Results) -> Iterator[Verdict]:
+def _cpu(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
     for cell, needed in _SLOWNESS.items():
         best = best_peer(results, cell)
         target = f"CPU of {_TITLES[cell]}, over the best peer's"
         measured = ratio(results, PLAIN, cell, best[1] if best else None)
-        yield Verdict(target, "<=", needed, "x", measured, f"against {best[0]}" if best else "no peer")
+        yield DataplaneVerdict(target, "<=", needed, "x", measured, f"against {best[0]}" if best else "no peer")
 
 
-def _added(results: Results) -> Verdict:
+def _added(results: DataplaneResults) -> DataplaneVerdict:
     found = [(plan.name, added_us(results, plan.name, "p50_us")) for plan in _peers(results)]
     best = min(((name, us) for name, us in found if us is not None), key=lambda each: each[1], default=None)
     ours, target = added_us(results, PLAIN, "p50_us"), "latency added at a modest rate, p50, over the best peer's"
     if best is None or ours is None:
-        return Verdict(target, "<=", 1.0, "x", None, "no peer" if best is None else f"against {best[0]}")
-    return Verdict(target, "<=", 1.0, "x", ours / best[1] if best[1] > 0 else None, f"against {best[0]}")
+        return DataplaneVerdict(target, "<=", 1.0, "x", None, "no peer" if best is None else f"against {best[0]}")
+    return DataplaneVerdict(target, "<=", 1.0, "x", ours / best[1] if best[1] > 0 else None, f"against {best[0]}")
 
 
-def _once(results: Results) -> Iterator[Verdict]:
+def _once(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
     for system in (PLAIN, AWARE):
         more_mib = results.figure(system, CRAWLED, "rss_more_mib")
-        yield Verdict(f"memory for a reader that does not read ({system})", "<=", 1.0, " MiB", more_mib)
+        yield DataplaneVerdict(f"memory for a reader that does not read ({system})", "<=", 1.0, " MiB", more_mib)
         worst, unseen = (results.figure(system, LEFT, name) for name in ("worst_ms", "unseen"))
         note = f"{unseen:.0f} never" if unseen else ""
-        yield Verdict(f"a client that leaves, at worst ({system})", "<=", 5.0, " ms", None if unseen else worst, note)
+        yield DataplaneVerdict(
+            f"a client that leaves, at worst ({system})", "<=", 5.0, " ms", None if unseen else worst, note
+        )
         failed = [results.figure(system, HELD, name) for name in ("errors", "missing")]
         held, lost = results.figure(system, HELD, "streams") or 0.0, max((each or 0.0 for each in failed), default=0.0)
-        yield Verdict(f"streams open at once ({system})", ">=", held, "", results.figure(system, HELD, "at_once"))
-        yield Verdict(f"of them failed, or chunks missing ({system})", "<=", 0.0, "", lost if held else None)
+        yield DataplaneVerdict(
+            f"streams open at once ({system})", ">=", held, "", results.figure(system, HELD, "at_once")
+        )
+        yield DataplaneVerdict(f"of them failed, or chunks missing ({system})", "<=", 0.0, "", lost if held else None)
 
 
-def _control(results: Results) -> Iterator[Verdict]:
+def _control(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
     proxies = [plan.name for plan in results.systems if plan.kind != DIRECT]
     added = [us for name in proxies if (us := added_us(results, name, "p50_us")) is not None]
-    yield Verdict("control: the least latency that a proxy adds", ">=", 0.0, " us", min(added, default=None))
+    yield DataplaneVerdict("control: the least latency that a proxy adds", ">=", 0.0, " us", min(added, default=None))
     floor = results.figure(NGINX, SMALL, "cpu_us")
     least = [each for name in proxies if name != NGINX and (each := ratio(results, name, SMALL, floor)) is not None]
     target = "control: CPU of a small request, the least of all proxies over nginx's"
-    yield Verdict(target, ">=", 1 / _NOISE, "x", min(least, default=None))
+    yield DataplaneVerdict(target, ">=", 1 / _NOISE, "x", min(least, default=None))
 
 
-def _peers(results: Results) -> Sequence[SystemPlan]:
+def _peers(results: DataplaneResults) -> Sequence[SystemPlan]:
     return [plan for plan in results.systems if plan.kind in PEERS]

@@ -74,7 +74,7 @@ class _Running:
 
 
 def measured(shape: DecisionShape, decisions: int) -> Timed:
-    """Return the times of so many decisions in one cell."""
+    """Take `decisions` decisions in a fleet of this shape; return the times of each stage."""
     writer = _writer()
     fleet = DecisionFleet(shape, _SEED, writer)
     running, times = _Running(fleet), defaultdict[str, list[float]](list)

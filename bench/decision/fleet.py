@@ -18,7 +18,7 @@ from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
-from kv_runtime.config import IndexSection
+from kv_runtime.config.sections import IndexSection
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from bench.demo.replay import Measured, Player
 from bench.demo.workload import WorkloadShape, conversations
-from bench.processes import Fleet, FleetShape
-from bench.report import LAG_LIMIT_S, Figures, figures, lag_counts, lag_p99_s, machine_line
+from bench.processes import FleetProcesses, FleetShape
+from bench.report import LAG_LIMIT_S, ShownFigures, figures, lag_counts, lag_p99_s, machine_line
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
 from router.decision.policies import MODES as MODES_OF_THE_ROUTER
@@ -37,7 +37,7 @@ class ModeResult(NamedTuple):
     """One mode's run."""
 
     mode: str
-    figures: Figures
+    figures: ShownFigures
     lag_p99_s: float
     cpu_s: dict[str, float]
     explanation: str
@@ -78,7 +78,7 @@ class Demo:
         for mode in MODES:
             settings = ("telemetry.log_level=warning", f"policy.seed={self._seed}")
             shape = FleetShape(self._workers, mode, MODEL, _WORKER_SETTINGS, settings)
-            async with Fleet(shape) as fleet:
+            async with FleetProcesses(shape) as fleet:
                 results.append(await self._play(fleet, mode))
                 if mode == MODES[-1]:
                     self._show(results)
@@ -86,7 +86,7 @@ class Demo:
                     if keep:
                         await self._stay(fleet, stop)
 
-    async def _play(self, fleet: Fleet, mode: str) -> ModeResult:
+    async def _play(self, fleet: FleetProcesses, mode: str) -> ModeResult:
         columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(mode, total=self._shape.conversations * self._shape.turns)
@@ -103,7 +103,7 @@ class Demo:
             await self._explanation(fleet, measured),
         )
 
-    async def _lags(self, fleet: Fleet) -> dict[str, Counter[float]]:
+    async def _lags(self, fleet: FleetProcesses) -> dict[str, Counter[float]]:
         """Return each process's lag so far: the router's and the workers'."""
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{fleet.control_url}/v1/workers") as response:
@@ -114,7 +114,7 @@ class Demo:
                     lags[url] = lag_counts(await response.text())
         return lags
 
-    async def _explanation(self, fleet: Fleet, measured: list[Measured]) -> str:
+    async def _explanation(self, fleet: FleetProcesses, measured: list[Measured]) -> str:
         """Return the words of the decision that reused most."""
         best = max(measured, key=lambda each: each.cached_tokens)
         async with (
@@ -134,7 +134,7 @@ class Demo:
         self._console.print("\n[bold]One decision, in words[/bold]")
         self._console.print(results[-1].explanation, highlight=False, markup=False)
 
-    async def _stay(self, fleet: Fleet, stop: asyncio.Event) -> None:
+    async def _stay(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
         self._console.print(f"\nstill up: {fleet.data_url} (OpenAI), {fleet.control_url} (control), {fleet.nats_url}")
         for process in fleet.workers.values():
             self._console.print(f"  {process.name}: pid {process.pid}")

@@ -8,9 +8,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.disagg.figures import SLOS, Figures
-from bench.disagg.fleet import Setting
-from bench.disagg.grid import FULL_RATES, SHORT_RATES, Cell, Grid, default_layouts, play_all
+from bench.disagg.figures import SLOS, DisaggFigures
+from bench.disagg.fleet import DisaggSetting
+from bench.disagg.grid import FULL_RATES, SHORT_RATES, DisaggCell, Grid, default_layouts, play_all
 from bench.disagg.layouts import layouts_of
 from bench.disagg.report import as_json, plot, show
 from bench.routing.figures import Slo
@@ -109,7 +109,7 @@ def disagg(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - o
     show(Console() if Console().is_terminal else Console(width=_WIDTH), grid, found, requests)
 
 
-def _played(grid: Grid, requests: list[TraceRequest], jobs: int) -> dict[Cell, Figures]:
+def _played(grid: Grid, requests: list[TraceRequest], jobs: int) -> dict[DisaggCell, DisaggFigures]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("runs", total=len(grid.cells))
@@ -122,7 +122,7 @@ def _grid(flags: dict[str, Any], requests: list[TraceRequest]) -> Grid:
         layouts=default_layouts(requests, full=is_full) if named is None else layouts_of(named),
         rates=flags["rates"] or (FULL_RATES if is_full else SHORT_RATES),
         slos=flags["slos"],
-        setting=Setting(
+        setting=DisaggSetting(
             kv_tokens=flags["kv_tokens"],
             block_size=int(flags["block_size"]),
             transfers=TransferRules(bandwidth_bytes_s=flags["bandwidth_gb_s"] * 1e9),

@@ -35,7 +35,7 @@ class RoleEngine(VirtualEngine):
         foreseen_max: int = FORESEEN_MAX,
     ) -> None:
         super().__init__(rank, description, block_hash, foreseen_max=foreseen_max)
-        self.simulator = self._simulator = Simulator(
+        self.simulator = Simulator(
             description,
             timing=self._timing,
             token_source=OneToken(),
@@ -87,5 +87,5 @@ class RoleEngine(VirtualEngine):
         """End the iteration; return the outputs by request id, and the batches that it publishes."""
         outputs, batches = super().end()
         self.simulator.flush_events()  # of KV that came during what was foreseen
-        late = [self._stream.of(event.data) for event in self.simulator.drain_events()]
+        late = [self.stream.of(event.data) for event in self.simulator.drain_events()]
         return outputs, [*batches, *(batch for batch in late if batch is not None)]

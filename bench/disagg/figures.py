@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import gt, lt
 from typing import NamedTuple
 
-from bench.disagg.fleet import Run
+from bench.disagg.fleet import DisaggRun
 from bench.report import percentile
 from bench.routing.figures import Slo
 
@@ -28,7 +28,7 @@ DRAW_RATIO = 0.01
 """Figures that differ by less are equal."""
 
 
-class Figures(NamedTuple):
+class DisaggFigures(NamedTuple):
     """One run. Times in seconds, at `QUANTILES`; rates as shares; goodput and share by SLO."""
 
     requests: int
@@ -47,14 +47,14 @@ class Figures(NamedTuple):
     transfers_failed: int
 
 
-def figures(run: Run, *, gpus: int, slos: Sequence[Slo]) -> Figures:
+def figures(run: DisaggRun, *, gpus: int, slos: Sequence[Slo]) -> DisaggFigures:
     """Return the figures of a run that had requests."""
     outcomes = [each.outcome for each in run.answers]
     within_slo = [sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes) for slo in slos]
     requests, prompt_tokens = len(outcomes) + run.failed, sum(each.isl_tokens for each in outcomes)
     itl_s = _quantiles([each.itl_s for each in outcomes if each.osl_tokens > 1])
     done = sum(each.fetches_total["done"] for each in run.transfers)
-    return Figures(
+    return DisaggFigures(
         requests=requests,
         failed=run.failed,
         retries=sum(each.retries for each in run.answers),
@@ -76,7 +76,7 @@ def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(percentile(values, quantile) for quantile in QUANTILES)
 
 
-class Comparison(NamedTuple):
+class LayoutComparison(NamedTuple):
     """At one rate, by one figure: the aggregated layout against the best of the others."""
 
     rate: float
@@ -89,8 +89,8 @@ class Comparison(NamedTuple):
 
 
 def comparisons(
-    rate: float, aggregated: tuple[str, Figures], others: Sequence[tuple[str, Figures]], slos: Sequence[Slo]
-) -> Iterator[Comparison]:
+    rate: float, aggregated: tuple[str, DisaggFigures], others: Sequence[tuple[str, DisaggFigures]], slos: Sequence[Slo]
+) -> Iterator[LayoutComparison]:
     """Yield how the aggregated layout compares with the best of the others by each figure; in these nothing failed."""
     name, mine = aggregated
     for figure, own, is_better, column in (
@@ -107,7 +107,9 @@ def comparisons(
         best_index = column.index((min if is_better is lt else max)(column))
         best, value = others[best_index][0], column[best_index]
         is_draw = abs(own - value) <= DRAW_RATIO * max(abs(own), abs(value))
-        yield Comparison(rate, figure, own, best, value, "" if is_draw else name if is_better(own, value) else best)
+        yield LayoutComparison(
+            rate, figure, own, best, value, "" if is_draw else name if is_better(own, value) else best
+        )
 
 
 def slo_name(slo: Slo) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from bench.disagg.engine import RoleEngine
-from bench.disagg.journey import Answer, Journey, Router
+from bench.disagg.journey import Journey, JourneyAnswer, Router
 from bench.disagg.layouts import Layout
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TraceRequest
@@ -48,7 +48,7 @@ LAG_S = 0.005
 _END, _LEARN, _ARRIVE, _SUBMIT = range(4)
 
 
-class Setting(NamedTuple):
+class DisaggSetting(NamedTuple):
     """What all layouts have in common: a worker's cache, the network, the router's policy and its bounds."""
 
     kv_tokens: int = 700_000
@@ -61,10 +61,10 @@ class Setting(NamedTuple):
     foreseen_max: int = FORESEEN_MAX
 
 
-class Run(NamedTuple):
+class DisaggRun(NamedTuple):
     """The outcomes of all requests, in the order in which they ended, and of each worker's transfers."""
 
-    answers: list[Answer]
+    answers: list[JourneyAnswer]
     failed: int
     span_s: float
     """From the first arrival to the last end."""
@@ -74,13 +74,13 @@ class Run(NamedTuple):
 class DisaggFleet:
     """A layout that plays one trace, once. Each of `requests` fits into a worker's cache."""
 
-    def __init__(self, layout: Layout, setting: Setting, requests: Sequence[TraceRequest]) -> None:
+    def __init__(self, layout: Layout, setting: DisaggSetting, requests: Sequence[TraceRequest]) -> None:
         self._setting, self._requests = setting, requests
         self._clock, self._hashes = VirtualClock(), TraceHashes(setting.block_size)
-        self._index = VirtualIndex(ReferenceIndex())
+        self.index = VirtualIndex(ReferenceIndex())
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
         self._routing = Routing(
-            self.state, self._index, self._clock, setting.policy, seed=setting.seed, lease_s=LEASE_S, decisions_max=1
+            self.state, self.index, self._clock, setting.policy, seed=setting.seed, lease_s=LEASE_S, decisions_max=1
         )
         limits, names = setting.limits._replace(policy=layout.conditional), count()
         self._router = Router(self._routing, limits, lambda: f"d{next(names)}")
@@ -90,7 +90,7 @@ class DisaggFleet:
         self._beat_s = -HEARTBEAT_PERIOD_S
         self._carry_s: float | None = None
         self._in_flight: dict[str, Journey] = {}
-        self._answers: list[Answer] = []
+        self._answers: list[JourneyAnswer] = []
         self._failed, self._ended_s = 0, 0.0
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
         self._order = count()
@@ -120,11 +120,11 @@ class DisaggFleet:
         joined = replace(registered(engine.rank, description), role=engine.role)
         self._routing.apply(FleetApplied(now_s=0.0, event=joined))
         heartbeat = Heartbeat(instance=joined.instance, epoch=EPOCH, last_seq=0)
-        self._index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
+        self.index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
 
     # ------------------------------------------------------------------------------------------- time
 
-    def run(self) -> Run:
+    def run(self) -> DisaggRun:
         """Play the trace and return the outcomes of all requests."""
         self._expect(0)
         while self._agenda or self._carry_s is not None:
@@ -135,7 +135,9 @@ class DisaggFleet:
                 self._clock.now_s, _, _, act = heapq.heappop(self._agenda)
                 act()
         span_s = self._ended_s - self._requests[0].arrival_s
-        return Run(self._answers, self._failed, span_s, [each.simulator.transfer_statistics() for each in self.engines])
+        return DisaggRun(
+            self._answers, self._failed, span_s, [each.simulator.transfer_statistics() for each in self.engines]
+        )
 
     def _at(self, at_s: float, kind: int, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (at_s, kind, next(self._order), act))
@@ -244,7 +246,7 @@ class DisaggFleet:
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            self._index.apply(BatchArrived(rank, batch), self._clock.now_s)
+            self.index.apply(BatchArrived(rank, batch), self._clock.now_s)
 
     def _carry(self) -> None:
         touched = self.exchange.advance(self._clock.now_s)

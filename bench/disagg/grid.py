@@ -5,8 +5,8 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from bench.disagg.figures import Comparison, Figures, comparisons, figures
-from bench.disagg.fleet import DisaggFleet, Setting
+from bench.disagg.figures import DisaggFigures, LayoutComparison, comparisons, figures
+from bench.disagg.fleet import DisaggFleet, DisaggSetting
 from bench.disagg.layouts import Layout, layout_of
 from bench.routing.figures import Slo
 from bench.routing.trace import TraceRequest, at_rate
@@ -17,7 +17,7 @@ _SHORT = ("8a", "2p6d", "4p4d", "5p3d", "5p3d+isl_bounding", "5p3d+isl_or_load")
 _FULL = ("8a", "2p6d", "3p5d", "4p4d", "5p3d", "6p2d", "4p4d+isl_or_load", "5p3d+isl_bounding", "5p3d+isl_or_load")
 
 
-class Cell(NamedTuple):
+class DisaggCell(NamedTuple):
     """One run: a layout at a speed of arrival."""
 
     rate: float
@@ -30,12 +30,12 @@ class Grid(NamedTuple):
     layouts: tuple[Layout, ...]
     rates: tuple[float, ...]
     slos: tuple[Slo, ...]
-    setting: Setting
+    setting: DisaggSetting
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[DisaggCell]:
         """All of it."""
-        return [Cell(rate, layout) for rate, layout in product(self.rates, self.layouts)]
+        return [DisaggCell(rate, layout) for rate, layout in product(self.rates, self.layouts)]
 
 
 def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[Layout, ...]:
@@ -49,7 +49,7 @@ def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[La
     return tuple(map(layout_of, (*(_FULL if full else _SHORT), *(f"5p3d@{tokens}" for tokens in buffers))))
 
 
-def play(requests: Sequence[TraceRequest], grid: Grid, cell: Cell) -> Figures:
+def play(requests: Sequence[TraceRequest], grid: Grid, cell: DisaggCell) -> DisaggFigures:
     """Play the trace in one cell and return its figures."""
     run = DisaggFleet(cell.layout, grid.setting, at_rate(requests, cell.rate)).run()
     return figures(run, gpus=cell.layout.gpus, slos=grid.slos)
@@ -57,22 +57,22 @@ def play(requests: Sequence[TraceRequest], grid: Grid, cell: Cell) -> Figures:
 
 def play_all(
     grid: Grid, requests: Sequence[TraceRequest], *, jobs: int, on_cell: Callable[[], None] = lambda: None
-) -> dict[Cell, Figures]:
+) -> dict[DisaggCell, DisaggFigures]:
     """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
-    found: dict[Cell, Figures] = {}
+    found: dict[DisaggCell, DisaggFigures] = {}
     for cell, cell_figures in play_side_by_side(partial(play, requests, grid), grid.cells, jobs):
         found[cell] = cell_figures
         on_cell()
     return {cell: found[cell] for cell in grid.cells}
 
 
-def compared(grid: Grid, found: dict[Cell, Figures]) -> list[Comparison]:
+def compared(grid: Grid, found: dict[DisaggCell, DisaggFigures]) -> list[LayoutComparison]:
     """Return how the aggregated layout compares with the best of those in which nothing failed, at every rate."""
-    rows: list[Comparison] = []
+    rows: list[LayoutComparison] = []
     for rate in grid.rates:
-        apart = [(each.name, found[Cell(rate, each)]) for each in grid.layouts if not each.aggregated]
+        apart = [(each.name, found[DisaggCell(rate, each)]) for each in grid.layouts if not each.aggregated]
         others = [(name, each) for name, each in apart if not each.failed]
         for each in grid.layouts:
             if each.aggregated and others:
-                rows += comparisons(rate, (each.name, found[Cell(rate, each)]), others, grid.slos)
+                rows += comparisons(rate, (each.name, found[DisaggCell(rate, each)]), others, grid.slos)
     return rows

@@ -5,7 +5,7 @@
     output     prefill: the handoff, and a decision for the decode worker; or the end, where one token was requested
                an error: the plan again, after a pause; or the end
 
-The queue is off, as it is by default, and nothing migrates: engines here fail requests, but never die.
+The queue is off, as it is by default, and no request migrates: engines here fail requests, and never die.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Next = Literal["wait", "decide", "again", "answered", "failed"]
 """`decide` continues at once, `again` after `pause_s`."""
 
 
-class Answer(NamedTuple):
+class JourneyAnswer(NamedTuple):
     """The outcome of an answered request; `phase` is the last one that was requested."""
 
     outcome: RequestFigures
@@ -179,7 +179,7 @@ class Journey:
             )
         )
 
-    def answer(self, worker: int, now_s: float) -> Answer:
+    def answer(self, worker: int, now_s: float) -> JourneyAnswer:
         """Return the outcome of the request, answered last by `worker` at `now_s`."""
         request, first_s = self.request, self._first_s
         assert first_s is not None
@@ -195,4 +195,4 @@ class Journey:
         )
         prefilled_s = self._prefilled_s
         handover_s = None if prefilled_s is None or self.route.phase != "decode" else first_s - prefilled_s
-        return Answer(outcome, self.route.phase, handover_s, len(self._erred_at))
+        return JourneyAnswer(outcome, self.route.phase, handover_s, len(self._erred_at))

@@ -39,7 +39,7 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def pareto_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
-    """Return the plot of layouts by name, whose points are in the order of load; there is a point."""
+    """Return the plot. `lines` has each layout's points in the order of load; one of them has a point."""
     with mpl.rc_context(
         {"svg.hashsalt": "kv-router", "svg.fonttype": "none", "font.size": 9}
     ):  # the same bytes each time

@@ -7,12 +7,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.disagg.figures import Comparison, Figures, slo_name
-from bench.disagg.grid import Cell, Grid, compared
+from bench.disagg.figures import DisaggFigures, LayoutComparison, slo_name
+from bench.disagg.grid import DisaggCell, Grid, compared
 from bench.disagg.plot import Point, pareto_svg
 from bench.routing.trace import TraceRequest, totals
 
-Found = dict[Cell, Figures]
+Found = dict[DisaggCell, DisaggFigures]
 TITLE = "Prefill and decode apart: what a GPU gives, what a user gets"
 SERVED_RATE = 0.9
 """A run served its users where no request failed and so many met the first SLO."""
@@ -37,12 +37,13 @@ def as_json(grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> bytes
 def plot(grid: Grid, found: Found) -> str:
     """Return the SVG: a line for every layout, its points at the rates in turn."""
     lines = {
-        layout.name: [_point(rate, found[Cell(rate, layout)]) for rate in sorted(grid.rates)] for layout in grid.layouts
+        layout.name: [_point(rate, found[DisaggCell(rate, layout)]) for rate in sorted(grid.rates)]
+        for layout in grid.layouts
     }
     return pareto_svg(lines, TITLE)
 
 
-def _point(rate: float, each: Figures) -> Point:
+def _point(rate: float, each: DisaggFigures) -> Point:
     is_served = not each.failed and each.slo_rate[0] >= SERVED_RATE
     return Point(each.tokens_s_user, each.tokens_s_gpu, f"x{rate:g}", is_served=is_served)
 
@@ -75,14 +76,16 @@ def show(console: Console, grid: Grid, found: Found, requests: Sequence[TraceReq
     )
     for rate in grid.rates:
         for layout in grid.layouts:
-            table.add_row(f"x{rate:g}", layout.name, *_row(found[Cell(rate, layout)], is_apart=bool(layout.prefill)))
+            table.add_row(
+                f"x{rate:g}", layout.name, *_row(found[DisaggCell(rate, layout)], is_apart=bool(layout.prefill))
+            )
         table.add_section()
     console.print(table)
     if rows := compared(grid, found):
         console.print(_compared(rows))
 
 
-def _row(each: Figures, *, is_apart: bool) -> list[str]:
+def _row(each: DisaggFigures, *, is_apart: bool) -> list[str]:
     goodput = ((f"{rps:.3f}", f"{rate:.1%}") for rps, rate in zip(each.goodput_rps_gpu, each.slo_rate, strict=True))
     return [
         *(f"{seconds * 1e3:,.0f}" for seconds in each.ttft_s),
@@ -98,7 +101,7 @@ def _row(each: Figures, *, is_apart: bool) -> list[str]:
     ]
 
 
-def _compared(rows: Sequence[Comparison]) -> Table:
+def _compared(rows: Sequence[LayoutComparison]) -> Table:
     table = _new_table(
         "aggregated against the best of the others in which nothing failed",
         ("rate", "figure"),

@@ -1,9 +1,9 @@
 """A process of the event bench: consolidators, which get blocks over engine events or directly.
 
     reads    the one worker's publisher is another process (`player.py`): saturation
-    holds    no ZMQ: payloads go straight into the core, so that many blocks are held soon
+    holds    no ZMQ: payloads go directly into the consolidation, so that many blocks are held soon
 
-Everything after the core is real: streams, answers, heartbeats.
+Everything after the consolidation is real: streams, answers, heartbeats.
 """
 
 import time
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import zmq.asyncio
 
 from bench.events.child import Answer, Commands, cpu, serve
-from bench.events.load import Load, engine_events, payloads
+from bench.events.load import EventLoad, engine_events, payloads
 from bench.events.source import MODEL
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
@@ -85,7 +85,7 @@ class AgentRole:
 
     async def _hold(self, worker: str, dp_rank: int, load: dict[str, int]) -> Answer:
         """Return the rank's position once it holds these blocks too and their events are in the log."""
-        consolidator, events = self._consolidators[worker], engine_events(Load(**load))
+        consolidator, events = self._consolidators[worker], engine_events(EventLoad(**load))
         for payload in payloads(events, _EVENTS_A_PAYLOAD, dp_rank=dp_rank, time_s=time.time()):
             self._sequence += 1
             for changed in consolidator.core.on_payload(self._sequence, payload):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from bench.events.load import Load
+from bench.events.load import EventLoad
 from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Stage
 from kv_protocol import subjects
@@ -25,7 +25,7 @@ _WORKER = "w0"
 _RING_BYTES = 16 << 20
 
 
-class Start(NamedTuple):
+class StartTimes(NamedTuple):
     """One way to start; medians of all rounds, in seconds. `limit_s` is the time to only read the bytes."""
 
     name: str
@@ -38,7 +38,7 @@ class Start(NamedTuple):
     rounds: int
 
 
-class Snapshot(NamedTuple):
+class SnapshotCost(NamedTuple):
     """The time to write one, in seconds; `blocked_s` is the longest time that it blocked the event loop."""
 
     blocks: int
@@ -52,8 +52,8 @@ class Snapshot(NamedTuple):
 class Cold(NamedTuple):
     """All results of cold starts."""
 
-    starts: list[Start]
-    snapshots: list[Snapshot]
+    starts: list[StartTimes]
+    snapshots: list[SnapshotCost]
 
 
 class _Began(NamedTuple):
@@ -71,7 +71,7 @@ async def cold(plan: EventsPlan, on_progress: Callable[[str], None]) -> Cold:
             workers=[{"id": _WORKER, "dp_ranks": plan.ranks, "ring_bytes": _RING_BYTES}],
             block_size=BLOCK_TOKENS,
         )
-        bench = _Bench(plan, stage, agent, await stage.child("events.bare"), on_progress)
+        bench = _ColdBench(plan, stage, agent, await stage.child("events.bare"), on_progress)
         await bench.hold(0, plan.rank_blocks)
         from_log = await bench.from_log()
         snapshots = await bench.snapshots()
@@ -80,7 +80,7 @@ async def cold(plan: EventsPlan, on_progress: Callable[[str], None]) -> Cold:
         return Cold([from_snapshot, from_log, await bench.from_dumps()], snapshots)
 
 
-class _Bench(NamedTuple):
+class _ColdBench(NamedTuple):
     """The processes that run throughout; each new index is a new process."""
 
     plan: EventsPlan
@@ -92,31 +92,31 @@ class _Bench(NamedTuple):
     async def hold(self, seed: int, blocks: int) -> None:
         """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
         for dp_rank in range(self.plan.ranks):
-            load = Load(seed + dp_rank, blocks, EVENT_BLOCKS, BLOCK_TOKENS)
+            load = EventLoad(seed + dp_rank, blocks, EVENT_BLOCKS, BLOCK_TOKENS)
             await self.agent.call("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
 
-    async def from_log(self) -> Start:
+    async def from_log(self) -> StartTimes:
         last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
         read = await self.bare.call("copy", after_seq=0, last_seq=last_seq)
         blocks = self.plan.ranks * self.plan.rank_blocks
         return await self._start("the log", blocks, read["bytes"], read["seconds"])
 
-    async def snapshots(self) -> list[Snapshot]:
+    async def snapshots(self) -> list[SnapshotCost]:
         """Write some snapshots and return what each took; the last one stays."""
         self.on_progress("a snapshot is written")
-        keeper, written = await self.stage.child("events.snapshot"), list[Snapshot]()
+        keeper, written = await self.stage.child("events.snapshot"), list[SnapshotCost]()
         for _ in range(self.plan.rounds):
             figures = await keeper.call("write")
-            written.append(Snapshot(blocks=self.plan.ranks * self.plan.rank_blocks, **figures))
+            written.append(SnapshotCost(blocks=self.plan.ranks * self.plan.rank_blocks, **figures))
         await keeper.close()
         return written
 
-    async def from_snapshot(self) -> Start:
+    async def from_snapshot(self) -> StartTimes:
         read = await self.bare.call("get", bucket=subjects.SNAPSHOT_BUCKET)
         blocks = self.plan.ranks * (self.plan.rank_blocks + self.plan.tail_blocks)
         return await self._start("a snapshot, and the log behind it", blocks, read["bytes"], read["seconds"])
 
-    async def from_dumps(self) -> Start:
+    async def from_dumps(self) -> StartTimes:
         """Delete the log and the snapshots before the start."""
         bucket = self.stage.log.objects(subjects.SNAPSHOT_BUCKET)
         for name in await bucket.names():
@@ -126,12 +126,12 @@ class _Bench(NamedTuple):
         blocks = self.plan.ranks * (self.plan.rank_blocks + self.plan.tail_blocks)
         return await self._start("dumps alone", blocks, 0, None)
 
-    async def _start(self, name: str, blocks: int, size: int, limit_s: float | None) -> Start:
+    async def _start(self, name: str, blocks: int, size: int, limit_s: float | None) -> StartTimes:
         rounds = []
         for _ in range(self.plan.rounds):
             self.on_progress(f"from {name}")
             rounds.append(await self._begin(blocks))
-        return Start(
+        return StartTimes(
             name=name,
             blocks=blocks,
             bytes=size,

@@ -16,13 +16,13 @@ from bench.events.freshness import freshness
 from bench.events.heartbeats import heartbeats
 from bench.events.plan import GROUPS, QUICK, EventsPlan
 from bench.events.recovery import recovery
-from bench.events.results import Results, as_plain
+from bench.events.results import EventResults, as_plain
 from bench.events.run import BenchFailed
 from bench.events.tables import tables, verdict_table
 from bench.events.throughput import throughput
 from bench.events.verdicts import verdicts
 from bench.index.report import commit, machine, markdown_table, rich_table
-from bench.index.tables import Table
+from bench.index.tables import FigureTable
 from bench.processes import ProcessFailed
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.nats_server import NatsServerError
@@ -40,7 +40,7 @@ _MEASURED: dict[str, Callable[[EventsPlan, Callable[[str], None]], Awaitable[Any
 }
 
 
-class Facts(NamedTuple):
+class EventFacts(NamedTuple):
     """Where the figures were measured. `others_ratio` is the use of the machine before the bench started."""
 
     machine: str
@@ -83,7 +83,7 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     for, reached or missed. The exit status says whether the bench ran. A full run takes about 5 minutes.
     """  # noqa: D301  (click reads the character, not its name)
     plan = QUICK if flags["quick"] else EventsPlan()
-    facts = Facts(machine(), commit(), psutil.cpu_percent(_POLL_S) / 100, plan.is_full)
+    facts = EventFacts(machine(), commit(), psutil.cpu_percent(_POLL_S) / 100, plan.is_full)
     is_aside = str(flags["json_file"]) == "-"
     for line in facts.lines():
         click.echo(line, err=is_aside)
@@ -92,7 +92,7 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         run_process(lambda stop: _measure(plan, flags["only"], found, stop))
     except (BenchFailed, ProcessFailed, NatsServerError, BrokerUnavailable) as error:
         raise click.ClickException(str(error)) from error
-    _write(flags, facts, Results(**found))
+    _write(flags, facts, EventResults(**found))
 
 
 async def _measure(plan: EventsPlan, groups: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
@@ -111,11 +111,11 @@ async def _measure(plan: EventsPlan, groups: tuple[str, ...], found: dict[str, A
             progress.advance(task)
 
 
-def _all_tables(facts: Facts, results: Results) -> list[Table]:
+def _all_tables(facts: EventFacts, results: EventResults) -> list[FigureTable]:
     return tables(results) + ([verdict_table(verdicts(results))] if facts.is_full else [])
 
 
-def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
+def _write(flags: dict[str, Any], facts: EventFacts, results: EventResults) -> None:
     made = _all_tables(facts, results)
     if flags["markdown"] is not None:
         flags["markdown"].write_text("\n".join([*facts.lines(), "", *map(markdown_table, made)]))

@@ -1,7 +1,7 @@
 """Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents, whose engines together report so many blocks a second; from the engine's flush. Repeated
-           with agents that do not collect garbage, which shows the share of the collector
+scripted   `agents` agents; their engines together report a given number of blocks a second, from the engine's flush.
+           Repeated with agents that do not collect garbage, which shows the share of the collector
 fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload
 bare       what the log alone needs for as many messages of the same size: one client publishes, another follows
 """
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from bench.demo.replay import Player
 from bench.demo.workload import WorkloadShape, conversations
-from bench.events.load import FLUSH_S, Load
+from bench.events.load import FLUSH_S, EventLoad
 from bench.events.plan import EventsPlan
 from bench.events.run import Answer, BenchFailed, Busy, Child, Meter, Stage
-from bench.events.stages import Age, BatchTimes, Sent, Spread, ages, medians_ms, spread
-from bench.processes import Fleet, FleetShape
+from bench.events.stages import Age, BatchTimes, SentBatches, Spread, ages, medians_ms, spread
+from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 
 BLOCK_TOKENS = 32
@@ -75,7 +75,7 @@ async def scripted(plan: EventsPlan, blocks_s: int, *, collects: bool = True) ->
     """Return the ages of batches at one rate of all engines together; agents collect garbage, or do not."""
     seconds = plan.warming_s + plan.flowing_s
     loads = [
-        Load(number, round(blocks_s / plan.agents * seconds), EVENT_BLOCKS, BLOCK_TOKENS)
+        EventLoad(number, round(blocks_s / plan.agents * seconds), EVENT_BLOCKS, BLOCK_TOKENS)
         for number in range(plan.agents)
     ]
     async with Stage() as stage:
@@ -91,14 +91,14 @@ async def scripted(plan: EventsPlan, blocks_s: int, *, collects: bool = True) ->
         seen = await _seen(index, begins_ns)
         bare = await bare_lag(stage, seen.messages / seen.seconds, round(seen.message_bytes), plan.flowing_s)
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
-    sent = {each["rank"]: Sent(each["flushed_ns"], each["handed_ns"]) for each in played}
+    sent = {each["rank"]: SentBatches(each["flushed_ns"], each["handed_ns"]) for each in played}
     of = [age for age in ages(seen.batches, sent) if age.flushed_ns >= warm_ns]
     name = f"{blocks_s:,} blocks/s{'' if collects else ', no GC'}"
     longest_gc_ms = 1e3 * max(each["longest_gc_s"] for each in played)
     return _cell(name, seen, of, bare)._replace(is_ours=collects, busy=busy, longest_gc_ms=longest_gc_ms)
 
 
-def _source(stage: Stage, load: Load, blocks_s: float, *, collects: bool) -> Awaitable[Child]:
+def _source(stage: Stage, load: EventLoad, blocks_s: float, *, collects: bool) -> Awaitable[Child]:
     arguments = {"worker": f"w{load.seed}", "load": load._asdict(), "blocks_s": blocks_s, "collects": collects}
     return stage.child("events.source", **arguments)
 
@@ -116,7 +116,7 @@ async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[A
 
 async def fleet(plan: EventsPlan) -> Freshness:
     """Return the ages of batches while a router and four workers answer requests."""
-    async with Fleet(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
+    async with FleetProcesses(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
         index = await Child.start("events.index", {"url": running.nats_url})
         try:
             await index.call("watch")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bench.events.cold import BLOCK_TOKENS, EVENT_BLOCKS
-from bench.events.load import Load
+from bench.events.load import EventLoad
 from bench.events.plan import EventsPlan
 from bench.events.run import Busy, Cpu, Meter, Stage
 
@@ -52,7 +52,7 @@ async def _measure(plan: EventsPlan, ranks: int) -> HeartbeatFigures:
             stage.child("events.agent", workers=workers, block_size=BLOCK_TOKENS), stage.child("events.index")
         )
         for dp_rank in range(ranks):
-            load = Load(dp_rank, plan.heartbeat_blocks, EVENT_BLOCKS, BLOCK_TOKENS)
+            load = EventLoad(dp_rank, plan.heartbeat_blocks, EVENT_BLOCKS, BLOCK_TOKENS)
             await agent.call("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
         await index.call("proven", ranks=ranks)
         meter = await Meter.begin(stage, [agent], index)

@@ -7,7 +7,7 @@ from bench.events.watch import AppliedMessage, WatchedLog
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.supervise import Part
 
 _POLL_S = 0.002

@@ -23,12 +23,12 @@ from worker_agent.events.engine_events import EngineStored
 SEQUENCE_BLOCKS = 512
 SIDE_BY_SIDE = 16
 FLUSH_S = 0.02
-"""An iteration of an engine, at whose end it reports what it computed."""
+"""The duration of an engine's iteration; the engine reports what it computed at its end."""
 _KEY = struct.Struct("<QQ")
 _HASHES_OF_A_SEED = 1 << 40
 
 
-class Load(NamedTuple):
+class EventLoad(NamedTuple):
     """So many blocks of `block_size` tokens, in events of `event_blocks`; another seed gives other blocks."""
 
     seed: int
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     block_size: int
 
 
-def engine_events(load: Load) -> Iterator[EngineStored]:
+def engine_events(load: EventLoad) -> Iterator[EngineStored]:
     """Yield the events, each of `event_blocks` blocks; fewer at the end of a sequence or of the load."""
     sequences = ceil(load.blocks / SEQUENCE_BLOCKS)
     for first in range(0, sequences, SIDE_BY_SIDE):
@@ -50,7 +50,7 @@ def engine_events(load: Load) -> Iterator[EngineStored]:
                     yield _stored(load, number, tokens[number], range(start, end))
 
 
-def _tokens(load: Load, number: int) -> "array[int]":
+def _tokens(load: EventLoad, number: int) -> "array[int]":
     tokens = array("H")
     tokens.frombytes(shake_128(_KEY.pack(load.seed, number)).digest(2 * load.block_size * SEQUENCE_BLOCKS))
     if sys.byteorder == "big":
@@ -58,7 +58,7 @@ def _tokens(load: Load, number: int) -> "array[int]":
     return tokens
 
 
-def _stored(load: Load, number: int, tokens: "array[int]", blocks: range) -> EngineStored:
+def _stored(load: EventLoad, number: int, tokens: "array[int]", blocks: range) -> EngineStored:
     before = load.seed * _HASHES_OF_A_SEED + number * SEQUENCE_BLOCKS
     return EngineStored(
         block_hashes=tuple(range(before + blocks.start + 1, before + blocks.stop + 1)),
@@ -84,7 +84,7 @@ class Flush(NamedTuple):
     events: Sequence[EngineStored]
 
 
-def schedule(load: Load, blocks_s: float) -> list[Flush]:
+def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
     """Return the flushes of an engine that computes so many blocks a second: one each `FLUSH_S`, or each event."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
     flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()

@@ -7,7 +7,7 @@ import zmq.asyncio
 from bench.capture.capture import CapturedFrame
 from bench.capture.publisher import CapturePublisher
 from bench.events.child import Answer, Commands, serve
-from bench.events.load import Load, engine_events, payloads
+from bench.events.load import EventLoad, engine_events, payloads
 from kv_runtime.supervise import Part
 
 _RING_STEPS = 50_000
@@ -44,7 +44,7 @@ class PlayerRole:
 
     async def _prepare(self, load: dict[str, int]) -> Answer:
         """Prepare the payloads of this load for the next `play`."""
-        self._prepared = list(payloads(engine_events(Load(**load)), self._events_a_payload))
+        self._prepared = list(payloads(engine_events(EventLoad(**load)), self._events_a_payload))
         return {"bytes": sum(map(len, self._prepared))}
 
     async def _play(self) -> Answer:

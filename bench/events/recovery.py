@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.events.cold import BLOCK_TOKENS, EVENT_BLOCKS
-from bench.events.load import Load
+from bench.events.load import EventLoad
 from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Stage
 from worker_agent.events.recoveries import CHUNK_BLOCKS, KINDS
@@ -57,7 +57,7 @@ async def recovery(plan: EventsPlan, on_progress: Callable[[str], None]) -> list
             stage.child("events.bare"),
         )
         await listening.call("listen")
-        bench = _Bench(plan, agent, index)
+        bench = _RecoveryBench(plan, agent, index)
         for worker in (_RINGED, _RINGLESS):
             await bench.hold(worker, plan.rank_blocks, EVENT_BLOCKS)
         await index.call("proven", ranks=len(workers))
@@ -91,7 +91,7 @@ def _summed(name: str, rounds: list[dict[str, Any]], bare_s: float) -> Recovery:
     )
 
 
-class _Bench:
+class _RecoveryBench:
     """Two ranks that the index follows; one of them keeps nothing for replays."""
 
     def __init__(self, plan: EventsPlan, agent: Child, index: Child) -> None:
@@ -111,7 +111,7 @@ class _Bench:
     async def hold(self, worker: str, blocks: int, event_blocks: int) -> dict[str, Any]:
         """Let the worker hold so many more blocks and publish their events; return its position."""
         self._seed += 1
-        load = Load(self._seed, blocks, event_blocks, BLOCK_TOKENS)
+        load = EventLoad(self._seed, blocks, event_blocks, BLOCK_TOKENS)
         return await self._agent.call("hold", worker=worker, dp_rank=0, load=load._asdict())
 
     async def _lose(self, worker: str, batches: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from bench.events.recovery import Recovery
 from bench.events.throughput import Throughput
 
 
-class Results(NamedTuple):
+class EventResults(NamedTuple):
     """All results, by the names of the groups."""
 
     freshness: list[Freshness] | None = None

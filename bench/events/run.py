@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, Self
 import psutil
 
 from indexer.embedded import ensure_streams
-from kv_runtime.config import NatsSection
+from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.nats_server import EmbeddedNats
 

@@ -11,7 +11,7 @@ from indexer.service.snapshot_store import SnapshotStore, extent_of
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 

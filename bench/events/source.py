@@ -12,7 +12,7 @@ from math import inf
 import zmq.asyncio
 
 from bench.events.child import Answer, Commands, cpu, serve
-from bench.events.load import Flush, Load, schedule
+from bench.events.load import EventLoad, Flush, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -94,7 +94,7 @@ class SourceRole:
 
     def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
         self._url, self._worker = url, worker
-        self._load = Load(**load)
+        self._load = EventLoad(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
         self._handed: dict[int, int] = {}
         self._clock = SystemClock()

@@ -16,7 +16,7 @@ from bench.report import percentile
 STAGES = ("poll", "to log", "publish", "to index", "apply")
 
 
-class Sent(NamedTuple):
+class SentBatches(NamedTuple):
     """One rank's batches: when the engine flushed the events (batch n is event n - 1), and messages by first seq."""
 
     flushed_ns: Sequence[int]
@@ -51,12 +51,12 @@ class Spread(NamedTuple):
     max_ms: float
 
 
-def ages(batches: Sequence[BatchTimes], sent: Mapping[str, Sent]) -> list[Age]:
+def ages(batches: Sequence[BatchTimes], sent: Mapping[str, SentBatches]) -> list[Age]:
     """Return the age of each batch; without a rank in `sent`, from when its payload was made."""
     return [_age(batch, sent.get(batch.rank)) for batch in batches]
 
 
-def _age(batch: BatchTimes, sent: Sent | None) -> Age:
+def _age(batch: BatchTimes, sent: SentBatches | None) -> Age:
     stages_ns = {
         "to log": batch.stored_ns - batch.made_ns,
         "to index": batch.delivered_ns - batch.stored_ns,

@@ -6,19 +6,19 @@ from bench.events.cold import Cold
 from bench.events.freshness import Freshness
 from bench.events.heartbeats import HeartbeatResults
 from bench.events.recovery import Recovery
-from bench.events.results import Results
+from bench.events.results import EventResults
 from bench.events.run import Busy
 from bench.events.stages import STAGES
 from bench.events.throughput import Throughput
-from bench.index.tables import NONE, Table, number, times
-from bench.index.verdicts import Verdict
+from bench.index.tables import NONE, FigureTable, number, times
+from bench.index.verdicts import IndexVerdict
 
 _VERDICT_TEXT = {True: "ok", False: "MISSED", None: "not measured"}
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: EventResults) -> list[FigureTable]:
     """Return the tables of all groups that were measured."""
-    made: list[Table] = []
+    made: list[FigureTable] = []
     if results.freshness is not None:
         made += [_freshness(results.freshness), _stages(results.freshness)]
     if results.throughput is not None:
@@ -32,7 +32,7 @@ def tables(results: Results) -> list[Table]:
     return made
 
 
-def _freshness(cells: Sequence[Freshness]) -> Table:
+def _freshness(cells: Sequence[Freshness]) -> FigureTable:
     columns = (
         "load", "blocks/s", "batches/s", "messages/s", "bytes each", "p50", "p99", "max", "bare p50", "bare p99",
         "bare max", "p50 / bare",
@@ -47,10 +47,10 @@ def _freshness(cells: Sequence[Freshness]) -> Table:
         )
         for cell in cells
     ]
-    return Table("freshness: from the engine's flush to applied in another process, ms", columns, rows)
+    return FigureTable("freshness: from the engine's flush to applied in another process, ms", columns, rows)
 
 
-def _stages(cells: Sequence[Freshness]) -> Table:
+def _stages(cells: Sequence[Freshness]) -> FigureTable:
     columns = ("load", *STAGES, "longest GC", "CPU agents", "nats-server", "index", "others")
     rows = [
         (
@@ -61,7 +61,7 @@ def _stages(cells: Sequence[Freshness]) -> Table:
         )
         for cell in cells
     ]
-    return Table(
+    return FigureTable(
         "freshness: where it goes, medians in ms (publish is a part of to log), and what it takes, CPU s a second",
         columns,
         rows,
@@ -72,7 +72,7 @@ def _busy(busy: Busy | None) -> Iterator[str]:
     return map(number, (*busy.ours, busy.others) if busy else (None,) * 4)
 
 
-def _throughput(cells: Sequence[Throughput]) -> Table:
+def _throughput(cells: Sequence[Throughput]) -> FigureTable:
     columns = (
         "blocks an event", "blocks/s", "messages", "bytes each", "agent", "nats-server", "index",
         "bare blocks/s", "bare / ours", "bare client", "its nats-server",
@@ -88,10 +88,10 @@ def _throughput(cells: Sequence[Throughput]) -> Table:
         )
         for cell in cells
     ]
-    return Table("throughput: payloads of hop A to applied, one rank; CPU s a million blocks", columns, rows)
+    return FigureTable("throughput: payloads of hop A to applied, one rank; CPU s a million blocks", columns, rows)
 
 
-def _starts(cold: Cold) -> Table:
+def _starts(cold: Cold) -> FigureTable:
     columns = ("from", "blocks", "bytes read", "connected", "caught up", "all proven", "reading the bytes alone")
     rows = [
         (
@@ -102,10 +102,10 @@ def _starts(cold: Cold) -> Table:
         )
         for each in cold.starts
     ]
-    return Table("cold start of an index, s since before its process began", columns, rows)
+    return FigureTable("cold start of an index, s since before its process began", columns, rows)
 
 
-def _snapshots(cold: Cold) -> Table:
+def _snapshots(cold: Cold) -> FigureTable:
     columns = ("snapshot", "blocks", "bytes", "checkpoint", "encode", "all, read back", "event loop blocked")
     rows = [
         (
@@ -116,10 +116,10 @@ def _snapshots(cold: Cold) -> Table:
         )
         for at, each in enumerate(cold.snapshots, 1)
     ]
-    return Table("writing a snapshot, ms", columns, rows)
+    return FigureTable("writing a snapshot, ms", columns, rows)
 
 
-def _recovery(cells: Sequence[Recovery]) -> Table:
+def _recovery(cells: Sequence[Recovery]) -> FigureTable:
     columns = ("what", "healed by", "median", "worst", "asked, bytes", "answered, bytes", "the bytes alone", "rounds")
     rows = [
         (
@@ -133,10 +133,10 @@ def _recovery(cells: Sequence[Recovery]) -> Table:
         )
         for cell in cells
     ]
-    return Table("recovery: from detection to current, ms", columns, rows)
+    return FigureTable("recovery: from detection to current, ms", columns, rows)
 
 
-def _heartbeats(results: HeartbeatResults) -> Table:
+def _heartbeats(results: HeartbeatResults) -> FigureTable:
     first = results.pulses[0]
     rows = [(f"{each.ranks}", *(number(busy_s, 1e-3) for busy_s in each.busy.ours), "") for each in results.pulses]
     for each in results.pulses[1:]:
@@ -144,20 +144,20 @@ def _heartbeats(results: HeartbeatResults) -> Table:
         of_one = each.busy.ours.since(first.busy.ours).over(more)
         rows.append((f"one of {more} more", *(number(busy_s, 1e-6) for busy_s in of_one), "us a heartbeat"))
     rows.append(("bare", *(number(each_us) for each_us in results.bare_us), "us a message, in a burst"))
-    return Table("heartbeats with digests, CPU ms a second", ("ranks", "agent", "nats-server", "index", ""), rows)
+    return FigureTable("heartbeats with digests, CPU ms a second", ("ranks", "agent", "nats-server", "index", ""), rows)
 
 
-def verdict_table(judged: Sequence[Verdict]) -> Table:
+def verdict_table(judged: Sequence[IndexVerdict]) -> FigureTable:
     """Return the targets, what was measured, and whether it is enough, a row for each cell."""
     rows = [
         (verdict.target, f"{verdict.sign} {verdict.needed:g}{verdict.unit}", *cell)
         for verdict in judged
         for cell in _judged(verdict)
     ]
-    return Table("Targets", ("target", "needed", "cell", "measured", ""), rows)
+    return FigureTable("Targets", ("target", "needed", "cell", "measured", ""), rows)
 
 
-def _judged(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
+def _judged(verdict: IndexVerdict) -> Iterator[tuple[str, str, str]]:
     for each in verdict.judged:
         yield each.cell, f"{number(each.measured)}{verdict.unit}", _VERDICT_TEXT[each.holds]
     if not verdict.judged:

@@ -12,7 +12,7 @@ from itertools import count
 from statistics import median
 from typing import NamedTuple
 
-from bench.events.load import Load
+from bench.events.load import EventLoad
 from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Cpu, Stage
 from kv_protocol import subjects
@@ -60,7 +60,7 @@ async def throughput(plan: EventsPlan, on_progress: Callable[[str], None]) -> li
         path, seeds, cells = _Path(plan, stage, player, agent, index, bare), count(), []
         for event_blocks, blocks in plan.throughput:
             on_progress(f"events of {event_blocks} blocks")
-            loads = [Load(next(seeds), blocks, event_blocks, BLOCK_TOKENS) for _ in range(plan.rounds)]
+            loads = [EventLoad(next(seeds), blocks, event_blocks, BLOCK_TOKENS) for _ in range(plan.rounds)]
             cells.append(_median(event_blocks, [await path.measure(load) for load in loads]))
         return cells
 
@@ -89,7 +89,7 @@ class _Path:
     index: Child
     bare: Child
 
-    async def measure(self, load: Load) -> _Round:
+    async def measure(self, load: EventLoad) -> _Round:
         """Return the figures of one load."""
         await self.player.call("prepare", load=load._asdict())
         stored = await self.stage.log.stream_state(subjects.EVENTS_STREAM)

@@ -7,14 +7,14 @@ control     no lag is less than that of a bare message, and no path takes more b
 
 from collections.abc import Iterable
 
-from bench.events.results import Results
-from bench.index.verdicts import Judged, Verdict
+from bench.events.results import EventResults
+from bench.index.verdicts import IndexVerdict, Judged
 
 _P50_MS, _P99_MS, _COLD_S = 5, 50, 3
 Figure = tuple[str, float]
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def verdicts(results: EventResults) -> list[IndexVerdict]:
     """Return the verdict on every target, and on the controls."""
     fresh, through = [cell for cell in results.freshness or () if cell.is_ours], results.throughput or []
     starts = results.cold.starts[:1] if results.cold else []
@@ -34,9 +34,9 @@ def verdicts(results: Results) -> list[Verdict]:
     ]
 
 
-def _at_most(target: str, needed: float, unit: str, figures: Iterable[Figure]) -> Verdict:
-    return Verdict(target, "<=", needed, unit, tuple(Judged(cell, each, each <= needed) for cell, each in figures))
+def _at_most(target: str, needed: float, unit: str, figures: Iterable[Figure]) -> IndexVerdict:
+    return IndexVerdict(target, "<=", needed, unit, tuple(Judged(cell, each, each <= needed) for cell, each in figures))
 
 
-def _at_least(target: str, figures: Iterable[Figure]) -> Verdict:
-    return Verdict(target, ">=", 1, "x", tuple(Judged(cell, each, each >= 1) for cell, each in figures))
+def _at_least(target: str, figures: Iterable[Figure]) -> IndexVerdict:
+    return IndexVerdict(target, ">=", 1, "x", tuple(Judged(cell, each, each >= 1) for cell, each in figures))

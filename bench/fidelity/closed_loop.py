@@ -18,14 +18,14 @@ from typing import NamedTuple, Protocol
 
 from bench.fidelity.recording import Answered, Recording
 from kv_protocol.splitmix import U64_MASK
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
 from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 
-class Placement(Protocol):
+class Placer(Protocol):
     """Chooses a worker for each request, in the order of sending."""
 
     def choose(self, session: int, in_flight: Sequence[int]) -> int:
@@ -87,7 +87,7 @@ class AsDrawn:
         return next(self._workers[session])
 
 
-PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+PLACEMENTS: dict[str, Callable[[int], Placer]] = {
     "rr": lambda _: RoundRobin(),
     "sticky": lambda _: Sticky(),
     "random": Uniform,
@@ -140,7 +140,7 @@ class _InFlight:
 class ClosedLoop:
     """Simulated workers and one client that plays a workload once."""
 
-    def __init__(self, recording: Recording, model: EngineModel, placement: Placement, *, workers: int) -> None:
+    def __init__(self, recording: Recording, model: EngineModel, placement: Placer, *, workers: int) -> None:
         self._recording = recording
         self._timing = model.timing
         self._placement = placement
@@ -233,7 +233,7 @@ class ClosedLoop:
         self._send(request.session, request.turn + 1)
 
 
-def _block_hash(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
+def _block_hash(tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
     """Return a hash that is never published."""
     del namespace
     return hash((parent, *tokens)) & U64_MASK

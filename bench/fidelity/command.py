@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.fidelity.closed_loop import DRAWN, PLACEMENTS, AsDrawn, ClosedLoop, EngineModel, Placement
+from bench.fidelity.closed_loop import DRAWN, PLACEMENTS, AsDrawn, ClosedLoop, EngineModel, Placer
 from bench.fidelity.fit_timing import fit, load_capture
 from bench.fidelity.priors import variants
 from bench.fidelity.recording import FleetFigures, Recorded, Recording, RecordingInvalid, load_recording
@@ -64,7 +64,7 @@ FIGURES = (
 )
 
 
-class Compared(msgspec.Struct, frozen=True):
+class FigureComparison(msgspec.Struct, frozen=True):
     """One figure of one placement."""
 
     placement: str
@@ -90,12 +90,12 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 class Fidelity(NamedTuple):
-    """All comparisons."""
+    """The comparison of every figure of every placement, and the rankings of the placements by each figure."""
 
-    compared: tuple[Compared, ...]
+    compared: tuple[FigureComparison, ...]
     rankings: tuple[Ranking, ...]
 
-    def of(self, placement: str) -> tuple[Compared, ...]:
+    def of(self, placement: str) -> tuple[FigureComparison, ...]:
         """Return the comparisons of one placement, in the order of `FIGURES`."""
         return tuple(each for each in self.compared if each.placement == placement)
 
@@ -120,10 +120,10 @@ def compare(real: dict[str, FleetFigures], simulated: dict[str, FleetFigures]) -
     return Fidelity(compared, rankings)
 
 
-def _compared(placement: str, figure: Figure, real: float, simulated: float) -> Compared:
+def _compared(placement: str, figure: Figure, real: float, simulated: float) -> FigureComparison:
     difference = figure.difference(real, simulated)
     is_within = abs(difference) <= figure.bound
-    return Compared(placement, figure.title, real, simulated, difference, figure.bound, is_within)
+    return FigureComparison(placement, figure.title, real, simulated, difference, figure.bound, is_within)
 
 
 def _ranked(figures: dict[str, FleetFigures], figure: Figure) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def simulate(
     return found
 
 
-def _placement(recording: Recording, run: Recorded, seed: int | None) -> Placement:
+def _placement(recording: Recording, run: Recorded, seed: int | None) -> Placer:
     if run.policy == DRAWN and seed is None:
         return AsDrawn(recording, run.answered)
     return PLACEMENTS[run.policy](seed or 0)

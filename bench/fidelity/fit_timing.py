@@ -30,7 +30,7 @@ FITTED = tuple(name for name in EngineTiming.__struct_fields__ if name != "host_
 SMALLEST_STEP = 1e-6
 
 
-class Row(msgspec.Struct, frozen=True):
+class LatencyRow(msgspec.Struct, frozen=True):
     """One measured latency in ms: of a first token, or between tokens at a batch size."""
 
     kind: Literal["ttft", "itl"]
@@ -58,26 +58,26 @@ class Row(msgspec.Struct, frozen=True):
         return self.modelled_ms(timing) / self.ms - 1
 
 
-class Capture(msgspec.Struct, frozen=True):
+class CalibrationCapture(msgspec.Struct, frozen=True):
     """A calibration capture, as far as the fit reads it."""
 
     engine: str
     gpu: str
     model: str
-    rows: tuple[Row, ...]
+    rows: tuple[LatencyRow, ...]
 
 
-def load_capture(path: Path) -> Capture:
+def load_capture(path: Path) -> CalibrationCapture:
     """Return the capture in the JSON file at `path`."""
-    return msgspec.json.decode(path.read_bytes(), type=Capture)
+    return msgspec.json.decode(path.read_bytes(), type=CalibrationCapture)
 
 
-def loss(timing: EngineTiming, rows: Sequence[Row]) -> float:
+def loss(timing: EngineTiming, rows: Sequence[LatencyRow]) -> float:
     """Return the sum of squared relative errors."""
     return sum(row.relative_error(timing) ** 2 for row in rows)
 
 
-def fit(rows: Sequence[Row], start: EngineTiming = START) -> EngineTiming:
+def fit(rows: Sequence[LatencyRow], start: EngineTiming = START) -> EngineTiming:
     """Return the constants of least loss, found from `start` by steps that halve when none of them helps."""
     best, least, step = start, loss(start, rows), 0.5
     while step > SMALLEST_STEP:
@@ -92,7 +92,7 @@ def fit(rows: Sequence[Row], start: EngineTiming = START) -> EngineTiming:
     return best
 
 
-def report(capture: Capture, timing: EngineTiming) -> str:
+def report(capture: CalibrationCapture, timing: EngineTiming) -> str:
     """Return a table of the rows, their errors, and the constants."""
     lines = [
         f"{capture.engine}, {capture.gpu}, {capture.model}",

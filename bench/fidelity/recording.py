@@ -1,8 +1,8 @@
 """A recording of a real fleet under several placements: its shape, its workload, and how every request fared.
 
 sessions     the first prompt is a shared system prompt and added tokens; every further one is all before it, the
-             answer, and added tokens. A session may have ended early: the turns that were sent are those of whose
-             length and number there are rows.
+             answer, and added tokens. A session may have ended early: the turns that were sent are those with
+             rows of their length and number.
 rows         one a request, in the order of `columns`; more columns than those read here are allowed
 percentiles  `bench.report.percentile`, which is how the recordings' own summaries were made
 """
@@ -84,7 +84,7 @@ class Session(msgspec.Struct, frozen=True):
         return Session(self.system, self.added_tokens[:turns], self.output_tokens[:turns])
 
 
-class Run(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """The workload under one placement. `hit`, `ttft_ms` and `itl_ms` are the recording's own summary."""
 
     policy: str
@@ -109,7 +109,7 @@ class _File(msgspec.Struct, frozen=True):
     system_prompt_tokens: tuple[Count, ...]
     sessions: tuple[Session, ...]
     columns: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
 
 class Recorded(NamedTuple):
@@ -262,7 +262,7 @@ def _recorded(file: _File, number: int, answered: tuple[Answered, ...], planned:
     )
 
 
-def _summary_differences(run: Run, answered: Sequence[Answered]) -> Iterator[str]:
+def _summary_differences(run: RecordedRun, answered: Sequence[Answered]) -> Iterator[str]:
     """Yield where the run's own summary is not what its rows say, beyond the rounding of both."""
     if len(answered) != run.requests:
         yield f"requests {run.requests}, there are {len(answered)} rows"

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Protocol
 
 from bench.index.clock import NOTHING, Timing, timed
-from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, Stored, chain, events, leaf_first
+from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledStore, chain, events, leaf_first
 from bench.index.exact import SCENARIOS, scenario, storm
 from bench.index.limits import compare_ns, pointer_chase_ns, random_rmw_ns
-from bench.index.subjects import Call, Step, Subject
+from bench.index.subjects import Call, IndexCall, Subject
 
 RANKS = 16
 FILL_SEED = 1
@@ -77,7 +77,7 @@ class MatchCell:
         for rank in range(holders):
             blocks = {"all": depth, "staircase": rank + 1, "none": 0}[held]
             if blocks:
-                run(of, [of.store(Stored(rank, None, 0, self._query[: 8 * blocks]))])
+                run(of, [of.store(ScheduledStore(rank, None, 0, self._query[: 8 * blocks]))])
         self._calls = of.bind([of.match(self._query)] * calls)
 
     def round(self, seed: int) -> Found:
@@ -188,7 +188,7 @@ def fill(of: Subject, chains: range) -> Timing:
     return total
 
 
-def run(of: Subject, steps: Iterable[Step]) -> None:
+def run(of: Subject, steps: Iterable[IndexCall]) -> None:
     """Do all steps."""
     for call in of.bind(steps):
         call()

@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.index.plan import GROUPS, Cell, IndexPlan, cells
-from bench.index.report import Facts, as_json, as_markdown, commit, machine, show
-from bench.index.results import Results
+from bench.index.plan import GROUPS, IndexCell, IndexPlan, cells
+from bench.index.report import IndexFacts, as_json, as_markdown, commit, machine, show
+from bench.index.results import IndexResults
 from bench.index.run import BenchFailed, Interpreters, Runner, SubjectAbsent
 from bench.index.schedule import ScheduleShape, write_schedule
 from bench.routing.trace import TraceInvalid, load_trace
@@ -115,8 +115,8 @@ def _plan(flags: dict[str, Any], schedule: Path) -> tuple[IndexPlan, str]:
     return plan._replace(schedule=str(schedule)), f"{file.name}, {count:,} requests, {shape}"
 
 
-def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> Facts:
-    return Facts(
+def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> IndexFacts:
+    return IndexFacts(
         machine=machine(),
         commit=commit(),
         implementation=flags["implementation"],
@@ -128,19 +128,19 @@ def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> Fac
     )
 
 
-def _print_facts(facts: Facts, *, is_aside: bool) -> None:
+def _print_facts(facts: IndexFacts, *, is_aside: bool) -> None:
     for line in facts.lines():
         click.echo(line, err=is_aside)
 
 
-def _run(runner: Runner, selected: list[Cell]) -> Results:
+def _run(runner: Runner, selected: list[IndexCell]) -> IndexResults:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         task = progress.add_task("", total=sum(map(runner.steps, selected)))
         return runner.run(selected, lambda name: progress.update(task, advance=1, description=name))
 
 
-def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
+def _write(flags: dict[str, Any], facts: IndexFacts, results: IndexResults) -> None:
     if flags["markdown"] is not None:
         flags["markdown"].write_text(as_markdown(facts, results))
     if str(flags["json_file"]) == "-":

@@ -17,7 +17,7 @@ SIDE_BY_SIDE = 64
 _KEY = struct.Struct("<QQ")
 
 
-class Stored(NamedTuple):
+class ScheduledStore(NamedTuple):
     """`rank` holds `hashes` (u64s, little-endian) behind `parent`; `start` blocks of the chain come before them."""
 
     rank: int
@@ -26,7 +26,7 @@ class Stored(NamedTuple):
     hashes: bytes
 
 
-class Request(NamedTuple):
+class ScheduledRequest(NamedTuple):
     """One request of a schedule: matched, then computed by `rank`, which had `hit` blocks and let go of `evicted`."""
 
     rank: int
@@ -60,17 +60,19 @@ def leaf_first(hashes: bytes) -> bytes:
     return pack(numbers(hashes)[::-1])
 
 
-def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[Stored]:
+def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[ScheduledStore]:
     """Yield the events of chains that grow side by side; chain n is the cache of rank n mod `ranks`."""
     for first in range(0, len(chains), SIDE_BY_SIDE):
         group = {number: chain(seed, number) for number in chains[first : first + SIDE_BY_SIDE]}
         for start in range(0, CHAIN_BLOCKS, event_blocks):
             for number, chain_hashes in group.items():
                 parent = last(chain_hashes[: 8 * start]) if start else None
-                yield Stored(number % ranks, parent, start, chain_hashes[8 * start : 8 * (start + event_blocks)])
+                yield ScheduledStore(
+                    number % ranks, parent, start, chain_hashes[8 * start : 8 * (start + event_blocks)]
+                )
 
 
-def write_requests(path: Path, requests: Iterator[Request]) -> int:
+def write_requests(path: Path, requests: Iterator[ScheduledRequest]) -> int:
     """Write a schedule, for each request 4 u64s (rank, hit, blocks, evicted) and the blocks; return how many."""
     count = 0
     with path.open("wb") as file:
@@ -80,11 +82,11 @@ def write_requests(path: Path, requests: Iterator[Request]) -> int:
     return count
 
 
-def read_requests(path: Path) -> Iterator[Request]:
+def read_requests(path: Path) -> Iterator[ScheduledRequest]:
     """Yield the requests of a file that `write_requests` wrote."""
     data = path.read_bytes()
     at = 0
     while at < len(data):
         rank, hit, blocks, evicted = struct.unpack_from("<4Q", data, at)
         at, middle = at + 32 + 8 * (blocks + evicted), at + 32 + 8 * blocks
-        yield Request(rank, hit, data[middle - 8 * blocks : middle], data[middle:at])
+        yield ScheduledRequest(rank, hit, data[middle - 8 * blocks : middle], data[middle:at])

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bench.index.data import Stored, chain, numbers, pack
-from bench.index.subjects import Step, Subject
+from bench.index.data import ScheduledStore, chain, numbers, pack
+from bench.index.subjects import IndexCall, Subject
 
 CHAINS, DEPTH, RANKS, EVENTS = 8, 24, 4, 1500
 """Of a storm."""
@@ -114,13 +114,13 @@ def _depth(blocks: Sequence[int], held: set[int]) -> int:
     return next((depth for depth, each in enumerate(blocks) if each not in held), len(blocks))
 
 
-def _step(of: Subject, rank: int, change: CacheChange) -> Step:
+def _step(of: Subject, rank: int, change: CacheChange) -> IndexCall:
     if change.kind == "remove":
         return of.remove(rank, pack(change.blocks))
-    return of.store(Stored(rank, change.parent, 0 if change.parent is None else 1, pack(change.blocks)))
+    return of.store(ScheduledStore(rank, change.parent, 0 if change.parent is None else 1, pack(change.blocks)))
 
 
-def _accepted(of: Subject, step: Step) -> bool:
+def _accepted(of: Subject, step: IndexCall) -> bool:
     """Return whether the index took an event; what it took of a refused one is its own affair."""
     (call,) = of.bind([step])
     try:

@@ -54,7 +54,7 @@ SEATS = {
 OURS = ("buffers", "lists", "messages")
 
 
-class Cell(NamedTuple):
+class IndexCell(NamedTuple):
     """One measurement, in rounds that run every seat once; `in_own_process`: each in a fresh process."""
 
     group: str
@@ -85,53 +85,55 @@ class IndexPlan(NamedTuple):
         return max(10, int(count * self.scale))
 
 
-def cells(plan: IndexPlan, only: tuple[str, ...] = GROUPS) -> list[Cell]:
+def cells(plan: IndexPlan, only: tuple[str, ...] = GROUPS) -> list[IndexCell]:
     """Return the cells of some groups, in the order of `GROUPS`."""
     return [cell for group in GROUPS if group in only for cell in _MAKERS[group](plan)]
 
 
-def _events(plan: IndexPlan) -> Iterator[Cell]:
-    def cell(name: str, index_blocks: int, sizes: list[tuple[int, int]], **more: bool) -> Cell:
+def _events(plan: IndexPlan) -> Iterator[IndexCell]:
+    def cell(name: str, index_blocks: int, sizes: list[tuple[int, int]], **more: bool) -> IndexCell:
         scaled_sizes = [(event_blocks, plan.blocks(blocks)) for event_blocks, blocks in sizes]
         parameters = {"index_blocks": plan.blocks(index_blocks), "sizes": scaled_sizes, **more}
-        return Cell("events", name, "events", parameters, (*OURS, "peer"), plan.rounds)
+        return IndexCell("events", name, "events", parameters, (*OURS, "peer"), plan.rounds)
 
     yield cell("small index", 1 << 14, [(size, 1 << 14) for size in EVENT_BLOCKS])
     yield cell("large index", LARGE_BLOCKS, [(1, 1 << 14), (8, 1 << 16), (64, 1 << 18), (512, 1 << 19)])
     yield cell("large index, leaf first", LARGE_BLOCKS, [(64, 1 << 18), (512, 1 << 18)], is_leaf_first=True)
 
 
-def _match(plan: IndexPlan) -> Iterator[Cell]:
+def _match(plan: IndexPlan) -> Iterator[IndexCell]:
     seats = ("buffers", "lists", "peer", "floor")
     for depth, holders in product(DEPTHS, HOLDERS):
         parameters = {"depth": depth, "holders": holders, "calls": plan.calls(1000)}
-        yield Cell("match", f"depth {depth}, {_holders_text(holders)}", "match", parameters, seats, plan.rounds)
+        yield IndexCell("match", f"depth {depth}, {_holders_text(holders)}", "match", parameters, seats, plan.rounds)
     stairs = {"depth": STAIRS, "holders": STAIRS, "calls": plan.calls(1000), "held": "staircase"}
-    yield Cell("match", f"staircase of {STAIRS}", "match", stairs, seats, plan.rounds)
+    yield IndexCell("match", f"staircase of {STAIRS}", "match", stairs, seats, plan.rounds)
 
 
-def _cold(plan: IndexPlan) -> Iterator[Cell]:
+def _cold(plan: IndexPlan) -> Iterator[IndexCell]:
     parameters = {"index_blocks": plan.blocks(LARGE_BLOCKS), "calls": plan.calls(1000)}
-    yield Cell(
+    yield IndexCell(
         "cold", f"depth {CHAIN_BLOCKS}, cold", "cold match", parameters, ("buffers", "lists", "peer"), plan.rounds
     )
 
 
-def _trace(plan: IndexPlan) -> Iterator[Cell]:
+def _trace(plan: IndexPlan) -> Iterator[IndexCell]:
     if plan.schedule is None:
         return
     shape = {"file": plan.schedule, "ranks": plan.shape.ranks, "cache_blocks": plan.shape.cache_blocks}
-    yield Cell("trace", "trace", "trace", shape, (*OURS, "peer", "floor"), plan.rounds)
-    yield Cell("trace", "trace answers", "trace answers", shape, ("buffers", "peer"), 1)
+    yield IndexCell("trace", "trace", "trace", shape, (*OURS, "peer", "floor"), plan.rounds)
+    yield IndexCell("trace", "trace answers", "trace answers", shape, ("buffers", "peer"), 1)
 
 
-def _memory(plan: IndexPlan) -> Iterator[Cell]:
+def _memory(plan: IndexPlan) -> Iterator[IndexCell]:
     for holders in MEMORY_HOLDERS:
         parameters = {"blocks": plan.blocks(1_000_000), "holders": holders}
-        yield Cell("memory", _holders_text(holders), "memory", parameters, ("buffers", "peer"), 1, in_own_process=True)
+        yield IndexCell(
+            "memory", _holders_text(holders), "memory", parameters, ("buffers", "peer"), 1, in_own_process=True
+        )
 
 
-def _bulk(plan: IndexPlan) -> Iterator[Cell]:
+def _bulk(plan: IndexPlan) -> Iterator[IndexCell]:
     if not plan.is_native:  # the Python index takes 10 times the memory, and minutes
         return
 
@@ -141,35 +143,35 @@ def _bulk(plan: IndexPlan) -> Iterator[Cell]:
         round_parameters = {"round_blocks": more, "calls": plan.calls(4000)}
         return {"blocks": blocks, "capacity_blocks": capacity_blocks} | round_parameters
 
-    def sized(blocks: int, seats: tuple[str, ...]) -> Cell:
+    def sized(blocks: int, seats: tuple[str, ...]) -> IndexCell:
         parameters = bulk_parameters(blocks, int(CAPACITY_RATIO * (blocks + more)))
-        return Cell("bulk", f"{blocks:,} blocks", "bulk", parameters, seats, 1, in_own_process=True)
+        return IndexCell("bulk", f"{blocks:,} blocks", "bulk", parameters, seats, 1, in_own_process=True)
 
     large = plan.blocks(LARGE_BLOCKS)
     name = f"{large:,} blocks, {UNSIZED}"
-    yield Cell("bulk", name, "bulk", bulk_parameters(large, 0), ("buffers",), UNSIZED_ROUNDS, in_own_process=True)
+    yield IndexCell("bulk", name, "bulk", bulk_parameters(large, 0), ("buffers",), UNSIZED_ROUNDS, in_own_process=True)
     yield sized(plan.blocks(10_000_000), ("buffers", "peer"))
     if plan.is_huge:
         yield sized(HUGE_BLOCKS, ("buffers",))
 
 
-def _exact(plan: IndexPlan) -> Iterator[Cell]:
+def _exact(plan: IndexPlan) -> Iterator[IndexCell]:
     del plan
     for name in SCENARIOS:
-        yield Cell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 1)
+        yield IndexCell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 1)
     for name in STORMS:
-        yield Cell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 3)
+        yield IndexCell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 3)
 
 
-def _hash(plan: IndexPlan) -> Iterator[Cell]:
+def _hash(plan: IndexPlan) -> Iterator[IndexCell]:
     parameters = {"tokens": TOKENS, "block_size": BLOCK_SIZE, "calls": plan.calls(500)}
-    yield Cell("hash", f"{TOKENS} tokens", "hash", parameters, ("buffers", "lists", "peer"), plan.rounds)
+    yield IndexCell("hash", f"{TOKENS} tokens", "hash", parameters, ("buffers", "lists", "peer"), plan.rounds)
 
 
-def _machine(plan: IndexPlan) -> Iterator[Cell]:
-    def cell(name: str, kind: str, size_bytes: int) -> Cell:
+def _machine(plan: IndexPlan) -> Iterator[IndexCell]:
+    def cell(name: str, kind: str, size_bytes: int) -> IndexCell:
         parameters = {"kind": kind, "size_bytes": size_bytes, "operations": plan.calls(1 << 20)}
-        return Cell("machine", name, "limit", parameters, ("machine",), plan.rounds)
+        return IndexCell("machine", name, "limit", parameters, ("machine",), plan.rounds)
 
     yield cell("empty call", "empty call", 0)
     sizes_mib = list(dict.fromkeys(max(1, int(size_mib * plan.scale)) for size_mib in (1, 64, 1024)))
@@ -180,20 +182,24 @@ def _machine(plan: IndexPlan) -> Iterator[Cell]:
         yield cell(f"compare {depth} hashes", "compare", 8 * depth)
 
 
-def _control(plan: IndexPlan) -> Iterator[Cell]:
+def _control(plan: IndexPlan) -> Iterator[IndexCell]:
     parameters = {"depth": STAIRS, "holders": 16, "calls": plan.calls(1000)}
-    yield Cell("control", "the same index twice", "match", parameters, ("buffers", "twin"), plan.rounds)
+    yield IndexCell("control", "the same index twice", "match", parameters, ("buffers", "twin"), plan.rounds)
     no_holder = {"depth": 1, "holders": 1, "calls": plan.calls(1000), "held": "none"}
-    yield Cell("control", "one block that nobody has", "match", no_holder, ("buffers", "lists", "peer"), plan.rounds)
+    yield IndexCell(
+        "control", "one block that no rank has", "match", no_holder, ("buffers", "lists", "peer"), plan.rounds
+    )
     nothing = {"calls": plan.calls(1000)}
-    yield Cell("control", "an event without blocks", "no event", nothing, ("buffers", "lists", "peer"), plan.rounds)
+    yield IndexCell(
+        "control", "an event without blocks", "no event", nothing, ("buffers", "lists", "peer"), plan.rounds
+    )
 
 
 def _holders_text(holders: int) -> str:
     return f"{holders} holder{'s' if holders > 1 else ''}"
 
 
-_MAKERS: dict[str, Callable[[IndexPlan], Iterator[Cell]]] = {
+_MAKERS: dict[str, Callable[[IndexPlan], Iterator[IndexCell]]] = {
     "events": _events,
     "match": _match,
     "cold": _cold,

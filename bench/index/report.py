@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from bench.index.results import Results
-from bench.index.tables import NONE, Table, number, tables
-from bench.index.verdicts import Verdict, verdicts
+from bench.index.results import IndexResults
+from bench.index.tables import NONE, FigureTable, number, tables
+from bench.index.verdicts import IndexVerdict, verdicts
 from bench.report import machine_line
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -21,7 +21,7 @@ _NOT_JUDGED = "targets are for scale 1"
 _VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
 
 
-class Facts(NamedTuple):
+class IndexFacts(NamedTuple):
     """Where and how the figures were measured."""
 
     machine: str
@@ -60,7 +60,7 @@ def commit() -> str:
         return "unknown"
 
 
-def show(console: Console, facts: Facts, results: Results) -> None:
+def show(console: Console, facts: IndexFacts, results: IndexResults) -> None:
     """Print the tables, and the verdicts where the targets are for this scale."""
     for table in tables(results):
         console.print(rich_table(table))
@@ -71,13 +71,13 @@ def show(console: Console, facts: Facts, results: Results) -> None:
             console.print(line, highlight=False, soft_wrap=True)
 
 
-def as_markdown(facts: Facts, results: Results) -> str:
+def as_markdown(facts: IndexFacts, results: IndexResults) -> str:
     """Return what is shown as Markdown, to be put below a heading of the second level."""
     last = markdown_table(_verdict_table(results)) if _is_judged(facts) else f"{_NOT_JUDGED}\n"
     return "\n".join([*facts.lines(), "", *(markdown_table(table) for table in tables(results)), last])
 
 
-def as_json(facts: Facts, results: Results) -> bytes:
+def as_json(facts: IndexFacts, results: IndexResults) -> bytes:
     """Return everything measured, every round of it; a time is (CPU ns, wall ns, operations)."""
     return msgspec.json.encode(
         facts._asdict()
@@ -91,15 +91,15 @@ def as_json(facts: Facts, results: Results) -> bytes:
     )
 
 
-def _is_judged(facts: Facts) -> bool:
+def _is_judged(facts: IndexFacts) -> bool:
     return facts.scale == _SCALE_JUDGED
 
 
-def _judged(facts: Facts, results: Results) -> list[Verdict]:
+def _judged(facts: IndexFacts, results: IndexResults) -> list[IndexVerdict]:
     return verdicts(results) if _is_judged(facts) else []
 
 
-def rich_table(table: Table) -> RichTable:
+def rich_table(table: FigureTable) -> RichTable:
     """Return a table to be printed."""
     made = RichTable(title=table.title, title_justify="left")
     for at, name in enumerate(table.columns):
@@ -109,7 +109,7 @@ def rich_table(table: Table) -> RichTable:
     return made
 
 
-def markdown_table(table: Table) -> str:
+def markdown_table(table: FigureTable) -> str:
     """Return a table as Markdown, below a heading of the third level."""
     head = f"| {' | '.join(table.columns)} |"
     rule = f"|{'---|' * len(table.columns)}"
@@ -117,7 +117,7 @@ def markdown_table(table: Table) -> str:
     return "\n".join((f"### {table.title[:1].upper()}{table.title[1:]}", "", head, rule, *rows, ""))
 
 
-def _verdict_table(results: Results) -> Table:
+def _verdict_table(results: IndexResults) -> FigureTable:
     rows = [
         (
             verdict.target,
@@ -127,17 +127,17 @@ def _verdict_table(results: Results) -> Table:
         )
         for verdict in verdicts(results)
     ]
-    return Table("Targets", ("target", "needed", "measured, by cell", ""), rows)
+    return FigureTable("Targets", ("target", "needed", "measured, by cell", ""), rows)
 
 
-def _measured(verdict: Verdict) -> str:
+def _measured(verdict: IndexVerdict) -> str:
     figures = [f"{number(each.measured)}{verdict.unit}" for each in verdict.judged]
     if len(figures) > 1 and len(set(figures)) == 1:
         return f"{figures[0]} in all of {len(figures)} cells"
     return ", ".join(figures) or NONE
 
 
-def _lines(verdict: Verdict) -> Iterator[str]:
+def _lines(verdict: IndexVerdict) -> Iterator[str]:
     needed = f"{verdict.sign} {verdict.needed:g}{verdict.unit}"
     yield f"{_VERDICT_TEXT[verdict.holds]:12}  {verdict.target} {needed}"
     for each in verdict.judged:

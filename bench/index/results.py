@@ -4,20 +4,20 @@ from collections import defaultdict
 from statistics import median
 from typing import Any
 
-from bench.index.plan import Cell
+from bench.index.plan import IndexCell
 
 CPU, WALL = 0, 1
 """Indices into a time: CPU ns, wall ns, operations."""
 
 
-class Results:
+class IndexResults:
     """All rounds of every cell, by seat."""
 
     def __init__(self) -> None:
         self.rounds: defaultdict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
         """By group, name of the cell, and seat."""
 
-    def add(self, cell: Cell, seat: str, found: dict[str, Any]) -> None:
+    def add(self, cell: IndexCell, seat: str, found: dict[str, Any]) -> None:
         """Add the figures of a round."""
         self.rounds[cell.group, cell.name, seat].append(found)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple, Self
 
-from bench.index.plan import SEATS, Cell
-from bench.index.results import Results
+from bench.index.plan import SEATS, IndexCell
+from bench.index.results import IndexResults
 
 _ROOT = Path(__file__).parents[2]
 _SEED = 1000
@@ -37,7 +37,7 @@ class Interpreters(NamedTuple):
     core: int
 
 
-class Process:
+class SubjectProcess:
     """A process with a subject in it: native, python or peer. It ends with `close`.
 
     Raises:
@@ -120,7 +120,7 @@ class Runner:
     def __init__(self, interpreters: Interpreters, *, with_twin: bool) -> None:
         self._interpreters = interpreters
         self._names = ("ours", "twin") if with_twin else ("ours",)
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, SubjectProcess] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
 
@@ -138,22 +138,22 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def steps(self, cell: Cell) -> int:
+    def steps(self, cell: IndexCell) -> int:
         """Return how many steps a cell takes here."""
         return len(self._seats(cell)) * (cell.rounds + (not cell.in_own_process))
 
-    def run(self, cells: Sequence[Cell], on_progress: Callable[[str], None]) -> Results:
+    def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> IndexResults:
         """Run all cells and return the results; `on_progress` gets the name of a cell after each of its rounds.
 
         Raises:
             BenchFailed: a process ended, or failed a request.
         """
-        results = Results()
+        results = IndexResults()
         for cell in cells:
             (self._isolated if cell.in_own_process else self._together)(cell, results, on_progress)
         return results
 
-    def _together(self, cell: Cell, results: Results, on_progress: Callable[[str], None]) -> None:
+    def _together(self, cell: IndexCell, results: IndexResults, on_progress: Callable[[str], None]) -> None:
         seats = self._seats(cell)
         for name in seats:
             seat = SEATS[name]
@@ -168,7 +168,7 @@ class Runner:
         for name in seats:
             self._processes[SEATS[name].process].call(drop=name)
 
-    def _isolated(self, cell: Cell, results: Results, on_progress: Callable[[str], None]) -> None:
+    def _isolated(self, cell: IndexCell, results: IndexResults, on_progress: Callable[[str], None]) -> None:
         for number in range(cell.rounds):
             for name in self._seats(cell):
                 seat = SEATS[name]
@@ -178,11 +178,11 @@ class Runner:
                     results.add(cell, name, process.call(round=name, seed=_SEED + number))
                 on_progress(cell.name)
 
-    def _seats(self, cell: Cell) -> list[str]:
+    def _seats(self, cell: IndexCell) -> list[str]:
         return [name for name in cell.seats if SEATS[name].process in self._processes]
 
-    def _new(self, process: str) -> Process:
+    def _new(self, process: str) -> SubjectProcess:
         interpreters = self._interpreters
         if process == "peer":
-            return Process(interpreters.peer_python, "peer", interpreters.core)
-        return Process(interpreters.python, interpreters.subject, interpreters.core)
+            return SubjectProcess(interpreters.peer_python, "peer", interpreters.core)
+        return SubjectProcess(interpreters.python, interpreters.subject, interpreters.core)

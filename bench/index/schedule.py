@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.index.data import Request, chain, last, numbers, pack, write_requests
+from bench.index.data import ScheduledRequest, chain, last, numbers, pack, write_requests
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 STRAY = 4
@@ -38,7 +38,7 @@ def write_schedule(path: Path, trace: Sequence[TraceRequest], shape: ScheduleSha
     return write_requests(path, schedule(trace, shape))
 
 
-def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[Request]:
+def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[ScheduledRequest]:
     """Yield the requests of a schedule."""
     draw = random.Random(shape.seed)  # noqa: S311 - a workload, not a secret
     caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(shape.ranks)]
@@ -49,7 +49,7 @@ def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[Re
         hits = [_hit(cache, blocks) for cache in caches]
         longest = [rank for rank, hit in enumerate(hits) if hit == max(hits)]
         rank = draw.choice(longest) if draw.randrange(STRAY) else draw.randrange(shape.ranks)
-        yield Request(rank, hits[rank], hashes, pack(list(_take(caches[rank], blocks, shape.cache_blocks))))
+        yield ScheduledRequest(rank, hits[rank], hashes, pack(list(_take(caches[rank], blocks, shape.cache_blocks))))
 
 
 def sequence_hashes(request: TraceRequest, block_size: int) -> bytes:

@@ -2,9 +2,9 @@
 
 from bench.index.cells import RANKS, WARM_UP_SEED, Found, cold_matches, fill, run
 from bench.index.clock import timed
-from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, Stored, events
+from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledStore, events
 from bench.index.limits import random_rmw_ns, resident_bytes
-from bench.index.subjects import Step, Subject
+from bench.index.subjects import IndexCall, Subject
 
 
 class MemoryCell:
@@ -26,11 +26,11 @@ class MemoryCell:
         resident = (resident_bytes() - before_bytes) / blocks if before_bytes else 0.0
         return {"resident": resident, "told": sum(of.memory().values()) / blocks}
 
-    def _store(self, events_: list[Stored]) -> None:
+    def _store(self, events_: list[ScheduledStore]) -> None:
         of = self._of
         steps = [of.store(event) for event in events_]
         for rank in range(self._holders):  # the rank is the first argument of a step; the other arguments are shared
-            for call in of.bind(Step(step.name, (rank, *step.arguments[1:])) for step in steps):
+            for call in of.bind(IndexCall(step.name, (rank, *step.arguments[1:])) for step in steps):
                 call()
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from bench.index.data import Stored, numbers
+from bench.index.data import ScheduledStore, numbers
 
 PEER_PACKAGE = "ai-dynamo-runtime"
 _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
@@ -23,7 +23,7 @@ _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
 Call = Callable[[], object]
 
 
-class Step(NamedTuple):
+class IndexCall(NamedTuple):
     """One call, not yet bound to an index."""
 
     name: str
@@ -36,16 +36,16 @@ class Subject(Protocol):
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
         """Make a new index with `ranks` ranks, each with a capacity of `capacity_blocks`."""
 
-    def store(self, event: Stored) -> Step:
+    def store(self, event: ScheduledStore) -> IndexCall:
         """Return the step that stores."""
 
-    def remove(self, rank: int, hashes: bytes) -> Step:
+    def remove(self, rank: int, hashes: bytes) -> IndexCall:
         """Return the step that removes."""
 
-    def match(self, hashes: bytes) -> Step:
+    def match(self, hashes: bytes) -> IndexCall:
         """Return the step that queries how much of a prefix each rank holds."""
 
-    def bind(self, steps: Iterable[Step]) -> list[Call]:
+    def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
         """Return calls on the index that is there now."""
 
     def depths(self, hashes: bytes) -> dict[int, int]:
@@ -72,50 +72,50 @@ class Ours:
 
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
         """Make a new index."""
-        self._index = self._make()
+        self.index = self._make()
         self._out = array("i", bytes(4 * 4 * ranks))
         for rank in range(ranks):
-            self._index.register(rank, capacity_blocks)
+            self.index.register(rank, capacity_blocks)
 
-    def store(self, event: Stored) -> Step:
+    def store(self, event: ScheduledStore) -> IndexCall:
         """Return the step that stores."""
         if self._shape == "messages":
             stored = self._events.Stored(tuple(numbers(event.hashes)), event.parent, event.start)
             return self._message(event.rank, stored)
-        return Step("store", (event.rank, event.parent, self._hashes(event.hashes), self._gpu, 0.0))
+        return IndexCall("store", (event.rank, event.parent, self._hashes(event.hashes), self._gpu, 0.0))
 
-    def remove(self, rank: int, hashes: bytes) -> Step:
+    def remove(self, rank: int, hashes: bytes) -> IndexCall:
         """Return the step that removes."""
         if self._shape == "messages":
             return self._message(rank, self._events.Removed(tuple(numbers(hashes))))
-        return Step("remove", (rank, self._hashes(hashes), self._gpu))
+        return IndexCall("remove", (rank, self._hashes(hashes), self._gpu))
 
-    def match(self, hashes: bytes) -> Step:
+    def match(self, hashes: bytes) -> IndexCall:
         """Return the step that queries: into a buffer, or for a dict where hashes are lists."""
         if self._shape == "lists":
-            return Step("overlaps", (numbers(hashes),))
-        return Step("match", (hashes, self._out))
+            return IndexCall("overlaps", (numbers(hashes),))
+        return IndexCall("match", (hashes, self._out))
 
-    def bind(self, steps: Iterable[Step]) -> list[Call]:
+    def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
         """Return calls on the index that is there now."""
-        index = self._index
+        index = self.index
         bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "overlaps", "match")}
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
         """Return the depths on all tiers."""
-        return {rank: depths[-1] for rank, depths in self._index.overlaps(numbers(hashes)).items()}
+        return {rank: depths[-1] for rank, depths in self.index.overlaps(numbers(hashes)).items()}
 
     def memory(self) -> dict[str, int]:
         """Return what the index reports."""
-        return dict(self._index.memory())
+        return dict(self.index.memory())
 
-    def _message(self, rank: int, event: object) -> Step:
+    def _message(self, rank: int, event: object) -> IndexCall:
         batch = self._events.Batch(1, 1, event)
-        return Step("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
+        return IndexCall("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
 
 
-class Peer:
+class PeerTree:
     """The peer's radix tree; ranks are its workers. It is given JSON that is made before the clock starts."""
 
     def __init__(self) -> None:
@@ -126,22 +126,22 @@ class Peer:
         del ranks, capacity_blocks
         self._tree = self._make()
 
-    def store(self, event: Stored) -> Step:
+    def store(self, event: ScheduledStore) -> IndexCall:
         """Return the step that stores."""
         pairs = ((each, each ^ _TO_LOCAL) for each in numbers(event.hashes))
         blocks = ",".join('{"block_hash":%d,"tokens_hash":%d}' % pair for pair in pairs)  # noqa: UP031 - twice as fast
         parent = json.dumps(event.parent)
         return _peer_event(event.rank, f'"stored":{{"parent_hash":{parent},"blocks":[{blocks}]}}')
 
-    def remove(self, rank: int, hashes: bytes) -> Step:
+    def remove(self, rank: int, hashes: bytes) -> IndexCall:
         """Return the step that removes."""
         return _peer_event(rank, f'"removed":{{"block_hashes":[{",".join(map(str, numbers(hashes)))}]}}')
 
-    def match(self, hashes: bytes) -> Step:
+    def match(self, hashes: bytes) -> IndexCall:
         """Return the step that queries the scores as a dict."""
-        return Step("match", ([each ^ _TO_LOCAL for each in numbers(hashes)],))
+        return IndexCall("match", ([each ^ _TO_LOCAL for each in numbers(hashes)],))
 
-    def bind(self, steps: Iterable[Step]) -> list[Call]:
+    def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
         """Return calls on the tree that is there now."""
         find = self._tree.find_matches
         bound = {"apply": self._tree.apply_event, "match": lambda hashes: find(hashes).scores}
@@ -158,10 +158,10 @@ class Peer:
         return {}
 
 
-def _peer_event(rank: int, data: str) -> Step:
-    return Step("apply", (rank, f'{{"event_id":1,"data":{{{data}}}}}'.encode()))
+def _peer_event(rank: int, data: str) -> IndexCall:
+    return IndexCall("apply", (rank, f'{{"event_id":1,"data":{{{data}}}}}'.encode()))
 
 
 def subject(name: str, shape: str) -> Subject:
     """Return the subject native, python or peer with hashes as `shape`."""
-    return Peer() if name == "peer" else Ours(name, shape)
+    return PeerTree() if name == "peer" else Ours(name, shape)

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from bench.index.exact import SCENARIOS
 from bench.index.plan import OURS
-from bench.index.results import WALL, Results
+from bench.index.results import WALL, IndexResults
 
 NONE = "-"
 """Stands for what was not measured."""
 
 
-class Table(NamedTuple):
+class FigureTable(NamedTuple):
     """A title with the unit of its figures, the columns, of which the first is text, and the rows."""
 
     title: str
@@ -19,18 +19,18 @@ class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: IndexResults) -> list[FigureTable]:
     """Return all tables that have rows."""
     made = (_events, _match, _trace, _memory, _bulk, _exact, _hash, _machine, _control)
     return [table for make in made if (table := make(results)).rows]
 
 
-def _events(results: Results) -> Table:
+def _events(results: IndexResults) -> FigureTable:
     columns = ("index", "event", *OURS, "peer", "peer / buffers", "peer / lists", "peer / messages", "machine")
-    return Table("events, CPU ns a block", columns, list(_event_rows(results)))
+    return FigureTable("events, CPU ns a block", columns, list(_event_rows(results)))
 
 
-def _event_rows(results: Results) -> Iterator[tuple[str, ...]]:
+def _event_rows(results: IndexResults) -> Iterator[tuple[str, ...]]:
     for cell in results.cells("events"):
         limit = results.figure("events", cell, "buffers", "limit")
         sections = [each for each in results.sections("events", cell) if each != "limit"]
@@ -40,13 +40,13 @@ def _event_rows(results: Results) -> Iterator[tuple[str, ...]]:
             yield (cell, section, *figures, *ratios, number(limit))
 
 
-def _match(results: Results) -> Table:
+def _match(results: IndexResults) -> FigureTable:
     columns = ("prefix", "buffers", "lists", "peer", "floor", "peer / buffers", "peer / lists", "machine", "/ machine")
     rows = [_match_row(results, group, cell) for group in ("match", "cold") for cell in results.cells(group)]
-    return Table("match, CPU us", columns, rows)
+    return FigureTable("match, CPU us", columns, rows)
 
 
-def _match_row(results: Results, group: str, cell: str) -> tuple[str, ...]:
+def _match_row(results: IndexResults, group: str, cell: str) -> tuple[str, ...]:
     figures = (
         number(results.figure(group, cell, seat, "match"), 1e3) for seat in ("buffers", "lists", "peer", "floor")
     )
@@ -55,13 +55,13 @@ def _match_row(results: Results, group: str, cell: str) -> tuple[str, ...]:
     return (cell, *figures, *ratios, number(limit, 1e3), times(ours / limit if ours and limit else None))
 
 
-def _trace(results: Results) -> Table:
+def _trace(results: IndexResults) -> FigureTable:
     columns = ("index", "total CPU s", "wall s", "million blocks/s", "peer / ours", "answers", "wrong")
     seats = (*OURS, "peer", "floor") if results.cells("trace") else ()
-    return Table("trace replay", columns, [_trace_row(results, seat) for seat in seats])
+    return FigureTable("trace replay", columns, [_trace_row(results, seat) for seat in seats])
 
 
-def _trace_row(results: Results, seat: str) -> tuple[str, ...]:
+def _trace_row(results: IndexResults, seat: str) -> tuple[str, ...]:
     each_ns = results.figure("trace", "trace", seat, "trace")
     answers = (results.count("trace", "trace answers", seat, each) for each in ("answers", "wrong"))
     return (
@@ -74,7 +74,7 @@ def _trace_row(results: Results, seat: str) -> tuple[str, ...]:
     )
 
 
-def _memory(results: Results) -> Table:
+def _memory(results: IndexResults) -> FigureTable:
     columns = ("held by", "ours, resident", "ours, as it says", "peer, resident", "ours / peer")
     rows = [
         (
@@ -86,10 +86,10 @@ def _memory(results: Results) -> Table:
         )
         for cell in results.cells("memory")
     ]
-    return Table("memory, bytes a unique block", columns, rows)
+    return FigureTable("memory, bytes a unique block", columns, rows)
 
 
-def _bulk(results: Results) -> Table:
+def _bulk(results: IndexResults) -> FigureTable:
     columns = (
         "index",
         "",
@@ -102,10 +102,10 @@ def _bulk(results: Results) -> Table:
         "machine, ns",
     )
     rows = [_bulk_row(results, cell, seat) for cell in results.cells("bulk") for seat in ("buffers", "peer")]
-    return Table("very many blocks, CPU", columns, [row for row in rows if row[2] != NONE])
+    return FigureTable("very many blocks, CPU", columns, [row for row in rows if row[2] != NONE])
 
 
-def _bulk_row(results: Results, cell: str, seat: str) -> tuple[str, ...]:
+def _bulk_row(results: IndexResults, cell: str, seat: str) -> tuple[str, ...]:
     def figure(section: str, divisor: float = 1.0) -> str:
         return number(results.figure("bulk", cell, seat, section) or None, divisor)  # 0: not known
 
@@ -114,17 +114,17 @@ def _bulk_row(results: Results, cell: str, seat: str) -> tuple[str, ...]:
     return (cell, seat, build, *sizes, figure("match", 1e3), figure("stored"), figure("limit"))
 
 
-def _exact(results: Results) -> Table:
+def _exact(results: IndexResults) -> FigureTable:
     seats = ("buffers", "messages", "peer")
     rows = [(cell, _truth(cell), *(_answer(results, cell, seat) for seat in seats)) for cell in results.cells("exact")]
-    return Table("exactness: blocks answered (events not accepted)", ("after", "right", *seats), rows)
+    return FigureTable("exactness: blocks answered (events not accepted)", ("after", "right", *seats), rows)
 
 
 def _truth(cell: str) -> str:
     return str(SCENARIOS[cell].depth) if cell in SCENARIOS else "0 wrong"
 
 
-def _answer(results: Results, cell: str, seat: str) -> str:
+def _answer(results: IndexResults, cell: str, seat: str) -> str:
     section = "depth" if cell in SCENARIOS else "wrong"
     found, errors = (results.count("exact", cell, seat, each) for each in (section, "errors"))
     if found is None:
@@ -133,21 +133,21 @@ def _answer(results: Results, cell: str, seat: str) -> str:
     return f"{found}{of} ({errors})" if errors else f"{found}{of}"
 
 
-def _hash(results: Results) -> Table:
+def _hash(results: IndexResults) -> FigureTable:
     columns = ("prompt", "native", "Python", "peer (without the chain)")
     rows = [
         (cell, *(number(results.figure("hash", cell, seat, "hash"), 1e3) for seat in ("buffers", "lists", "peer")))
         for cell in results.cells("hash")
     ]
-    return Table("hashing, CPU us", columns, rows)
+    return FigureTable("hashing, CPU us", columns, rows)
 
 
-def _machine(results: Results) -> Table:
+def _machine(results: IndexResults) -> FigureTable:
     rows = [(cell, number(results.figure("machine", cell, "machine", "limit"))) for cell in results.cells("machine")]
-    return Table("what the machine allows", ("", "ns"), rows)
+    return FigureTable("what the machine allows", ("", "ns"), rows)
 
 
-def _control(results: Results) -> Table:
+def _control(results: IndexResults) -> FigureTable:
     seats = ("buffers", "twin", "lists", "peer")
     rows = [
         (cell, *(number(results.figure("control", cell, seat, section), 1e3) for seat in seats))
@@ -155,11 +155,11 @@ def _control(results: Results) -> Table:
         for section in results.sections("control", cell)
         if section != "limit"
     ]
-    return Table("controls, in which nothing is to be won: CPU us a call", ("", *seats), rows)
+    return FigureTable("controls, in which nothing is to be won: CPU us a call", ("", *seats), rows)
 
 
 def number(value: float | None, divisor: float = 1.0) -> str:
-    """Return a figure with three digits that count, or what stands for none."""
+    """Return a figure with three significant digits, or the text for a missing one."""
     if value is None:
         return NONE
     value /= divisor

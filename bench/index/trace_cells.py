@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.index.cells import Found, run
 from bench.index.clock import timed
-from bench.index.data import Request, Stored, last, read_requests
-from bench.index.subjects import Step, Subject
+from bench.index.data import ScheduledRequest, ScheduledStore, last, read_requests
+from bench.index.subjects import IndexCall, Subject
 
 
 class TraceCell:
@@ -19,7 +19,7 @@ class TraceCell:
         self._of = of
         self._capacity = (ranks, cache_blocks)
         of.fresh(*self._capacity)
-        self._steps: list[Step] = []
+        self._steps: list[IndexCall] = []
         self._blocks = 0
         for request in read_requests(Path(file)):
             self._steps += [of.match(request.hashes), *(_events(of, request) if held == "all" else ())]
@@ -51,9 +51,9 @@ class TraceAnswersCell:
         return {"answers": answers, "wrong": wrong}
 
 
-def _events(of: Subject, request: Request) -> Iterator[Step]:
+def _events(of: Subject, request: ScheduledRequest) -> Iterator[IndexCall]:
     if new := request.hashes[8 * request.hit :]:
         parent = last(request.hashes[: 8 * request.hit]) if request.hit else None
-        yield of.store(Stored(request.rank, parent, request.hit, new))
+        yield of.store(ScheduledStore(request.rank, parent, request.hit, new))
     if request.evicted:
         yield of.remove(request.rank, request.evicted)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bench.index.exact import SCENARIOS
 from bench.index.plan import DEPTHS, UNSIZED
-from bench.index.results import Results
+from bench.index.results import IndexResults
 
 NOISE = 1.25
 _PEER_OVER_BUFFERS, _PEER_OVER_LISTS, _BUFFERS_OVER_PEER = ("peer", "buffers"), ("peer", "lists"), ("buffers", "peer")
@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     holds: bool
 
 
-class Verdict(NamedTuple):
+class IndexVerdict(NamedTuple):
     """One target: `sign` `needed`, in the unit `unit`, and every cell it covers."""
 
     target: str
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 Figure = tuple[str, float | None]
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def verdicts(results: IndexResults) -> list[IndexVerdict]:
     """Return the verdict on every target."""
     return [
         *_trace(results),
@@ -60,22 +60,24 @@ def verdicts(results: Results) -> list[Verdict]:
     ]
 
 
-def _at_least(target: str, needed: float, figures: Iterator[Figure]) -> Verdict:
+def _at_least(target: str, needed: float, figures: Iterator[Figure]) -> IndexVerdict:
     judged = tuple(Judged(cell, each, each >= needed) for cell, each in figures if each is not None)
-    return Verdict(target, ">=", needed, "x", judged)
+    return IndexVerdict(target, ">=", needed, "x", judged)
 
 
-def _at_most(target: str, needed: float, figures: Iterator[Figure], unit: str = "x") -> Verdict:
+def _at_most(target: str, needed: float, figures: Iterator[Figure], unit: str = "x") -> IndexVerdict:
     judged = tuple(Judged(cell, each, each <= needed) for cell, each in figures if each is not None)
-    return Verdict(target, "<=", needed, unit, judged)
+    return IndexVerdict(target, "<=", needed, unit, judged)
 
 
-def _ratios(results: Results, group: str, cells: list[str], section: str, seats: tuple[str, str]) -> Iterator[Figure]:
+def _ratios(
+    results: IndexResults, group: str, cells: list[str], section: str, seats: tuple[str, str]
+) -> Iterator[Figure]:
     return ((cell, results.ratio(group, cell, section, seats)) for cell in cells)
 
 
 def _above_floor(
-    results: Results, group: str, cells: list[str], section: str, seats: tuple[str, str]
+    results: IndexResults, group: str, cells: list[str], section: str, seats: tuple[str, str]
 ) -> Iterator[Figure]:
     """Yield ratios to the peer, each with the share of the peer's time that an empty answer takes."""
     for cell in cells:
@@ -84,7 +86,7 @@ def _above_floor(
         yield label, results.ratio(group, cell, section, seats)
 
 
-def _trace(results: Results) -> Iterator[Verdict]:
+def _trace(results: IndexResults) -> Iterator[IndexVerdict]:
     for target, needed, seats in (
         ("trace replay, buffers: the peer's time over ours", 10, _PEER_OVER_BUFFERS),
         ("trace replay, lists and dicts: the peer's time over ours", 6, _PEER_OVER_LISTS),
@@ -92,7 +94,7 @@ def _trace(results: Results) -> Iterator[Verdict]:
         yield _at_least(target, needed, _above_floor(results, "trace", ["trace"], "trace", seats))
 
 
-def _match(results: Results) -> Iterator[Verdict]:
+def _match(results: IndexResults) -> Iterator[IndexVerdict]:
     cells = results.cells("match")
     deepest = [cell for cell in cells if cell.startswith(f"depth {DEPTHS[-1]},")]
     stairs = [cell for cell in cells if cell.startswith("staircase")]
@@ -104,7 +106,7 @@ def _match(results: Results) -> Iterator[Verdict]:
     yield _at_least(target, 1.5, _above_floor(results, "match", cells, "match", _PEER_OVER_LISTS))
 
 
-def _events(results: Results) -> Iterator[Verdict]:
+def _events(results: IndexResults) -> Iterator[IndexVerdict]:
     cells = results.cells("events")
     for section, needed in (("stored 64", 12), ("stored 1", 25), ("removed 64", 8)):
         figures = _ratios(results, "events", cells, section, _PEER_OVER_BUFFERS)
@@ -115,23 +117,23 @@ def _events(results: Results) -> Iterator[Verdict]:
     yield _at_most("stored 512, buffers: our time over a random read-modify-write", 1.5, over_limit)
 
 
-def _memory(results: Results) -> Iterator[Verdict]:
+def _memory(results: IndexResults) -> Iterator[IndexVerdict]:
     for cell, needed in (("1 holder", 0.45), ("16 holders", 0.1)):
         figures = _ratios(results, "memory", [cell], "resident", _BUFFERS_OVER_PEER)
         yield _at_most(f"bytes a unique block, {cell}: ours over the peer's", needed, figures)
 
 
-def _exact(results: Results) -> Iterator[Verdict]:
+def _exact(results: IndexResults) -> Iterator[IndexVerdict]:
     figures = ((f"{cell} ({seat})", _wrong(results, cell, seat)) for cell, seat in _answers(results))
     yield _at_most("exact: wrong answers", 0, figures, unit="")
 
 
-def _answers(results: Results) -> Iterator[tuple[str, str]]:
+def _answers(results: IndexResults) -> Iterator[tuple[str, str]]:
     cells = [*results.cells("exact"), *(cell for cell in results.cells("trace") if cell == "trace answers")]
     return ((cell, seat) for cell in cells for seat in ("buffers", "messages"))
 
 
-def _wrong(results: Results, cell: str, seat: str) -> float | None:
+def _wrong(results: IndexResults, cell: str, seat: str) -> float | None:
     group = "trace" if cell == "trace answers" else "exact"
     if cell not in SCENARIOS:
         return results.count(group, cell, seat, "wrong")  # of all rounds: a median would forgive some
@@ -139,7 +141,7 @@ def _wrong(results: Results, cell: str, seat: str) -> float | None:
     return None if depth is None else float(depth != SCENARIOS[cell].depth)
 
 
-def _control(results: Results) -> Iterator[Verdict]:
+def _control(results: IndexResults) -> Iterator[IndexVerdict]:
     ratio = results.ratio("control", "the same index twice", "match", ("twin", "buffers"))
     either = None if ratio is None else max(ratio, 1 / ratio)
     yield _at_most("control: the same index twice", NOISE, iter([("in two processes", either)]))
@@ -147,6 +149,6 @@ def _control(results: Results) -> Iterator[Verdict]:
     yield _at_least("control: no match is faster than comparing its bytes", 1, over_limit)
 
 
-def _over_limit(results: Results, group: str, cell: str, section: str) -> float | None:
+def _over_limit(results: IndexResults, group: str, cell: str, section: str) -> float | None:
     ours, limit = (results.figure(group, cell, "buffers", each) for each in (section, "limit"))
     return ours / limit if ours and limit else None

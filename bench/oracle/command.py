@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.index.command import PEER_PYTHON
 from bench.index.report import machine, markdown_table, rich_table
-from bench.oracle.grid import BY_DESIGN, Cell, Flip, grid
+from bench.oracle.grid import BY_DESIGN, Flip, OracleCell, grid
 from bench.oracle.ours import our_flip
-from bench.oracle.report import Comparison, as_json, by_design, compared, recording, tables
+from bench.oracle.report import OracleComparison, as_json, by_design, compared, recording, tables
 from bench.oracle.run import PeerAbsent, PeerFailed, PeerProcess, peer_flips
 
 _WIDTH = 200
@@ -46,21 +46,21 @@ def oracle(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     except PeerFailed as error:
         raise click.ClickException(str(error)) from error
     ours = {cell.name: our_flip(cell) for cell in [*cells, *(cell for _, cell in BY_DESIGN)]}
-    comparison = Comparison(machine(), peer, compared(theirs, ours, cells), by_design(theirs, ours))
+    comparison = OracleComparison(machine(), peer, compared(theirs, ours, cells), by_design(theirs, ours))
     _write(comparison, flags["json_file"], flags["markdown"])
     if flags["record"] is not None:
         flags["record"].write_bytes(recording(peer, theirs))
     sys.exit(_DIFFERENT if comparison.different else 0)
 
 
-def _peer_flips(process: PeerProcess, cells: list[Cell]) -> dict[str, Flip]:
+def _peer_flips(process: PeerProcess, cells: list[OracleCell]) -> dict[str, Flip]:
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         task = progress.add_task("", total=len(cells))
         return peer_flips(process, cells, lambda cell: progress.update(task, advance=1, description=cell.weights.name))
 
 
-def _write(comparison: Comparison, json_file: Path | None, markdown: Path | None) -> None:
+def _write(comparison: OracleComparison, json_file: Path | None, markdown: Path | None) -> None:
     console = Console() if Console().is_terminal else Console(width=_WIDTH)
     for table in tables(comparison):
         console.print(rich_table(table))

@@ -59,7 +59,7 @@ class Held(NamedTuple):
         return self.device, host, host + self.disk, host + self.disk
 
 
-class Prompt(NamedTuple):
+class OraclePrompt(NamedTuple):
     """A request: so many full blocks and `tail` tokens, and what both ranks hold of it."""
 
     blocks: int
@@ -82,7 +82,7 @@ class Prompt(NamedTuple):
         return f"{self.blocks}{f'+{self.tail}t' if self.tail else ''}: {held}{taint}"
 
 
-class Load(NamedTuple):
+class OracleLoad(NamedTuple):
     """How the first rank is loaded (`kind`), and what the second carries all along."""
 
     kind: str
@@ -99,12 +99,12 @@ class Load(NamedTuple):
         return f"{self.kind}{f' +{self.tail}t' if self.tail else ''}{shared}{second}"
 
 
-class Cell(NamedTuple):
+class OracleCell(NamedTuple):
     """One point of the grid."""
 
     weights: Weights
-    prompt: Prompt
-    load: Load
+    prompt: OraclePrompt
+    load: OracleLoad
 
     @property
     def name(self) -> str:
@@ -170,44 +170,44 @@ WEIGHTS = (
     Weights("decay 1, scale 2, request 16", decay=1.0, prefill_scale=2.0, request=16.0),
 )
 PROMPTS = (
-    Prompt(32, 7, Held(4)),
-    Prompt(32, 7, Held(12)),
-    Prompt(32, 7, Held(20)),
-    Prompt(32, 7, Held(32)),
-    Prompt(32, 7, Held(20), Held(6)),
-    Prompt(32, 7, Held(20), Held(0, 12, 0)),
-    Prompt(32, 7, Held(12, 8, 0)),
-    Prompt(32, 7, Held(8, 8, 8)),
-    Prompt(32, 7, Held(0, 16, 0)),
-    Prompt(32, 7, Held(0, 0, 16)),
-    Prompt(32, 0, Held(20)),
-    Prompt(128, 1, Held(96)),
-    Prompt(8, 15, Held(7)),
-    Prompt(32, 0, Held(20), preferred=0.5),
-    Prompt(32, 0, Held(20), preferred=-0.25),
+    OraclePrompt(32, 7, Held(4)),
+    OraclePrompt(32, 7, Held(12)),
+    OraclePrompt(32, 7, Held(20)),
+    OraclePrompt(32, 7, Held(32)),
+    OraclePrompt(32, 7, Held(20), Held(6)),
+    OraclePrompt(32, 7, Held(20), Held(0, 12, 0)),
+    OraclePrompt(32, 7, Held(12, 8, 0)),
+    OraclePrompt(32, 7, Held(8, 8, 8)),
+    OraclePrompt(32, 7, Held(0, 16, 0)),
+    OraclePrompt(32, 7, Held(0, 0, 16)),
+    OraclePrompt(32, 0, Held(20)),
+    OraclePrompt(128, 1, Held(96)),
+    OraclePrompt(8, 15, Held(7)),
+    OraclePrompt(32, 0, Held(20), preferred=0.5),
+    OraclePrompt(32, 0, Held(20), preferred=-0.25),
 )
 LOADS = (
-    Load("prefill"),
-    Load("decode"),
-    Load("decode", shared=4),
-    Load("prefill", second_blocks=8),
+    OracleLoad("prefill"),
+    OracleLoad("decode"),
+    OracleLoad("decode", shared=4),
+    OracleLoad("prefill", second_blocks=8),
 )
 BY_DESIGN = (
     (
         "a prompt of whole blocks, all held: the last token is computed anyway, so its block is never credited here",
-        Cell(Weights("default"), Prompt(32, 0, Held(32)), Load("prefill")),
+        OracleCell(Weights("default"), OraclePrompt(32, 0, Held(32)), OracleLoad("prefill")),
     ),
     (
         "a running request that ends within a block: that block is counted here, and not by the peer",
-        Cell(Weights("default"), Prompt(32, 7, Held(20)), Load("decode", tail=5)),
+        OracleCell(Weights("default"), OraclePrompt(32, 7, Held(20)), OracleLoad("decode", tail=5)),
     ),
 )
 """Where the two are meant to differ, and why; shown, not judged."""
 
 
-def grid(*, is_small: bool = False) -> Iterator[Cell]:
+def grid(*, is_small: bool = False) -> Iterator[OracleCell]:
     """Yield the cells, those of the same weights together."""
     for weights in WEIGHTS[:: 4 if is_small else 1]:
         for prompt in PROMPTS[:: 5 if is_small else 1]:
             for load in LOADS[: 2 if is_small else None]:
-                yield Cell(weights, prompt, load)
+                yield OracleCell(weights, prompt, load)

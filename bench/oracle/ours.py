@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from bench.oracle.grid import BLOCK_SIZE, TAINT, Cell, Flip, Held, Outcome, Weights, flip
+from bench.oracle.grid import BLOCK_SIZE, TAINT, Flip, Held, OracleCell, Outcome, Weights, flip
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
@@ -35,13 +35,13 @@ def policy_of(weights: Weights) -> Policy:
     return Policy(mode="kv", parameters=parameters, predict_on_route=False, spill_tokens=0, newcomers=False)
 
 
-def our_flip(cell: Cell) -> Flip:
+def our_flip(cell: OracleCell) -> Flip:
     """Return where our choice flips."""
     return flip(lambda load: our_outcome(cell, load))
 
 
-def our_outcome(cell: Cell, load_blocks: int) -> Outcome:
-    """Return who wins at one extra load, and both costs; in a tie both may."""
+def our_outcome(cell: OracleCell, load_blocks: int) -> Outcome:
+    """Return the winner at one extra load, and both costs; in a tie both ranks may win."""
     view, request = _view(cell, load_blocks), _request(cell)
     verdict = decide(view, request, policy_of(cell.weights), _SEED)
     is_tie = verdict.margin_blocks == 0.0
@@ -50,7 +50,7 @@ def our_outcome(cell: Cell, load_blocks: int) -> Outcome:
     return Outcome(first_won or is_tie, is_tie or not first_won, first, second)
 
 
-def _request(cell: Cell) -> RouteRequest:
+def _request(cell: OracleCell) -> RouteRequest:
     prompt = cell.prompt
     return RouteRequest(
         decision_id="d",
@@ -63,7 +63,7 @@ def _request(cell: Cell) -> RouteRequest:
     )
 
 
-def _view(cell: Cell, load_blocks: int) -> View:
+def _view(cell: OracleCell, load_blocks: int) -> View:
     prompt, load = cell.prompt, cell.load
     reusable = max(0, prompt.tokens - 1) // BLOCK_SIZE
     blocks = (load_blocks, load.second_blocks)

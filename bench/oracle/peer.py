@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bench.oracle.grid import BLOCK_SIZE, TAINT, Flip, Held, Load, Outcome, Prompt, flip
+from bench.oracle.grid import BLOCK_SIZE, TAINT, Flip, Held, OracleLoad, OraclePrompt, Outcome, flip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ _HELD_S, _POLL_S = 10.0, 0.01
 _COST = re.compile(r"worker_id=(\d+).*?logit=(\S+)")
 
 
-class Peer:
+class PeerService:
     """One service at a time, with two workers; both are known by the events that they publish."""
 
     def __init__(self, log: Path) -> None:
@@ -64,7 +64,7 @@ class Peer:
                 }
             )
 
-    async def until_held(self, prompts: list[tuple[int, Prompt]]) -> None:
+    async def until_held(self, prompts: list[tuple[int, OraclePrompt]]) -> None:
         """Wait until every prompt (with the token that it begins with) is held as given."""
         async with asyncio.timeout(_HELD_S):
             for base, prompt in prompts:
@@ -72,13 +72,13 @@ class Peer:
                 while await self._held(base, prompt) != held:  # noqa: ASYNC110 - the service has no notification
                     await asyncio.sleep(_POLL_S)
 
-    async def _held(self, base: int, prompt: Prompt) -> list[tuple[int, ...]]:
+    async def _held(self, base: int, prompt: OraclePrompt) -> list[tuple[int, ...]]:
         scores = await self._service.overlap_scores({"model_name": _MODEL, "token_ids": _tokens(base, prompt.tokens)})
         fields = ("device_blocks", "host_pinned_blocks", "disk_blocks")
         by_worker = {each["worker_id"]: tuple(each[field] for field in fields) for each in scores["workers"]}
         return [by_worker.get(worker, (0, 0, 0)) for worker in (_FIRST, _SECOND)]
 
-    async def outcome(self, base: int, prompt: Prompt, load: Load, blocks: int) -> Outcome:
+    async def outcome(self, base: int, prompt: OraclePrompt, load: OracleLoad, blocks: int) -> Outcome:
         """Return the winners while the first worker has `blocks` of extra load."""
         booked = [
             *await self._book(_FIRST, _tokens(base, min(load.shared, blocks) * BLOCK_SIZE), load, blocks),
@@ -95,7 +95,7 @@ class Peer:
             await self._service.free_reservation(selection)
         return Outcome(_FIRST in won, _SECOND in won, costs.get(_FIRST), costs.get(_SECOND))
 
-    async def _book(self, worker: int, shared: list[int], load: Load, blocks: int) -> list[str]:
+    async def _book(self, worker: int, shared: list[int], load: OracleLoad, blocks: int) -> list[str]:
         if not blocks:
             return []
         fresh = blocks * BLOCK_SIZE - len(shared) + load.tail
@@ -116,23 +116,23 @@ def _tokens(base: int, count: int) -> list[int]:
     return list(range(base, base + count))
 
 
-def _prompt(fields: list[Any]) -> Prompt:
+def _prompt(fields: list[Any]) -> OraclePrompt:
     blocks, tail, first, second, preferred = fields
-    return Prompt(blocks, tail, Held(*first), Held(*second), preferred)
+    return OraclePrompt(blocks, tail, Held(*first), Held(*second), preferred)
 
 
-async def _answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+async def _answer(peer: PeerService, request: dict[str, Any]) -> dict[str, Any]:
     if "serve" in request:
         await peer.serve(request["serve"], request["events"])
         return {}
     if "await" in request:
         await peer.until_held([(base, _prompt(fields)) for base, fields in request["await"]])
         return {}
-    prompt, load = _prompt(request["flip"][0]), Load(*request["flip"][1])
+    prompt, load = _prompt(request["flip"][0]), OracleLoad(*request["flip"][1])
     return (await _flip(peer, request["base"], prompt, load))._asdict()
 
 
-async def _flip(peer: Peer, base: int, prompt: Prompt, load: Load) -> Flip:
+async def _flip(peer: PeerService, base: int, prompt: OraclePrompt, load: OracleLoad) -> Flip:
     """Return the flip: `grid.flip` requests one load at a time, and this loop computes it."""
     loop = asyncio.get_running_loop()
 
@@ -144,7 +144,7 @@ async def _flip(peer: Peer, base: int, prompt: Prompt, load: Load) -> Flip:
 
 async def _live(answers: TextIO, log: Path) -> None:
     try:
-        peer = Peer(log)
+        peer = PeerService(log)
     except ImportError as error:
         _write(answers, {"absent": str(error)})
         return

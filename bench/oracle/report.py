@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.index.tables import Table
-from bench.oracle.grid import BY_DESIGN, LOADS, PROMPTS, WEIGHTS, Cell, Flip
+from bench.index.tables import FigureTable
+from bench.oracle.grid import BY_DESIGN, LOADS, PROMPTS, WEIGHTS, Flip, OracleCell
 
 NOT_DRIVEN = (
     "temperature (the choice is drawn; only its distribution could be compared)",
@@ -19,10 +19,10 @@ _EXACT = 1e-9
 """Costs differ by no more: decay divides, and in another order."""
 
 
-class Compared(NamedTuple):
+class ComparedCell(NamedTuple):
     """One cell, and where both flip."""
 
-    cell: Cell
+    cell: OracleCell
     peer: Flip
     ours: Flip
 
@@ -49,16 +49,16 @@ class Compared(NamedTuple):
         return len(pairs), sum(abs(ours - own_block - seen) <= _EXACT * max(1.0, seen) for seen, ours in pairs)
 
 
-class Comparison(NamedTuple):
+class OracleComparison(NamedTuple):
     """All compared cells; `peer` names the other side."""
 
     machine: str
     peer: str
-    judged: Sequence[Compared]
-    by_design: Sequence[tuple[str, Compared]]
+    judged: Sequence[ComparedCell]
+    by_design: Sequence[tuple[str, ComparedCell]]
 
     @property
-    def different(self) -> list[Compared]:
+    def different(self) -> list[ComparedCell]:
         """Return the cells whose flips differ."""
         return [each for each in self.judged if not each.is_equal]
 
@@ -79,7 +79,7 @@ class Comparison(NamedTuple):
             yield f"not driven {what}"
 
 
-def _difference(each: Compared) -> str:
+def _difference(each: ComparedCell) -> str:
     return f"peer {_flip_text(each.peer)}, ours {_flip_text(each.ours)}"
 
 
@@ -88,17 +88,17 @@ def _flip_text(flip: Flip) -> str:
     return f"flips at {flip.name}, costs {' | '.join(costs)}" if flip.load is not None else "never flips"
 
 
-def compared(peer: Mapping[str, Flip], ours: Mapping[str, Flip], cells: Sequence[Cell]) -> list[Compared]:
+def compared(peer: Mapping[str, Flip], ours: Mapping[str, Flip], cells: Sequence[OracleCell]) -> list[ComparedCell]:
     """Return the cells with both flips."""
-    return [Compared(cell, peer[cell.name], ours[cell.name]) for cell in cells]
+    return [ComparedCell(cell, peer[cell.name], ours[cell.name]) for cell in cells]
 
 
-def by_design(peer: Mapping[str, Flip], ours: Mapping[str, Flip]) -> list[tuple[str, Compared]]:
+def by_design(peer: Mapping[str, Flip], ours: Mapping[str, Flip]) -> list[tuple[str, ComparedCell]]:
     """Return the cells in which the two are meant to differ, with the reason."""
-    return [(why, Compared(cell, peer[cell.name], ours[cell.name])) for why, cell in BY_DESIGN]
+    return [(why, ComparedCell(cell, peer[cell.name], ours[cell.name])) for why, cell in BY_DESIGN]
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: OracleComparison) -> list[FigureTable]:
     """Return the grid: the load at which the peer flips, by weights and prompt; where ours differs, ours beside it."""
     found = {(each.cell.load, each.cell.weights, each.cell.prompt): each for each in comparison.judged}
     prompts = [prompt for prompt in PROMPTS if any(prompt == each.cell.prompt for each in comparison.judged)]
@@ -111,18 +111,20 @@ def tables(comparison: Comparison) -> list[Table]:
         ]
         columns = ("weights", *(prompt.name for prompt in prompts))
         if rows:
-            made.append(Table(f"extra {load.name}: blocks at which the choice flips; t: it ties there", columns, rows))
+            made.append(
+                FigureTable(f"extra {load.name}: blocks at which the choice flips; t: it ties there", columns, rows)
+            )
     return made
 
 
-def _cell_text(each: Compared) -> str:
+def _cell_text(each: ComparedCell) -> str:
     texts = [
         "-" if flip.load is None else f"{flip.load}{'t' if flip.is_tie else ''}" for flip in (each.peer, each.ours)
     ]
     return texts[0] if each.is_equal else " != ".join(texts)
 
 
-def as_json(comparison: Comparison) -> bytes:
+def as_json(comparison: OracleComparison) -> bytes:
     """Return every cell with both flips."""
     cells = [("judged", each) for each in comparison.judged] + [(why, each) for why, each in comparison.by_design]
     rows = [

@@ -21,7 +21,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from bench.oracle.grid import BLOCK_SIZE, Cell, Flip, Held, Prompt, Weights
+from bench.oracle.grid import BLOCK_SIZE, Flip, Held, OracleCell, OraclePrompt, Weights
 
 _ROOT = Path(__file__).parents[2]
 _MEDIA = ("GPU", "CPU", "DISK")
@@ -100,7 +100,7 @@ class PeerProcess:
         return answer
 
 
-class _Engine:
+class _EventSocket:
     """An engine as the peer sees it: a socket that KV events come from."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
@@ -120,7 +120,7 @@ class _Engine:
             PeerFailed: there is no subscriber.
         """
         if not self._socket.poll(_SUBSCRIBED_MS):
-            raise PeerFailed("nobody subscribed to KV events")
+            raise PeerFailed("the peer did not subscribe to KV events")
         self._socket.recv()
         for base, held in prompts:
             if events := list(_stored(base, held)):
@@ -139,7 +139,9 @@ def _stored(base: int, held: Held) -> Iterator[list[Any]]:
         at += blocks
 
 
-def peer_flips(process: PeerProcess, cells: Iterable[Cell], on_cell: Callable[[Cell], None]) -> dict[str, Flip]:
+def peer_flips(
+    process: PeerProcess, cells: Iterable[OracleCell], on_cell: Callable[[OracleCell], None]
+) -> dict[str, Flip]:
     """Return the peer's flips by the cells' names.
 
     Raises:
@@ -158,9 +160,9 @@ def peer_flips(process: PeerProcess, cells: Iterable[Cell], on_cell: Callable[[C
     return flips
 
 
-def _serve(process: PeerProcess, weights: Weights, bases: dict[Prompt, int], stack: ExitStack) -> None:
+def _serve(process: PeerProcess, weights: Weights, bases: dict[OraclePrompt, int], stack: ExitStack) -> None:
     context = stack.enter_context(zmq.Context())
-    first, second = (stack.enter_context(closing(_Engine(context))) for _ in range(2))
+    first, second = (stack.enter_context(closing(_EventSocket(context))) for _ in range(2))
     process.call(serve=weights.environment, events=[first.endpoint, second.endpoint])
     first.store((base, prompt.first) for prompt, base in bases.items())
     second.store((base, prompt.second) for prompt, base in bases.items())

@@ -22,7 +22,7 @@ class Slo(NamedTuple):
     itl_s: float = 0.050
 
 
-class Figures(NamedTuple):
+class RoutingFigures(NamedTuple):
     """One run. Times in seconds at `QUANTILES`; rates as shares; `predicted_rate` is what the router counted on."""
 
     requests: int
@@ -35,12 +35,12 @@ class Figures(NamedTuple):
     slo_rate: float
 
 
-def figures(outcomes: Sequence[RequestFigures], *, workers: int, slo: Slo) -> Figures:
+def figures(outcomes: Sequence[RequestFigures], *, workers: int, slo: Slo) -> RoutingFigures:
     """Return the figures of a run that had requests."""
     prompt_tokens = sum(each.isl_tokens for each in outcomes)
     within_slo = sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes)
     span_s = max(each.arrival_s + each.e2e_s for each in outcomes) - min(each.arrival_s for each in outcomes)
-    return Figures(
+    return RoutingFigures(
         requests=len(outcomes),
         hit_rate=sum(each.cached_tokens for each in outcomes) / prompt_tokens,
         predicted_rate=sum(each.predicted_tokens for each in outcomes) / prompt_tokens,

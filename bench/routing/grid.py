@@ -11,11 +11,11 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple, TypeVar
 
-from bench.routing.figures import Figures, Slo, figures
+from bench.routing.figures import RoutingFigures, Slo, figures
 from bench.routing.lru_bound import lru_hit_rate
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TraceInvalid, TraceRequest, at_rate, without_sharing
-from bench.routing.virtual_fleet import FleetShape, VirtualFleet
+from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
 from bench.side_by_side import play_side_by_side
 from router.decision.policy import CostParameters, Policy
 
@@ -40,7 +40,7 @@ class GridShape(NamedTuple):
     cost: CostParameters = CostParameters()
 
 
-class Cell(NamedTuple):
+class RoutingCell(NamedTuple):
     """One run: a fleet, a speed, a mode, and whether prompts share blocks."""
 
     workers: int
@@ -55,7 +55,7 @@ class GridResult(NamedTuple):
     """All figures by cell, and the bound's hit rate by number of workers."""
 
     shape: GridShape
-    figures: dict[Cell, Figures]
+    figures: dict[RoutingCell, RoutingFigures]
     bound: dict[int, float]
 
 
@@ -64,28 +64,28 @@ def middle(values: Sequence[_Number]) -> _Number:
     return values[len(values) // 2]
 
 
-def cells(shape: GridShape) -> list[Cell]:
+def cells(shape: GridShape) -> list[RoutingCell]:
     """Return all cells, each once."""
     grid = [
-        Cell(workers, rate, mode, shape.lags_s[0], slowdown)
+        RoutingCell(workers, rate, mode, shape.lags_s[0], slowdown)
         for slowdown, workers, rate, mode in product(shape.slowdowns, shape.workers, shape.rates, shape.modes)
     ]
     return list(dict.fromkeys([*grid, *lag_cells(shape), *control_cells(shape)]))
 
 
-def lag_cells(shape: GridShape) -> list[Cell]:
+def lag_cells(shape: GridShape) -> list[RoutingCell]:
     """Return the middle cell at every lag, fastest first; none where there is one lag, or no mode that cares."""
     if len(shape.lags_s) == 1 or INDEX_MODE not in shape.modes:
         return []
     workers, rate = middle(shape.workers), middle(shape.rates)
-    return [Cell(workers, rate, INDEX_MODE, lag_s, shape.slowdowns[0]) for lag_s in sorted(shape.lags_s)]
+    return [RoutingCell(workers, rate, INDEX_MODE, lag_s, shape.slowdowns[0]) for lag_s in sorted(shape.lags_s)]
 
 
-def control_cells(shape: GridShape) -> list[Cell]:
+def control_cells(shape: GridShape) -> list[RoutingCell]:
     """Return the middle cell in every mode, without sharing."""
     workers, rate, lag_s, slowdown = middle(shape.workers), middle(shape.rates), shape.lags_s[0], shape.slowdowns[0]
     modes = shape.modes if shape.control else ()
-    return [Cell(workers, rate, mode, lag_s, slowdown, shared=False) for mode in modes]
+    return [RoutingCell(workers, rate, mode, lag_s, slowdown, shared=False) for mode in modes]
 
 
 def check_fits(requests: Sequence[TraceRequest], shape: GridShape) -> None:
@@ -98,10 +98,10 @@ def check_fits(requests: Sequence[TraceRequest], shape: GridShape) -> None:
             raise TraceInvalid(f"request {number}", "length", found, f"a worker's {pool_blocks} blocks at most")
 
 
-def run_cell(shape: GridShape, requests: Sequence[TraceRequest], cell: Cell) -> Figures:
+def run_cell(shape: GridShape, requests: Sequence[TraceRequest], cell: RoutingCell) -> RoutingFigures:
     """Play the trace in one cell and return its figures."""
     played = at_rate(requests if cell.shared else without_sharing(requests), cell.rate)
-    fleet_shape = FleetShape(cell.workers, shape.kv_tokens, shape.block_size, cell.lag_s, cell.slowdown)
+    fleet_shape = VirtualFleetShape(cell.workers, shape.kv_tokens, shape.block_size, cell.lag_s, cell.slowdown)
     outcomes = VirtualFleet(fleet_shape, Policy(mode=cell.mode, parameters=shape.cost), played, seed=shape.seed).run()
     return figures(outcomes, workers=cell.workers, slo=shape.slo)
 
@@ -110,7 +110,7 @@ def run_grid(
     shape: GridShape, requests: Sequence[TraceRequest], *, jobs: int, on_cell: Callable[[], None] = lambda: None
 ) -> GridResult:
     """Play the trace in every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
-    found: dict[Cell, Figures] = {}
+    found: dict[RoutingCell, RoutingFigures] = {}
     for cell, cell_figures in play_side_by_side(partial(run_cell, shape, requests), cells(shape), jobs):
         found[cell] = cell_figures
         on_cell()

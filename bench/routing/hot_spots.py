@@ -18,7 +18,7 @@ from bench.report import WINDOW_S
 from bench.routing.figures import Slo, figures
 from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from bench.routing.virtual_fleet import FleetShape, FollowUp, RequestFigures, VirtualFleet
+from bench.routing.virtual_fleet import FollowUp, RequestFigures, VirtualFleet, VirtualFleetShape
 from router.decision.policy import Policy
 
 KV_TOKENS = 700_000
@@ -141,7 +141,7 @@ def workloads(seed: int) -> dict[str, Workload]:
 def play(workload: Workload, mode: str, *, workers: int, seed: int) -> Hotness:
     """Play a workload on a fleet and return how hot it became."""
     fleet = VirtualFleet(
-        FleetShape(workers, KV_TOKENS),
+        VirtualFleetShape(workers, KV_TOKENS),
         Policy(mode=mode),
         workload.requests,
         seed=seed,

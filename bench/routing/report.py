@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.report import machine_line
-from bench.routing.figures import Figures
-from bench.routing.grid import Cell, GridResult, GridShape, control_cells, lag_cells
+from bench.routing.figures import RoutingFigures
+from bench.routing.grid import GridResult, GridShape, RoutingCell, control_cells, lag_cells
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, totals
-from bench.routing.verdicts import Verdict, ratio_to_bound, verdicts
+from bench.routing.verdicts import RoutingVerdict, ratio_to_bound, verdicts
 
 _COLUMNS = (
     "hit rate",
@@ -75,13 +75,13 @@ def _grid_table(result: GridResult, slowdown: float, title: str) -> Table:
     table = _new_table(title, "workers", "rate", "mode")
     for workers, rate in product(shape.workers, shape.rates):
         for mode in shape.modes:
-            found = result.figures[Cell(workers, rate, mode, shape.lags_s[0], slowdown)]
+            found = result.figures[RoutingCell(workers, rate, mode, shape.lags_s[0], slowdown)]
             table.add_row(f"{workers}", f"{rate:g}", mode, *_row(found, result.bound[workers]))
         table.add_section()
     return table
 
 
-def _table(result: GridResult, title: str, cells: Sequence[Cell], first: str) -> Table:
+def _table(result: GridResult, title: str, cells: Sequence[RoutingCell], first: str) -> Table:
     table = _new_table(title, first)
     for cell in cells:
         name = f"{cell.lag_s * 1000:g} ms" if first == "lag" else cell.mode
@@ -89,7 +89,7 @@ def _table(result: GridResult, title: str, cells: Sequence[Cell], first: str) ->
     return table
 
 
-def _where(cell: Cell) -> str:
+def _where(cell: RoutingCell) -> str:
     return f"{cell.workers} workers x {cell.rate:g}"
 
 
@@ -102,7 +102,7 @@ def _new_table(title: str, *first: str) -> Table:
     return table
 
 
-def _row(found: Figures, bound: float) -> list[str]:
+def _row(found: RoutingFigures, bound: float) -> list[str]:
     return [
         f"{found.hit_rate:.1%}",
         f"{ratio_to_bound(found, bound):.2f}" if bound else "-",
@@ -114,7 +114,7 @@ def _row(found: Figures, bound: float) -> list[str]:
     ]
 
 
-def _lines(verdict: Verdict) -> list[str]:
+def _lines(verdict: RoutingVerdict) -> list[str]:
     outcome = "reached" if verdict.holds else "MISSED "
     first = f"{outcome}  {verdict.target}: {verdict.reached} of {verdict.of} cells, {verdict.needed} needed"
     return [first, *(f"           lost: {each}" for each in verdict.losing)]

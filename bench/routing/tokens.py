@@ -12,7 +12,7 @@ from itertools import islice
 
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from kv_protocol.hashing import chain, local_block_hashes
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.tokens import TokenSource
 
 ANSWER_TOKEN = (1 << 32) - 1
@@ -55,7 +55,7 @@ class TraceHashes:
         )
         return tuple(chain(_prompt_block_hash(first, size) for first in islice(firsts, request.isl_tokens // size)))
 
-    def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
+    def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
         """Return the sequence hash of a block; for a partial one, which is never published, a hash of the same kind."""
         del namespace  # a trace has neither adapters nor salts
         size, first = self._block_size, tokens[0]

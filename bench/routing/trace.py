@@ -40,7 +40,7 @@ class TraceInvalid(Exception):
         super().__init__(f"{where}: {field}: found {found!r}, allowed {allowed}")
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _TraceLine(msgspec.Struct, frozen=True):
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: Annotated[int, msgspec.Meta(ge=1)]
     output_length: Annotated[int, msgspec.Meta(ge=1)]
@@ -53,7 +53,7 @@ _ALLOWED = {
     "output_length": "tokens, an integer of 1 or more",
     "hash_ids": "a list of integers",
 }
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_TraceLine)
 
 
 def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest]:
@@ -82,7 +82,7 @@ def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest
     return requests
 
 
-def _decode(line: bytes, where: str) -> _Line:
+def _decode(line: bytes, where: str) -> _TraceLine:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def _invalid(line: bytes, where: str, error: Exception) -> TraceInvalid:
     return TraceInvalid(where, "line", found, str(error))
 
 
-def _check(row: _Line, before_ms: float, where: str) -> None:
+def _check(row: _TraceLine, before_ms: float, where: str) -> None:
     if row.timestamp < before_ms:
         raise TraceInvalid(where, "timestamp", row.timestamp, f"{before_ms} or more: lines come in order of arrival")
     blocks = -(-row.input_length // TRACE_BLOCK_TOKENS)

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from bench.routing.figures import Figures
-from bench.routing.grid import Cell, GridResult, control_cells
+from bench.routing.figures import RoutingFigures
+from bench.routing.grid import GridResult, RoutingCell, control_cells
 
 BOUND_RATIO = 0.9
 P50, P99 = 0, 2
 """Indices into `QUANTILES`."""
 
 
-class Verdict(NamedTuple):
+class RoutingVerdict(NamedTuple):
     """One target: in how many of `of` cells it was reached, how many are needed, and the cells that lost."""
 
     target: str
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
         return self.reached >= self.needed
 
 
-def verdicts(result: GridResult) -> Iterator[Verdict]:
+def verdicts(result: GridResult) -> Iterator[RoutingVerdict]:
     """Yield the verdict on every target that the modes of the grid allow to judge, for every slowdown."""
     modes = result.shape.modes
     for slowdown in result.shape.slowdowns:
@@ -63,13 +63,13 @@ def _better(left: float, right: float) -> bool:
     return left < right
 
 
-def _pairs(result: GridResult, slowdown: float) -> Iterator[tuple[str, Cell]]:
+def _pairs(result: GridResult, slowdown: float) -> Iterator[tuple[str, RoutingCell]]:
     """Yield the cells of the grid at one slowdown by name, with no mode yet."""
     for workers, rate in product(result.shape.workers, result.shape.rates):
-        yield f"{workers} workers x {rate:g}", Cell(workers, rate, "", result.shape.lags_s[0], slowdown)
+        yield f"{workers} workers x {rate:g}", RoutingCell(workers, rate, "", result.shape.lags_s[0], slowdown)
 
 
-def _hit_rate(result: GridResult, slowdown: float, suffix: str) -> Verdict:
+def _hit_rate(result: GridResult, slowdown: float, suffix: str) -> RoutingVerdict:
     lost, of = [], 0
     for name, cell in _pairs(result, slowdown):
         ratio = ratio_to_bound(result.figures[cell._replace(mode="kv")], result.bound[cell.workers])
@@ -79,7 +79,7 @@ def _hit_rate(result: GridResult, slowdown: float, suffix: str) -> Verdict:
     return _verdict(f"kv: hit rate at least {BOUND_RATIO} of the bound{suffix}", lost, of, allowed=0.0)
 
 
-def ratio_to_bound(found: Figures, bound: float) -> float:
+def ratio_to_bound(found: RoutingFigures, bound: float) -> float:
     """Return hit rate over the bound's; 1 where the bound has no hits either."""
     return found.hit_rate / bound if bound else 1.0
 
@@ -90,7 +90,7 @@ def _compare(
     modes: tuple[str, str],
     target: tuple[int, str, float],
     holds: Callable[[float, float], bool],
-) -> Verdict:
+) -> RoutingVerdict:
     index, text, allowed = target
     lost, of = [], 0
     for name, cell in _pairs(result, slowdown):
@@ -101,5 +101,5 @@ def _compare(
     return _verdict(text, lost, of, allowed=allowed)
 
 
-def _verdict(target: str, lost: Sequence[str], of: int, *, allowed: float) -> Verdict:
-    return Verdict(target, of - len(lost), of, of - int(of * allowed), tuple(lost))
+def _verdict(target: str, lost: Sequence[str], of: int, *, allowed: float) -> RoutingVerdict:
+    return RoutingVerdict(target, of - len(lost), of, of - int(of * allowed), tuple(lost))

@@ -35,15 +35,15 @@ class CanonicalStream:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._position: dict[int, int] = {}
-        self._seq = 0
+        self.seq = 0
 
     def of(self, engine_event: object) -> Batch | None:
         """Return the batch for an engine event; None where there is nothing to publish."""
         event = self._event(engine_event)
         if event is None:
             return None
-        self._seq += 1
-        return Batch(EPOCH, self._seq, event)
+        self.seq += 1
+        return Batch(EPOCH, self.seq, event)
 
     def _event(self, engine_event: object) -> Event | None:
         if isinstance(engine_event, BlocksStored):
@@ -81,8 +81,8 @@ class VirtualEngine:
     ) -> None:
         self.rank = rank
         self._timing = scaled(H200_8B, slowdown)
-        self._simulator = Simulator(description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash)
-        self._stream = CanonicalStream(description.block_size)
+        self.simulator = Simulator(description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash)
+        self.stream = CanonicalStream(description.block_size)
         self._foreseen_max = foreseen_max
         self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
@@ -92,7 +92,7 @@ class VirtualEngine:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute."""
-        return self._simulator.has_work
+        return self.simulator.has_work
 
     def request_s(self, request: TraceRequest) -> float:
         """Return how long a request is on its way to this engine."""
@@ -103,28 +103,28 @@ class VirtualEngine:
         engine_request = EngineRequest(
             request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens
         )
-        self._simulator.submit(engine_request, now_s)
+        self.simulator.submit(engine_request, now_s)
         if self._foreseen_s:
             del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
             self.ends_s = self._foreseen_s[-1]
 
     def begin(self, now_s: float) -> None:
         """Begin an iteration, or a stretch of them; `ends_s` says when it ends."""
-        self._foreseen_s = self._simulator.foresee(now_s, self._foreseen_max)
+        self._foreseen_s = self.simulator.foresee(now_s, self._foreseen_max)
         if self._foreseen_s:
             self.ends_s = self._foreseen_s[-1]
         else:
-            step = self._simulator.step(now_s)
+            step = self.simulator.step(now_s)
             self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
         """End the iteration; return the outputs by request id, and the batches that it publishes."""
         self.ends_s = None
         if self._foreseen_s:
-            self._simulator.skip(len(self._foreseen_s))
+            self.simulator.skip(len(self._foreseen_s))
             self._foreseen_s = []
             return (), []
-        self._simulator.flush_events()
-        batches = [self._stream.of(event.data) for event in self._simulator.drain_events()]
+        self.simulator.flush_events()
+        batches = [self.stream.of(event.data) for event in self.simulator.drain_events()]
         outputs, self._outputs = self._outputs, ()
         return outputs, [batch for batch in batches if batch is not None]

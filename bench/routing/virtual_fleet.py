@@ -42,7 +42,7 @@ _END, _LEARN, _ARRIVE, _SUBMIT = range(4)
 """The order of what happens at one moment."""
 
 
-class FleetShape(NamedTuple):
+class VirtualFleetShape(NamedTuple):
     """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is."""
 
     workers: int
@@ -120,7 +120,7 @@ class VirtualFleet:
 
     def __init__(
         self,
-        shape: FleetShape,
+        shape: VirtualFleetShape,
         policy: Policy,
         requests: Sequence[TraceRequest],
         *,
@@ -143,14 +143,14 @@ class VirtualFleet:
         )
         ranks = [WorkerRank(f"w{number}", 0) for number in range(shape.workers)]
         block_hash, slowdown, foreseen_max = self._hashes.of_engine_block, shape.slowdown, shape.foreseen_max
-        self._engines = [
+        self.engines = [
             VirtualEngine(rank, description, block_hash, slowdown=slowdown, foreseen_max=foreseen_max) for rank in ranks
         ]
         self._number_of = {rank.worker_id: number for number, rank in enumerate(ranks)}
-        self._index = VirtualIndex(ReferenceIndex())
+        self.index = VirtualIndex(ReferenceIndex())
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
         self._routing = Routing(
-            self.state, self._index, self._clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1
+            self.state, self.index, self._clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1
         )
         self._join(description)
         self._in_flight: dict[str, _InFlight] = {}
@@ -167,11 +167,11 @@ class VirtualFleet:
         return self._outcomes
 
     def _join(self, description: EngineDescription) -> None:
-        for engine in self._engines:
+        for engine in self.engines:
             joined = registered(engine.rank, description)
             self._routing.apply(FleetApplied(now_s=0.0, event=joined))
             heartbeat = Heartbeat(instance=joined.instance, epoch=EPOCH, last_seq=0)
-            self._index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
+            self.index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
         self._beat_s = -HEARTBEAT_PERIOD_S
 
     def _at(self, at_s: float, kind: int, act: Callable[[], None]) -> None:
@@ -199,7 +199,7 @@ class VirtualFleet:
         worker = self._number_of[verdict.winner.worker_id]
         predicted_blocks = min(verdict.overlap_blocks, route_request.reusable_blocks)
         self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)
-        engine = self._engines[worker]
+        engine = self.engines[worker]
         self._at(
             self._clock.now_s + engine.request_s(request), _SUBMIT, lambda: self._submit(engine, request_id, request)
         )
@@ -229,7 +229,7 @@ class VirtualFleet:
         if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
             return
         self._beat_s = now_s
-        for engine in self._engines:
+        for engine in self.engines:
             worker_id = engine.rank.worker_id
             self._routing.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
         self._routing.tick()
@@ -252,7 +252,7 @@ class VirtualFleet:
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            self._index.apply(BatchArrived(rank, batch), self._clock.now_s)
+            self.index.apply(BatchArrived(rank, batch), self._clock.now_s)
 
     def _on_output(self, request_id: str, output: EngineOutput) -> None:
         in_flight = self._in_flight[request_id]

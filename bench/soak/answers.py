@@ -3,8 +3,8 @@
 | outcome | is |
 |---|---|
 | right | complete, and every choice has the expected text |
-| refused | the request deserves a 4xx, and got it |
-| left | the client closed its connection; the part until then is right |
+| refused | a 4xx was expected, and came with an error body |
+| left | the client closed its connection; what it had received is right |
 | turned away | 429 or 503 with `Retry-After` |
 | error event | the stream ended with an error event; the part before it is right |
 | failed | not the expected status |
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from bench.soak.requests import Request
+from bench.soak.requests import SoakRequest
 
 _HEAD_END = b"\r\n\r\n"
 _EVENT = b"data: "
@@ -143,18 +143,18 @@ class _ParsedAnswer:
         if usage := body.get("usage"):
             self.completion_tokens = usage["completion_tokens"]
 
-    def is_right(self, request: Request) -> bool:
+    def is_right(self, request: SoakRequest) -> bool:
         """Whether nothing is missing, and nothing differs."""
         tokens = request.tokens * request.kind.choices if request.has_usage else None
         lengths = dict.fromkeys(range(request.kind.choices), "length")
         return (self.texts, self.finished, self.completion_tokens) == (request.texts, lengths, tokens)
 
-    def begins(self, request: Request) -> bool:
+    def begins(self, request: SoakRequest) -> bool:
         """Whether the texts so far are prefixes of the expected texts."""
         return all(expected.startswith(part) for expected, part in zip(request.texts, self.texts, strict=True))
 
 
-def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
+def judged(request: SoakRequest, answer: AnswerReader) -> AnswerOutcome:
     """Return the outcome of a request with a complete answer."""
     if answer.status != request.status:
         is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
@@ -171,7 +171,7 @@ def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
     return AnswerOutcome.RIGHT if is_ended and parsed.is_right(request) else AnswerOutcome.WRONG
 
 
-def judged_when_left(request: Request, answer: AnswerReader) -> AnswerOutcome:
+def judged_when_left(request: SoakRequest, answer: AnswerReader) -> AnswerOutcome:
     """Return the outcome of a request after its client closed the connection during the answer."""
     try:
         return AnswerOutcome.LEFT if _parsed(request, answer).begins(request) else AnswerOutcome.WRONG
@@ -179,7 +179,7 @@ def judged_when_left(request: Request, answer: AnswerReader) -> AnswerOutcome:
         return AnswerOutcome.WRONG
 
 
-def _parsed(request: Request, answer: AnswerReader) -> _ParsedAnswer:
+def _parsed(request: SoakRequest, answer: AnswerReader) -> _ParsedAnswer:
     parsed = _ParsedAnswer(request.kind.choices)
     if not request.kind.is_stream:
         parsed.take(msgspec.json.decode(answer.payload))

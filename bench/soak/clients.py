@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Literal, cast
 
 from bench.soak.answers import AS_DUE, AnswerInvalid, AnswerOutcome, AnswerReader, judged, judged_when_left
-from bench.soak.requests import Request, User
+from bench.soak.requests import SoakRequest, User
 from bench.soak.tally import Tally
 
 _HOST = "127.0.0.1"
@@ -16,7 +16,7 @@ _DETAIL_BYTES = 300
 End = Literal["complete", "cut", "left", "invalid"]
 
 
-class Connection(asyncio.Protocol):
+class SoakConnection(asyncio.Protocol):
     """One connection; `send` a request, and await how its answer ended. `was_hit`: see `Tally`."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
-    def send(self, request: Request) -> "asyncio.Future[End]":
+    def send(self, request: SoakRequest) -> "asyncio.Future[End]":
         """Send a request; the one before has ended."""
         assert self._transport is not None
         self.answer, self.was_hit, self._leaves_after = AnswerReader(), False, request.leaves_after
@@ -89,7 +89,7 @@ class Clients:
     def __init__(self, port: int, *, users: int, seed: int, patience_s: float) -> None:
         self._port, self._patience_s = port, patience_s
         self._users = [User(seed, number) for number in range(users)]
-        self._connections = [Connection() for _ in range(users)]
+        self._connections = [SoakConnection() for _ in range(users)]
         self._left, self._begun = 0, 0
         self._milestone: tuple[int, asyncio.Event] | None = None
         self.tally = Tally()
@@ -145,17 +145,19 @@ class Clients:
                 connection = self._connections[number] = await self._open()
             await self._send_one(connection, self._users[number].next())
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> SoakConnection:
         async with asyncio.timeout(self._patience_s):
             while True:
                 try:
-                    _, connection = await asyncio.get_running_loop().create_connection(Connection, _HOST, self._port)
+                    _, connection = await asyncio.get_running_loop().create_connection(
+                        SoakConnection, _HOST, self._port
+                    )
                 except OSError:
                     await asyncio.sleep(_REOPEN_S)
                 else:
                     return connection
 
-    async def _send_one(self, connection: Connection, request: Request) -> None:
+    async def _send_one(self, connection: SoakConnection, request: SoakRequest) -> None:
         began_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._patience_s):
@@ -175,7 +177,7 @@ class Clients:
         )
 
 
-def _outcome(request: Request, answer: AnswerReader, end: End) -> AnswerOutcome:
+def _outcome(request: SoakRequest, answer: AnswerReader, end: End) -> AnswerOutcome:
     match end:
         case "complete":
             return judged(request, answer)
@@ -187,6 +189,6 @@ def _outcome(request: Request, answer: AnswerReader, end: End) -> AnswerOutcome:
             return AnswerOutcome.WRONG
 
 
-def _detail(answer: AnswerReader, request: Request) -> str:
+def _detail(answer: AnswerReader, request: SoakRequest) -> str:
     head, payload = answer.head[:_DETAIL_BYTES], bytes(answer.payload[-_DETAIL_BYTES:])
     return f"{head!r} ... {payload!r}, expected {request.status} {[text[-64:] for text in request.texts]}"

@@ -9,7 +9,7 @@ import psutil
 _PREFIX = "kvrouter_"
 
 
-class Taken(NamedTuple):
+class ResourceSample(NamedTuple):
     """The resources of a process at one moment."""
 
     rss_bytes: int
@@ -24,9 +24,9 @@ class Quiet(NamedTuple):
 
     requests: int
     """Requests that had ended until then."""
-    router: Taken
-    nats: Taken
-    workers: dict[str, Taken]
+    router: ResourceSample
+    nats: ResourceSample
+    workers: dict[str, ResourceSample]
     metrics: Counter[str]
     """The router's, summed over labels."""
     clients: int
@@ -37,12 +37,12 @@ class Quiet(NamedTuple):
     """The differences that `indexer verify` found; empty: none."""
 
 
-def taken(pid: int, *, sockets: int = 0) -> Taken:
+def taken(pid: int, *, sockets: int = 0) -> ResourceSample:
     """Return the resources of a running process, without `sockets`, which its clients have open."""
     process = psutil.Process(pid)
     with process.oneshot():
         cpu = process.cpu_times()
-        return Taken(
+        return ResourceSample(
             process.memory_info().rss, process.num_fds() - sockets, process.num_threads(), cpu.user + cpu.system
         )
 

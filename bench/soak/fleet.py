@@ -15,7 +15,7 @@ from typing import Self
 
 import aiohttp
 
-from bench.processes import Process, free_ports
+from bench.processes import ChildProcess, free_ports
 from bench.soak.figures import one_request_sessions, totals
 from bench.soak.requests import MODEL
 from kv_runtime.clock import SystemClock
@@ -51,7 +51,7 @@ class NotHealed(Exception):
     """The fleet did not recover in time; the message has what was missing."""
 
 
-class Fleet:
+class SoakFleet:
     """A nats-server, a router and `workers` workers, between entering and leaving the block. It owns `directory`.
 
     `programs` is the folder of the commands `router`, `worker-agent` and `indexer`.
@@ -62,7 +62,7 @@ class Fleet:
         self._group, self._clock = asyncio.TaskGroup(), SystemClock()
         self._nats_port, self.data_port, self._control_port = free_ports(3)
         self.nats = self._nats_process()
-        self.router = Process("router", self._router_command())
+        self.router = ChildProcess("router", self._router_command())
         self.workers = {f"w{number}": self._worker_process(f"w{number}") for number in range(workers)}
         self.worker_urls: dict[str, str] = {}
         self.complaints: list[str] = []
@@ -187,7 +187,7 @@ class Fleet:
 
     # ---------------------------------------------------------------------------------------------------- processes
 
-    def _nats_process(self) -> Process:
+    def _nats_process(self) -> ChildProcess:
         file = self._directory / "nats.conf"
         tree = {
             "listen": f"{HOST}:{self._nats_port}",
@@ -195,15 +195,15 @@ class Fleet:
             "jetstream": {"store_dir": str(self._directory / "store"), "max_file_store": 1 << 32},
         }
         file.write_text(json.dumps(tree), encoding="utf-8")
-        return Process("nats-server", [find_binary(), "--config", str(file)])
+        return ChildProcess("nats-server", [find_binary(), "--config", str(file)])
 
     def _router_command(self) -> list[str]:
         ports = ("--port", str(self.data_port), "--control-port", str(self._control_port))
         return [str(self._programs / "router"), "--mode", "kv", *ports, "--nats-url", self.nats_url, *_set(_ROUTER)]
 
-    def _worker_process(self, worker_id: str) -> Process:
+    def _worker_process(self, worker_id: str) -> ChildProcess:
         arguments = ("serve", "--worker-id", worker_id, "--model", MODEL, "--nats-url", self.nats_url)
-        return Process(worker_id, [str(self._programs / "worker-agent"), *arguments, *_set(_WORKER)])
+        return ChildProcess(worker_id, [str(self._programs / "worker-agent"), *arguments, *_set(_WORKER)])
 
     async def _start_nats(self) -> None:
         await self.nats.start(self._group)
@@ -214,7 +214,7 @@ class Fleet:
         await worker.start(self._group)
         self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
 
-    async def _end(self, process: Process, number: signal.Signals = signal.SIGTERM) -> None:
+    async def _end(self, process: ChildProcess, number: signal.Signals = signal.SIGTERM) -> None:
         await process.end(number)
         if process.ended_with == -signal.SIGKILL != -number:
             self.complaints.append(f"{process.name} did not end in time after {number.name}, and was killed")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from kv_protocol.hashing import unpack_tokens
-from kv_runtime.text import ByteText
+from kv_runtime.text.byte_model import ByteText
 from worker_agent.engines.simulated.tokens import TokenSource
 
 if TYPE_CHECKING:
-    from kv_runtime.chat_messages import Message
+    from kv_runtime.text.chat_messages import Message
 
 MODEL = "sim-8b"
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -68,7 +68,7 @@ _UNACCEPTABLE = (
 """Bodies with their expected status: no JSON, a wrong field, longer than any worker allows, unknown model."""
 
 
-class Request(NamedTuple):
+class SoakRequest(NamedTuple):
     """One request; `data` are its bytes, `texts` the expected text of each choice."""
 
     kind: Kind
@@ -92,17 +92,17 @@ class User:
         self._messages: list[Message] = []
         self._known_tokens, self._state = 0, _ENGINE.fold(())
 
-    def next(self) -> Request:
+    def next(self) -> SoakRequest:
         """Return the user's next request."""
         draw = self._draw
         weights = [kind.percent for kind in (*KINDS, REFUSED)]
         kind = draw.choices((*KINDS, REFUSED), weights)[0]
         if kind is REFUSED:
             status, body = draw.choice(_UNACCEPTABLE)
-            return Request(kind, _http(_COMPLETION, body), status=status)
+            return SoakRequest(kind, _http(_COMPLETION, body), status=status)
         return self._chat(kind) if kind.is_chat else self._completion(kind)
 
-    def _chat(self, kind: Kind) -> Request:
+    def _chat(self, kind: Kind) -> SoakRequest:
         draw, messages = self._draw, self._messages
         if not messages or len(messages) > 2 * _TURNS_MAX:
             messages[:] = [{"role": "system", "content": draw.choice(self._systems)}]
@@ -115,20 +115,20 @@ class User:
         messages.append({"role": "assistant", "content": request.texts[0]})
         return request
 
-    def _completion(self, kind: Kind) -> Request:
+    def _completion(self, kind: Kind) -> SoakRequest:
         draw = self._draw
         begins = _words(draw, _LONG_PROMPT_BYTES) if kind.is_long else draw.choice(self._systems)
         prompt = begins + _words(draw, _QUESTION_BYTES)
         states = [_ENGINE.of_choice(choice).fold(prompt.encode()) for choice in range(kind.choices)]
         return self._request(kind, _COMPLETION, {"prompt": prompt}, states)
 
-    def _request(self, kind: Kind, path: str, prompt: dict[str, object], states: Sequence[int]) -> Request:
+    def _request(self, kind: Kind, path: str, prompt: dict[str, object], states: Sequence[int]) -> SoakRequest:
         draw = self._draw
         tokens, has_usage = draw.randint(*kind.tokens), not kind.is_stream or draw.random() < _USAGE_SHARE
         options = {"model": MODEL, "max_tokens": tokens, "stream": kind.is_stream, "n": kind.choices}
         if kind.is_stream and has_usage:
             options["stream_options"] = {"include_usage": True}
-        return Request(
+        return SoakRequest(
             kind,
             _http(path, msgspec.json.encode(options | prompt)),
             tuple(_answer(_ENGINE.of_choice(choice), state, tokens) for choice, state in enumerate(states)),

@@ -13,7 +13,7 @@ import aiohttp
 from bench.soak.clients import Clients
 from bench.soak.faults import Fault, schedule
 from bench.soak.figures import Quiet, one_request_sessions, taken, totals
-from bench.soak.fleet import STEADY, Fleet, NotHealed
+from bench.soak.fleet import STEADY, NotHealed, SoakFleet
 from bench.soak.verdicts import Healed, Soak
 from kv_runtime.clock import SystemClock
 
@@ -60,7 +60,7 @@ class SoakRun:
     async def run(self) -> Soak:
         """Return the results. A fleet that does not recover from a fault ends the run early with a complaint."""
         plan, complaints = self._plan, list[str]()
-        fleet = Fleet(self._directory, plan.programs, plan.workers)
+        fleet = SoakFleet(self._directory, plan.programs, plan.workers)
         async with fleet, plan.entrance(fleet.data_port) as port:
             clients = Clients(port, users=plan.users, seed=plan.seed, patience_s=plan.patience_s)
             watching = asyncio.ensure_future(self._watch(fleet))
@@ -86,7 +86,7 @@ class SoakRun:
             time.process_time(),
         )
 
-    async def _round(self, fleet: Fleet, clients: Clients, until: int) -> None:
+    async def _round(self, fleet: SoakFleet, clients: Clients, until: int) -> None:
         began_s, before = time.perf_counter(), clients.tally.requests
         async with asyncio.TaskGroup() as group:
             group.create_task(clients.send(until - clients.begun))
@@ -101,7 +101,7 @@ class SoakRun:
             f"router {quiet.router.rss_bytes >> 20} MiB, {quiet.router.descriptors} descriptors"
         )
 
-    async def _disturb(self, fleet: Fleet, clients: Clients, until: int) -> None:
+    async def _disturb(self, fleet: SoakFleet, clients: Clients, until: int) -> None:
         while self._faults and self._faults[0].at_request < until:
             fault = self._faults.pop(0)
             await clients.until_begun(fault.at_request)
@@ -110,7 +110,7 @@ class SoakRun:
             await fleet.until_healed()
             self._healed.append(Healed(fault, process, time.perf_counter() - began_s))
 
-    async def _do(self, fault: Fault, fleet: Fleet, clients: Clients) -> str:
+    async def _do(self, fault: Fault, fleet: SoakFleet, clients: Clients) -> str:
         """Return the process that the fault hit, once its cause is gone."""
         victim = fleet.victim(clients.answers_by_worker())
         match fault.kind:
@@ -129,7 +129,7 @@ class SoakRun:
                 await fleet.restart_nats(signal.SIGTERM)
         return "nats-server" if fault.kind.startswith("nats") else victim
 
-    async def _until_quiet(self, fleet: Fleet, clients: Clients) -> Quiet:
+    async def _until_quiet(self, fleet: SoakFleet, clients: Clients) -> Quiet:
         """Return the figures once no request is in flight, or after 30 s in any case."""
         async with one_request_sessions() as session:
             for _ in range(round(_QUIET_S / _POLL_S)):
@@ -153,7 +153,7 @@ class SoakRun:
             f"exit code {code}: {output}" if code else "",
         )
 
-    async def _watch(self, fleet: Fleet) -> None:
+    async def _watch(self, fleet: SoakFleet) -> None:
         async with one_request_sessions() as session:
             while True:
                 with suppress(aiohttp.ClientError, OSError):

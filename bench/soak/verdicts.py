@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bench.soak.answers import AnswerOutcome
 from bench.soak.faults import Fault
-from bench.soak.figures import Quiet, Taken
+from bench.soak.figures import Quiet, ResourceSample
 from bench.soak.tally import Tally
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
@@ -97,7 +97,7 @@ def growths(soak: Soak) -> Iterator[Growth]:
             yield Growth(name, figure, points[0][1], points[-1][1], growth(points), allowed(size))
 
 
-_BOUNDS: tuple[tuple[str, Callable[[Taken], float], Callable[[float], float]], ...] = (
+_BOUNDS: tuple[tuple[str, Callable[[ResourceSample], float], Callable[[float], float]], ...] = (
     ("resident memory, bytes", lambda took: float(took.rss_bytes), lambda size: max(RSS_SHARE * size, RSS_BYTES)),
     ("descriptors", lambda took: float(took.descriptors), lambda _: DESCRIPTORS),
     ("threads", lambda took: float(took.threads), lambda _: THREADS),
@@ -151,4 +151,4 @@ def _for_ever(metrics: Counter[str]) -> Iterator[str]:
 
 def _leases(soak: Soak) -> Iterator[str]:
     if soak.leases_peak > 2 * soak.users:
-        yield f"{soak.leases_peak:g} leases at once of {soak.users} users, who have one request each"
+        yield f"{soak.leases_peak:g} leases at once of {soak.users} users with one request each"

@@ -56,7 +56,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     "--overlap",
     type=read_hashes,
     metavar="H1,H2,...|FILE",
-    help="a prompt's sequence hashes, in order: who held how much of it",
+    help="a prompt's sequence hashes, in order: how much of it each rank held",
 )
 @click.option(
     "--prefix",
@@ -64,7 +64,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     type=read_hashes,
     metavar="H1,H2,...|FILE",
     multiple=True,
-    help="blocks: who held each, and what lay behind it",
+    help="blocks: which ranks held each, and the blocks behind it",
 )
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def at(
@@ -111,7 +111,7 @@ def _report(moment: Moment, query: _Query) -> _Report:
     known = sorted(moment.fold.ranks())
     if unknown := [str(rank) for rank in query.ranks if rank not in known]:
         raise click.BadParameter(
-            f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: nobody was there'}",
+            f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: there were no ranks'}",
             param_hint="--rank",
         )
     ranks, notes = list(query.ranks) or known, moment.notes()
@@ -173,4 +173,4 @@ def _prefix(prefix: PrefixView) -> str:
     holders = ", ".join(f"{each.worker_id}/{each.dp_rank} ({', '.join(each.media)})" for each in prefix.holders)
     behind = f"{prefix.children_total} blocks behind it"
     children = f": {', '.join(map(str, prefix.children))}" if prefix.children else ""
-    return f"prefix {prefix.sequence_hash}: held by {holders or 'nobody'}; {behind}{children}"
+    return f"prefix {prefix.sequence_hash}: held by {holders or 'no rank'}; {behind}{children}"

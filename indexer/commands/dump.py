@@ -85,7 +85,7 @@ def dump(
 
 def _chosen(wanted: tuple[WorkerRank, ...], known: list[WorkerRank] | tuple[WorkerRank, ...]) -> list[WorkerRank]:
     if unknown := [str(rank) for rank in wanted if rank not in known]:
-        allowed = ", ".join(map(str, sorted(known))) or "none: nobody is there"
+        allowed = ", ".join(map(str, sorted(known))) or "none: there are no ranks"
         raise click.BadParameter(f"found {', '.join(unknown)}, allowed {allowed}", param_hint="--rank")
     return sorted(wanted or known)
 

@@ -10,7 +10,7 @@ from indexer.commands.log_lines import Line, text
 from indexer.commands.options import Seconds, connected, read_rank, with_settings
 from indexer.config import IndexerSettings
 from indexer.service import log_tail
-from indexer.service.log_tail import LogTail, Start, Wanted
+from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -47,11 +47,11 @@ def tail(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Follow the log: what ranks stored, removed and cleared, and who came and went, from now on or from the past.
+    """Follow the log: what ranks stored, removed and cleared, and workers that come and leave, from now on or earlier.
 
     A line of events is of batches in a row that do the same on the same medium: the time, the message's place in the
     log, the rank, the lower half of its epoch in hex, the batches' numbers, what they do and where, how many blocks,
-    the first of them and what is before it. What cannot be read is said to be so, and the next is read.
+    the first of them and what is before it. An unreadable message is reported as such, and the next is read.
 
     It ends with a signal, or after --limit lines.
 
@@ -60,7 +60,7 @@ def tail(
     """  # noqa: D301
     if sum((from_seq is not None, since is not None, from_start)) > 1:
         raise click.UsageError("found several of --from-seq, --since and --all, allowed one of them at most")
-    wanted = Wanted(
+    wanted = TailFilter(
         slug=subjects.model_slug(model) if model else "",
         worker_id=rank.worker_id if rank else "",
         dp_rank=rank.dp_rank if rank else None,
@@ -68,7 +68,7 @@ def tail(
     )
     clock = SystemClock()
 
-    async def start(log: EventLog) -> Start:
+    async def start(log: EventLog) -> TailStart:
         if from_start:
             return log_tail.from_all()
         if since is not None:

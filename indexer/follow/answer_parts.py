@@ -10,7 +10,7 @@ from kv_protocol.digest import is_in_buckets
 from kv_protocol.recovery import BlockColumns, DumpChunk
 
 
-class RankState(NamedTuple):
+class AnsweredState(NamedTuple):
     """A complete answer: the blocks of a rank after `last_seq` of `epoch`, in `buckets` (empty: in all)."""
 
     epoch: int
@@ -43,13 +43,13 @@ class AnswerParts:
         self._parts[part.chunk] = part
         return True
 
-    def complete_answer(self) -> RankState | None:
+    def complete_answer(self) -> AnsweredState | None:
         """Return the answer; None while parts are missing."""
         first = next(iter(self._parts.values()), None)
         if first is None or len(self._parts) < first.of:
             return None
         chunks = tuple(self._parts[at].columns for at in range(first.of) if self._parts[at].tiers)
-        return RankState(first.epoch, first.last_seq, first.buckets, chunks)
+        return AnsweredState(first.epoch, first.last_seq, first.buckets, chunks)
 
 
 def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:

@@ -25,7 +25,10 @@ class EpochTracker:
         self._proven_at_s = now_s
 
     def may_begin_by_batch(self, epoch: int) -> bool:
-        """Return whether a batch of another epoch begins that epoch. If not, it may have outrun its heartbeat."""
+        """Return whether a batch of `epoch`, which is not the current epoch, makes it the current one.
+
+        If not, `epoch` is remembered: its batches may have outrun its first heartbeat.
+        """
         if self._proven_at_s is None and epoch not in self._retired:
             return True
         self._outran = epoch

@@ -44,7 +44,7 @@ from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
 from indexer.follow.rank_state import RankState
-from indexer.follow.rank_stream import RankStream
+from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
@@ -85,7 +85,7 @@ class IndexFold:
         self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
-        self._ranks: dict[WorkerRank, RankStream] = {}
+        self._ranks: dict[WorkerRank, FollowedRank] = {}
         self._recovery_queue = RecoveryQueue(RECOVERIES_MAX)
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of)
@@ -152,7 +152,7 @@ class IndexFold:
                 stream.follower.on_refused(now_s)
         return self._perform(stream, effects, now_s)
 
-    def _apply_message(self, stream: RankStream, message: Message, now_s: float) -> list[Question]:
+    def _apply_message(self, stream: FollowedRank, message: Message, now_s: float) -> list[Question]:
         follower, span, effects = stream.follower, message.span, list[Effect]()
         if span is None or not follower.continues(span):
             batches = codec.decode_message(message.data)
@@ -163,12 +163,12 @@ class IndexFold:
             return []
         return self._perform(stream, effects, now_s)
 
-    def _perform(self, stream: RankStream, effects: list[Effect], now_s: float) -> list[Question]:
+    def _perform(self, stream: FollowedRank, effects: list[Effect], now_s: float) -> list[Question]:
         stream.perform(effects, now_s)
         self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _is_refused(self, stream: RankStream, data: bytes, now_s: float) -> bool:
+    def _is_refused(self, stream: FollowedRank, data: bytes, now_s: float) -> bool:
         """Apply the message as far as there is memory; return whether the index refused it for another reason."""
         reason = self._refusal(stream, data, now_s)
         if reason:
@@ -176,7 +176,7 @@ class IndexFold:
             self._refusals.append((stream.rank, reason))
         return bool(reason)
 
-    def _refusal(self, stream: RankStream, data: bytes, now_s: float) -> str:
+    def _refusal(self, stream: FollowedRank, data: bytes, now_s: float) -> str:
         try:
             refusals = self._index.apply_batch(stream.slot, data, now_s)
         except MalformedMessage as error:
@@ -187,16 +187,16 @@ class IndexFold:
             stream.follower.on_no_memory()
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
-    def _admit(self, rank: WorkerRank, now_s: float) -> RankStream | None:
+    def _admit(self, rank: WorkerRank, now_s: float) -> FollowedRank | None:
         slot = self._slots.take(rank, now_s)
         return None if slot is None else self._follow(rank, slot, now_s)
 
-    def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> RankStream:
+    def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> FollowedRank:
         while slot >= self._empty_column:
             self._allocate_columns(2 * (self._empty_column + 1))
         self._status_columns.clear()
         follower = StreamFollower(self._limits, self._request_ids)
-        stream = self._ranks[rank] = RankStream(rank, slot, follower, self._index, self._overfull, now_s)
+        stream = self._ranks[rank] = FollowedRank(rank, slot, follower, self._index, self._overfull, now_s)
         return stream
 
     def _allocate_columns(self, columns: int) -> None:
@@ -205,7 +205,7 @@ class IndexFold:
         self._depths = np.frombuffer(self._matched, dtype=np.int32).reshape(len(TIERS), columns)
         self._empty_column = columns - 1
 
-    def _forget(self, stream: RankStream) -> None:
+    def _forget(self, stream: FollowedRank) -> None:
         del self._ranks[stream.rank]
         self._status_columns.clear()
         self._slots.give_back(stream.slot)
@@ -236,7 +236,7 @@ class IndexFold:
                 self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _at(self, slot: int) -> RankStream:
+    def _at(self, slot: int) -> FollowedRank:
         return self._ranks[self._slots.rank_of(slot)]
 
     def _forgive_stall(self, now_s: float) -> None:
@@ -248,7 +248,7 @@ class IndexFold:
                 stream.alive_at_s += stall_s
                 stream.follower.restart_timeouts(now_s)
 
-    def _queue_question(self, stream: RankStream, now_s: float) -> None:
+    def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
         if stream.follower.is_in_flight(now_s):
             return
         self._recovery_queue.end(stream.slot)
@@ -328,6 +328,10 @@ class IndexFold:
         """Return all ranks that have a stream."""
         return list(self._ranks)
 
+    def stream(self, rank: WorkerRank) -> FollowedRank | None:
+        """Return a rank's stream, to look at; None if it has no slot. A forgotten rank that comes back has another."""
+        return self._ranks.get(rank)
+
     def refused_ranks(self) -> dict[WorkerRank, str]:
         """Return the ranks that are refused, and why; names are bounded (`slots.py`)."""
         return self._slots.refused()
@@ -377,6 +381,6 @@ class IndexFold:
             refused_messages_total=self._refused_messages,
         )
 
-    def _stream_statistics(self, stream: RankStream) -> FollowerStatistics:
+    def _stream_statistics(self, stream: FollowedRank) -> FollowerStatistics:
         found = stream.follower.statistics()
         return found if self._is_log_connected else replace(found, stale=without_log(found.stale))

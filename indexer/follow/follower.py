@@ -55,12 +55,12 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.answer_parts import RankState
+from indexer.follow.answer_parts import AnsweredState
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.epochs import EpochTracker
 from indexer.follow.heartbeats import HeartbeatClaim, HeartbeatTracker
 from indexer.follow.kept_batches import ReorderBuffer
-from indexer.follow.messages import Span
+from indexer.follow.messages import BatchSpan
 from indexer.follow.question import OpenQuestion, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
@@ -184,11 +184,11 @@ class StreamFollower:
 
     # ---------------------------------------------------------------------------------------------- batches
 
-    def continues(self, span: Span) -> bool:
+    def continues(self, span: BatchSpan) -> bool:
         """Return whether the batches of `span` are the next ones, so that all would be applied."""
         return self._phase is _LIVE and span.epoch == self._epoch and span.first_seq == self._cursor + 1
 
-    def on_applied(self, span: Span) -> bool:
+    def on_applied(self, span: BatchSpan) -> bool:
         """The next batches of the log were applied; return whether `prove` may have a claim to compare."""
         seq, awaited = span.last_seq, self._heartbeats.awaited
         self._counts.applied += seq - self._cursor
@@ -413,7 +413,7 @@ class StreamFollower:
             effects += self._settle(now_s, answer.last_seq)
         return effects
 
-    def _repair(self, state: RankState, now_s: float) -> list[Effect]:
+    def _repair(self, state: AnsweredState, now_s: float) -> list[Effect]:
         if not state.keeps_to_its_buckets:
             self._recover("dump", now_s)
             return []
@@ -422,7 +422,7 @@ class StreamFollower:
         self._cursor = state.last_seq
         return [RepairBuckets(state.buckets, state.chunks), *self._settle(now_s, state.last_seq)]
 
-    def _replace(self, state: RankState, now_s: float) -> list[Effect]:
+    def _replace(self, state: AnsweredState, now_s: float) -> list[Effect]:
         epoch, last_seq = state.epoch, state.last_seq
         if epoch != self._epoch or not self._has_epoch:
             self._adopt(epoch, now_s)

@@ -36,7 +36,7 @@ _RULES = {
 """First word of a head -> whether its batch begins behind a parent, whether it names blocks."""
 
 
-class Span(NamedTuple):
+class BatchSpan(NamedTuple):
     """The batches in a message: consecutive seqs of one epoch, and the time of the last batch."""
 
     epoch: int
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """The bytes of a valid message; `span` if the heads have one."""
 
     data: bytes
-    span: Span | None
+    span: BatchSpan | None
     engine_time_ns: int
     """The engine side's wall clock when the last batch was made."""
 
@@ -62,7 +62,7 @@ def read_message(data: bytes) -> Message:
     return Message(data, None, codec.decode_message(data)[-1].engine_time_ns)
 
 
-def message_span(data: bytes) -> Span | None:
+def message_span(data: bytes) -> BatchSpan | None:
     """Return the span of a message; None if it is malformed or its seqs are not consecutive."""
     if not _COUNT.size <= len(data) <= codec.MESSAGE_BYTES_MAX:
         return None
@@ -82,4 +82,4 @@ def message_span(data: bytes) -> Span | None:
         if its_seq != seq or its_epoch != epoch:
             return None
         at += _HEAD.size + 8 * n
-    return Span(epoch, first_seq, seq, time_ns) if at == len(data) and first_seq else None
+    return BatchSpan(epoch, first_seq, seq, time_ns) if at == len(data) and first_seq else None

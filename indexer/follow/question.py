@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from indexer.follow.answer_parts import AnswerParts, RankState
+from indexer.follow.answer_parts import AnsweredState, AnswerParts
 from kv_protocol.recovery import DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
@@ -117,7 +117,7 @@ class RecoveryQuestion:
         """A new part of the answer came."""
         self._progress_at_s = now_s
 
-    def collect(self, part: DumpChunk, now_s: float) -> RankState | None:
+    def collect(self, part: DumpChunk, now_s: float) -> AnsweredState | None:
         """Return the complete answer, once this part completes it."""
         if not self._parts.add(part):
             return None

@@ -21,7 +21,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
 
 
-class RankStream:
+class FollowedRank:
     """One rank with a slot in the index."""
 
     __slots__ = ("_index", "_overfull", "_requested_table", "alive_at_s", "follower", "instance", "rank", "slot")

@@ -136,7 +136,7 @@ def checked_buckets(buckets: Buffer) -> bytes:
 
 
 def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockColumns]:
-    """Return the chunks; raise `LimitExceeded` if a block of them is in none of `buckets`."""
+    """Return the chunks as a list; raise `LimitExceeded` if a block in a chunk belongs to none of `buckets`."""
     rows, allowed = list(chunks), bytes(buckets_in(buckets))
     for columns in rows:
         top_bytes = columns.hashes[_U64_BYTES - 1 :: _U64_BYTES]

@@ -16,7 +16,8 @@ import structlog
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.reference import ReferenceIndex
-from kv_runtime.config import ConfigurationError, IndexSection
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import IndexSection
 
 _HOW_TO_BUILD = "to see why it was not built: .venv/bin/pip install -v --no-deps -e ."
 

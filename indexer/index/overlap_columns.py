@@ -88,6 +88,9 @@ class StatusColumnsCache:
         self._slot_of = slot_of
         self._known: dict[int, StatusColumns] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def of(self, ranks: tuple[WorkerRank, ...]) -> StatusColumns:
         """Return the columns of these ranks."""
         known = self._known.get(id(ranks))

@@ -51,7 +51,7 @@ class IndexFull(Exception):
     """There is no memory for another rank, or for a snapshot."""
 
 
-class Refusal(NamedTuple):
+class RefusedEvent(NamedTuple):
     """An event of a message that was not, or only partly applied: its index, its byte offset, and the reason.
 
     `refused_blocks` counts its blocks without memory; 0: it was refused for another reason.
@@ -139,7 +139,7 @@ class PrefixIndex(Protocol):
             LimitExceeded: `buckets` is no such set, or a block of `chunks` is in none of them; nothing changed.
         """
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         """Apply the events of a message of canonical batches; return the refused ones, and why.
 
         Raises:

@@ -23,7 +23,7 @@ from indexer.index.buffers import (
     checked_rows,
     checked_tier,
 )
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, RefusedEvent, Stretch
 from indexer.index.reference_check import contradictions
 from indexer.index.reference_nodes import ranks_of
 from indexer.index.reference_snapshot import saved
@@ -104,20 +104,20 @@ class ReferenceIndex(ReferenceTree):
         attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
         self._refuse(rank, sum(not is_attached for is_attached in attached))
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         """Apply the events of a message of canonical batches; return the refused ones, and why."""
         self._check_known(rank)
         checked_now(now_s)
-        refusals: list[Refusal] = []
+        refusals: list[RefusedEvent] = []
         for number, frame in enumerate(split_message(message)):
             try:
                 refused = self._apply(rank, decode_frame(frame).event, now_s)
             except MalformedMessage as error:
-                refusals.append(Refusal(number, error.offset, error.reason))
+                refusals.append(RefusedEvent(number, error.offset, error.reason))
                 continue
             if refused:
                 reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
-                refusals.append(Refusal(number, frame.offset, reason, refused))
+                refusals.append(RefusedEvent(number, frame.offset, reason, refused))
         return refusals
 
     def _apply(self, rank: int, event: Event, now_s: float) -> int:

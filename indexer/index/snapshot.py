@@ -122,10 +122,10 @@ def write_body(snapshot: Snapshot) -> bytes:
 
 def read_body(body: memoryview) -> Snapshot:
     """Decode a body; raise `MalformedMessage` if it contradicts itself, or is cut or too long."""
-    return _Reader(body).snapshot()
+    return _BodyReader(body).snapshot()
 
 
-class _Reader:
+class _BodyReader:
     def __init__(self, body: memoryview) -> None:
         self._body = body
         self._at = 0

@@ -18,7 +18,7 @@ from indexer.index.buffers import (
     checked_rank,
     checked_rows,
 )
-from indexer.index.prefix_index import IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
 from indexer.native._core import Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
@@ -47,10 +47,10 @@ class NativeIndex(Tree):
         """Add `rank`; size the map for all capacities, up to 2^27 blocks and a quarter of the memory."""
         self._add_rank(checked_rank(rank), checked_capacity(capacity_blocks))
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         """Apply the events of a message; return the refused ones, and why."""
         refused = self._apply_batch(rank, message, now_s)
-        return [Refusal(*each) for each in refused] if refused else []
+        return [RefusedEvent(*each) for each in refused] if refused else []
 
     def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
         """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""

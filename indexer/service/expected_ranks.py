@@ -25,7 +25,8 @@ class FleetRoll:
         self._event_log, self._clock = log, clock
         self._gate = FleetGate() if gate is None else gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
-        self._beating: dict[WorkerRank, str] = {}
+        self.beating: dict[WorkerRank, str] = {}
+        """The ranks that sent a heartbeat so far, and their models' slugs."""
 
     async def call(self, timeout_s: float) -> dict[WorkerRank, str]:
         """Return every rank and its model's slug, after `LISTEN_S`.
@@ -43,7 +44,7 @@ class FleetRoll:
             await self._clock.sleep(_POLL_S)
         await self._event_log.leave(reading)
         registered = {rank: slug for ranks in self._registered.values() for rank, slug in ranks.items()}
-        return registered | self._beating
+        return registered | self.beating
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
@@ -60,4 +61,4 @@ class FleetRoll:
             rank = subjects.rank_of(message.subject)
         except MalformedMessage:
             return
-        self._beating[rank] = subjects.slug_of(message.subject)
+        self.beating[rank] = subjects.slug_of(message.subject)

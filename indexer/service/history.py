@@ -28,7 +28,7 @@ from indexer.service.retention import SnapshotName
 from indexer.service.snapshot_store import UNREADABLE
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, ObjectBucket, StreamState
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStreamState, ObjectBucket
 
 _STALL_S = 10.0
 """Reading fails if no message comes for so long."""
@@ -90,7 +90,7 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
     if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
         raise NotRetained("seq", seq, await past.oldest(), stream.last_seq)
     covered = start.stream_seq if start else 0
-    stretch = _Stretch(fold, covered, seq)
+    stretch = _LogReading(fold, covered, seq)
     await stretch.read(log, stream.created)
     time_ns = stretch.time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
     return _moment(start, fold, seq, time_ns)
@@ -139,7 +139,7 @@ def _moment(start: Checkpoint | None, fold: IndexFold, seq: int, time_ns: int) -
 class _Past:
     """The retained part of the log in this state, and its snapshots."""
 
-    def __init__(self, log: EventLog, stream: StreamState) -> None:
+    def __init__(self, log: EventLog, stream: LogStreamState) -> None:
         self._event_log, self._stream = log, stream
         self._bucket: ObjectBucket = log.objects(subjects.SNAPSHOT_BUCKET)
 
@@ -194,7 +194,7 @@ class _Past:
         return checkpoint if ours else None
 
 
-class _Stretch:
+class _LogReading:
     """Reads the messages behind `covered` up to `seq` into a fold."""
 
     def __init__(self, fold: IndexFold, covered: int, seq: int) -> None:

@@ -22,9 +22,11 @@ from indexer.index.buffers import ORDERS, checked_order
 from indexer.service.rank_routes import rank_routes, refused_of
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
-from kv_protocol.openai_errors import as_json
+from kv_protocol.openai.errors import as_json
 from kv_protocol.splitmix import U64_MASK
-from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.metrics import metrics_handler
 
 BODY_BYTES_MAX = 16 << 20
 _LIST_DEFAULT, _LIST_MAX = 50, 1000

@@ -24,13 +24,13 @@ class RankList(msgspec.Struct, frozen=True):
     refused: dict[str, str]
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _RankRow(msgspec.Struct, frozen=True):
     worker_id: str
     dp_rank: int
 
 
-class _Ranks(msgspec.Struct, frozen=True):
-    ranks: list[_Rank]
+class _RankRows(msgspec.Struct, frozen=True):
+    ranks: list[_RankRow]
     refused: dict[str, str] = {}
 
 
@@ -59,7 +59,7 @@ class IndexClient:
         """
         status, body = await self._get("/v1/ranks")
         try:
-            answer = msgspec.json.decode(body, type=_Ranks) if status == _OK else None
+            answer = msgspec.json.decode(body, type=_RankRows) if status == _OK else None
         except UNDECODABLE:
             answer = None
         if answer is None:

@@ -29,14 +29,14 @@ class StreamPosition(NamedTuple):
     seq: int
 
 
-class Start(NamedTuple):
+class TailStart(NamedTuple):
     """The start in both streams."""
 
     events: StreamPosition
     fleet: StreamPosition
 
 
-class Wanted(NamedTuple):
+class TailFilter(NamedTuple):
     """Filters by model slug, worker and rank (empty or None: all); `heartbeats` includes those."""
 
     slug: str = ""
@@ -49,26 +49,26 @@ class Wanted(NamedTuple):
         return subjects.pattern(kind, slug=self.slug, worker_id=self.worker_id, dp_rank=self.dp_rank)
 
 
-async def from_now(log: EventLog) -> Start:
+async def from_now(log: EventLog) -> TailStart:
     """Return the end of both streams."""
     events, fleet = await log.stream_state(_EVENTS), await log.stream_state(_FLEET)
-    return Start(StreamPosition(events.created, events.last_seq), StreamPosition(fleet.created, fleet.last_seq))
+    return TailStart(StreamPosition(events.created, events.last_seq), StreamPosition(fleet.created, fleet.last_seq))
 
 
-def from_all() -> Start:
+def from_all() -> TailStart:
     """Return the beginning of both streams."""
-    return Start(StreamPosition("", 0), StreamPosition("", 0))
+    return TailStart(StreamPosition("", 0), StreamPosition("", 0))
 
 
-async def since(log: EventLog, time_ns: int) -> Start:
+async def since(log: EventLog, time_ns: int) -> TailStart:
     """Return where both streams were at a time."""
     events, fleet = await from_now(log)
-    return Start(
+    return TailStart(
         events._replace(seq=await log.seq_at(_EVENTS, time_ns)), fleet._replace(seq=await log.seq_at(_FLEET, time_ns))
     )
 
 
-async def from_seq(log: EventLog, seq: int) -> Start:
+async def from_seq(log: EventLog, seq: int) -> TailStart:
     """Return the place before message `seq` of the events, and where the fleet's stream was at that message's time.
 
     Raises:
@@ -86,10 +86,10 @@ async def from_seq(log: EventLog, seq: int) -> Start:
 class LogTail:
     """Calls `on_line` with each wanted line; the log's own part has to run."""
 
-    def __init__(self, log: EventLog, clock: Clock, wanted: Wanted, on_line: OnLine) -> None:
+    def __init__(self, log: EventLog, clock: Clock, wanted: TailFilter, on_line: OnLine) -> None:
         self._event_log, self._clock, self._wanted, self._on_line = log, clock, wanted, on_line
 
-    async def begin(self, start: Start) -> None:
+    async def begin(self, start: TailStart) -> None:
         """Begin to produce lines from there on.
 
         Raises:

@@ -10,18 +10,18 @@ from kv_runtime.telemetry import Family, counter, gauge
 
 _RANK = ("worker", "dp_rank")
 _STREAM_COUNTS = (
-    ("gaps", "Holes found in a rank's stream"),
-    ("holes_closed", "Holes that the log closed by itself"),
-    ("replays", "Holes that a replay closed"),
-    ("repairs", "Answers that replaced the differing buckets of a rank"),
-    ("resyncs", "Dumps that replaced a rank's blocks"),
-    ("restarts", "New lives of a rank's stream"),
-    ("digest_mismatches", "Heartbeats whose digest was not the index's"),
-    ("duplicates", "Batches that had been applied before"),
-    ("implausible", "Places told of that were too far from the stream's, and not believed"),
-    ("heals", "Times that a rank was recovered"),
-    ("other_epoch", "Batches of an epoch that does not live"),
-    ("kept_lost", "Batches for which there was no room during a resync"),
+    ("gaps", "Gaps found in a rank's stream"),
+    ("holes_closed", "Gaps closed by batches that came later in the log"),
+    ("replays", "Gaps closed by a replay"),
+    ("repairs", "Repairs: the differing buckets of a rank were replaced"),
+    ("resyncs", "Resyncs: all blocks of a rank were replaced by a dump"),
+    ("restarts", "New epochs of a rank's stream"),
+    ("digest_mismatches", "Heartbeats with a digest that differs from the index's at the same place"),
+    ("duplicates", "Batches ignored because they had been applied before"),
+    ("implausible", "Reported sequence numbers that were 2^20 or more beyond the stream's, and ignored"),
+    ("heals", "Recoveries of a rank that ended"),
+    ("other_epoch", "Batches of an epoch other than the present one"),
+    ("kept_lost", "Batches dropped because the buffer for batches during a recovery was full"),
 )
 
 
@@ -34,23 +34,35 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
         for rank, counts in statistics.blocks.items()
         for tier in TIERS
     ]
-    yield gauge("index_blocks", "Blocks that the index knows a rank to hold", (*_RANK, "medium"), blocks)
+    yield gauge("index_blocks", "Blocks that a rank holds, as far as the index knows", (*_RANK, "medium"), blocks)
     applied = [(at, float(stream.counts.applied)) for at, stream in streams]
     yield counter("events_applied", "Batches applied to the index", _RANK, applied)
     for name, meaning in _STREAM_COUNTS:
         samples = [(at, float(getattr(stream.counts, name))) for at, stream in streams]
         yield counter(f"stream_{name}", meaning, _RANK, samples)
     healing = [(at, stream.counts.healing_s_total) for at, stream in streams]
-    yield counter("stream_healing_seconds", "From the first sign that something was wrong to its end", _RANK, healing)
+    yield counter(
+        "stream_healing_seconds",
+        "Time from the first sign of a difference to the end of the recovery, summed",
+        _RANK,
+        healing,
+    )
     healed = [(at, stream.counts.last_healing_s) for at, stream in streams if stream.counts.heals]
     yield gauge("stream_last_healing_seconds", "How long the last recovery of a rank took", _RANK, healed)
     stale = [(at, float(bool(stream.stale))) for at, stream in streams]
-    yield gauge("stream_stale", "1 while a rank's blocks are not known to be current", _RANK, stale)
+    yield gauge("stream_stale", "1 while the blocks of a rank are not known to be current", _RANK, stale)
     fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
-    yield gauge("freshness_seconds", "From the engine's flush to being applied, newest batch", _RANK, fresh)
+    yield gauge(
+        "freshness_seconds", "Age of the newest batch when it was applied, from the engine's flush", _RANK, fresh
+    )
     unread = float(bool(feed.catching_up()))
-    yield gauge("index_catching_up", "1 until the log is read that was there at the start", (), [((), unread)])
-    yield gauge("index_info", "1: which index it is", ("implementation",), [((implementation,), 1.0)])
+    yield gauge("index_catching_up", "1 until the index has read the log that existed at its start", (), [((), unread)])
+    yield gauge(
+        "index_info",
+        "1 for the index implementation that serves: native (C++) or python",
+        ("implementation",),
+        [((implementation,), 1.0)],
+    )
     yield from _size_families(statistics)
     yield from _count_families(statistics, feed)
 
@@ -58,18 +70,22 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
 def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
     """Yield the families of a snapshot keeper: its counts, and the state at its last check."""
     for name, meaning, count in (
-        ("snapshots_written", "Snapshots that were written, and read back", statistics.written_total),
-        ("snapshot_failures", "Looks at which keeping snapshots or the log failed", statistics.failures_total),
-        ("snapshots_refused", "Snapshots that a start could not use", statistics.refused_total),
+        ("snapshots_written", "Snapshots written and read back", statistics.written_total),
+        (
+            "snapshot_failures",
+            "Checks, one every 5 s, at which writing a snapshot or purging the log failed",
+            statistics.failures_total,
+        ),
+        ("snapshots_refused", "Snapshots that could not be used at a start", statistics.refused_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     age = [] if statistics.newest_age_s is None else [((), statistics.newest_age_s)]
-    yield gauge("snapshot_age_seconds", "Age of the newest snapshot, whoever wrote it", (), age)
+    yield gauge("snapshot_age_seconds", "Age of the newest snapshot that any index wrote", (), age)
     for name, meaning, value in (
         ("snapshot_bytes", "Size of the snapshot that this process wrote or read last", statistics.newest_bytes),
-        ("snapshot_seq", "Place in the log that the newest snapshot covers", statistics.newest_seq),
-        ("log_purged_seq", "Place up to which this process purged the log last", statistics.purged_seq),
-        ("log_bytes", "What the log takes on disk", statistics.log_bytes),
+        ("snapshot_seq", "Log sequence number that the newest snapshot covers", statistics.newest_seq),
+        ("log_purged_seq", "Log sequence number up to which this process last purged the log", statistics.purged_seq),
+        ("log_bytes", "Bytes that the stream KV_EVENTS takes on disk", statistics.log_bytes),
     ):
         yield gauge(name, meaning, (), [((), float(value))])
 
@@ -80,27 +96,49 @@ def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     yield gauge("index_nodes", "Distinct prefixes in the index", (), [((), float(index.nodes))])
     yield gauge("index_parked_blocks", "Blocks that wait for their parent", (), [((), float(index.parked_blocks))])
     for name, meaning, ranks in (
-        ("index_overfull_ranks", "Ranks of which blocks were refused", statistics.overfull_ranks),
-        ("index_refused_ranks", "Ranks for which there is no room, as far as named", statistics.refused_ranks),
+        (
+            "index_overfull_ranks",
+            "Ranks with blocks that the index refused because its memory limit was reached",
+            statistics.overfull_ranks,
+        ),
+        (
+            "index_refused_ranks",
+            "Ranks that the index has no room for now; it remembers 256 at most",
+            statistics.refused_ranks,
+        ),
     ):
         yield gauge(name, meaning, (), [((), float(ranks))])
     parts = [((part,), float(used)) for part, used in statistics.memory_bytes.items()]
-    yield gauge("index_memory_bytes", "Memory in use; the sum of the parts is what the limit bounds", ("part",), parts)
+    yield gauge(
+        "index_memory_bytes", "Memory in use, by part; `index.memory_bytes_max` limits the sum", ("part",), parts
+    )
     things = [((thing,), float(count)) for thing, count in statistics.structure.items()]
-    yield gauge("index_structure", "How many of each thing the index is made of", ("thing",), things)
+    yield gauge("index_structure", "Number of data structures in the index, by kind", ("thing",), things)
 
 
 def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Family]:
     index = statistics.index
     refused_messages = statistics.refused_messages_total + feed.refused_messages_total
     for name, meaning, count in (
-        ("index_duplicate_blocks", "Stores of what was held already", index.duplicate_blocks_total),
-        ("index_unknown_removals", "Removals of what was not held", index.unknown_removals_total),
-        ("index_parked_lost_blocks", "Parked blocks given up; their rank was resynced", index.parked_lost_blocks_total),
-        ("index_parent_conflicts", "Blocks that came with another parent than before", index.parent_conflicts_total),
-        ("index_refused_blocks", "Blocks refused for want of memory", index.refused_blocks_total),
-        ("index_refused_messages", "Messages that could not be read", refused_messages),
-        ("index_refused_rank_facts", "Facts of ranks without room", statistics.refused_rank_facts_total),
+        (
+            "index_duplicate_blocks",
+            "Blocks stored again by a rank that already held them",
+            index.duplicate_blocks_total,
+        ),
+        ("index_unknown_removals", "Removals of blocks that the rank did not hold", index.unknown_removals_total),
+        (
+            "index_parked_lost_blocks",
+            "Parked blocks that were dropped before their parent came; their rank is repaired",
+            index.parked_lost_blocks_total,
+        ),
+        ("index_parent_conflicts", "Blocks stored with another parent than before", index.parent_conflicts_total),
+        ("index_refused_blocks", "Blocks refused because the memory limit was reached", index.refused_blocks_total),
+        ("index_refused_messages", "Messages that the feed or the index could not read", refused_messages),
+        (
+            "index_refused_rank_facts",
+            "Events and heartbeats of ranks that the index has no room for",
+            statistics.refused_rank_facts_total,
+        ),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     by_reason = [((reason,), float(count)) for reason, count in feed.gate.refused_total.items()]

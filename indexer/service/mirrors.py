@@ -96,7 +96,7 @@ class _PartialAnswer:
         """Take a part; without data the server reports that there is no subscriber."""
         try:
             if not data:
-                self.failure = "nobody listens"
+                self.failure = "no mirror listens"
             else:
                 self._add(recovery.decode_answer(data))
         except MalformedMessage as error:

@@ -18,13 +18,13 @@ from indexer.follow.fold import FoldStatistics
 from indexer.follow.rank_state import RankState, encode_state
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
-from kv_protocol.openai_errors import as_json
-from kv_runtime.http import error_response, json_response
+from kv_protocol.openai.errors import as_json
+from kv_runtime.http.answers import error_response, json_response
 
 FORMATS = ("json", "columns")
 
 
-class Ranks(Protocol):
+class ServedRanks(Protocol):
     """The index that the routes read."""
 
     def ranks(self) -> list[WorkerRank]:
@@ -40,19 +40,19 @@ class Ranks(Protocol):
         """Return the figures of all ranks."""
 
 
-def rank_routes(index: Ranks) -> Sequence[web.RouteDef]:
+def rank_routes(index: ServedRanks) -> Sequence[web.RouteDef]:
     """Return the routes, for an application to add."""
     views = _RankViews(index)
     return [web.get("/v1/ranks", views.all), web.get("/v1/ranks/{worker}/{dp_rank}/blocks", views.one)]
 
 
-def refused_of(index: Ranks) -> dict[str, str]:
+def refused_of(index: ServedRanks) -> dict[str, str]:
     """Return the refused ranks by their names."""
     return {str(rank): reason for rank, reason in index.refused_ranks().items()}
 
 
 class _RankViews:
-    def __init__(self, index: Ranks) -> None:
+    def __init__(self, index: ServedRanks) -> None:
         self._index = index
 
     async def all(self, _: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ from indexer.service import retention as keeping
 from indexer.service.retention import LogExtent, SnapshotName
 from kv_protocol import subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, ObjectDamaged, StreamState
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogStreamState, NoSuchObject, ObjectDamaged
 
 UNREADABLE = (NoSuchObject, ObjectDamaged, MalformedMessage, LimitExceeded)
 _STORED_RATIO = 1.01
@@ -37,7 +37,7 @@ class SnapshotTooLarge(Exception):
     """Two snapshots of this size do not fit into the bucket; the old ones stay."""
 
 
-def extent_of(stream: StreamState) -> LogExtent:
+def extent_of(stream: LogStreamState) -> LogExtent:
     """Return the log's extent, as a plan needs it."""
     return LogExtent(stream.first_seq, stream.last_seq, stream.bytes)
 
@@ -107,7 +107,7 @@ class SnapshotStore:
         if deleted := await self._bucket.delete_unfinished(wall_ns, _UNFINISHED_S):
             _log.info("unfinished_snapshots_removed", count=deleted)
 
-    async def restore(self, stream: StreamState, take: Callable[[Checkpoint], None]) -> int:
+    async def restore(self, stream: LogStreamState, take: Callable[[Checkpoint], None]) -> int:
         """Pass the best snapshot of the stream to `take`; return the place that it covers, 0 if there is none."""
         try:
             for name in keeping.of_this_log(extent_of(stream), await self.names()):

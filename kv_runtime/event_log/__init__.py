@@ -12,7 +12,7 @@ from kv_runtime.event_log.errors import (
 from kv_runtime.event_log.metrics import LogStatistics, log_families
 from kv_runtime.event_log.objects import ObjectBucket
 from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
-from kv_runtime.event_log.streams import StreamSpec, StreamState
+from kv_runtime.event_log.streams import LogStreamState, StreamSpec
 
 __all__ = [
     "CONFIRM_S",
@@ -23,13 +23,13 @@ __all__ = [
     "LastSequenceDiffers",
     "LogMessage",
     "LogStatistics",
+    "LogStreamState",
     "NoSuchObject",
     "ObjectBucket",
     "ObjectDamaged",
     "OnMessage",
     "Reading",
     "StreamSpec",
-    "StreamState",
     "StreamUnfit",
     "log_families",
 ]

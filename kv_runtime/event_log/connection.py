@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Self, TypeVar
 
 import structlog
 from nats.aio.client import Client
@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import lookup, streams
@@ -24,7 +25,7 @@ from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
 from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
-from kv_runtime.event_log.streams import StreamSpec, StreamState
+from kv_runtime.event_log.streams import LogStreamState, StreamSpec
 from kv_runtime.event_log.window import SendWindow
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
@@ -39,8 +40,11 @@ _PING_S, _PINGS_MISSED_MAX = 1, 2
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX = 65_536
 """Pending core NATS messages of one subscription, besides the client's own bound of 128 MiB."""
+_NO_SUCH_STREAM = 10059
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 _USER_INFO = re.compile(r"//[^/@]*@")
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("event_log")
 
@@ -236,7 +240,7 @@ class EventLog:
             await streams.ensure(self._context, config)
         self._ensured[config.name] = config
 
-    async def stream_state(self, name: str) -> StreamState:
+    async def stream_state(self, name: str) -> LogStreamState:
         """Return the state of a stream; raise `BrokerUnavailable` also if it does not exist."""
         with self._reachable(f"stream {name}"):
             return await streams.state_of(self._client, name, self._timeout_s)
@@ -250,6 +254,16 @@ class EventLog:
         """Return the seq of the stream's last message of that time or earlier (`lookup.py`)."""
         with self._reachable(f"messages of {stream} by time"):
             return await lookup.seq_at(self._client, stream, time_ns, self._timeout_s)
+
+    async def answer_of(self, what: str, kind: type[T], body: bytes = b"") -> T | None:
+        """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""
+        with self._reachable(f"JetStream {what}"):
+            try:
+                return await streams.answer_of(self._client, what, kind, self._timeout_s, body)
+            except NotFoundError as error:
+                if error.err_code != _NO_SUCH_STREAM:
+                    raise
+                return None
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
         """Delete the stream's messages up to this one."""
@@ -360,7 +374,16 @@ class EventLog:
         with mapped(f"listen {subject}"):
             subscription = await self._client.subscribe(subject, cb=received, pending_msgs_limit=LISTEN_MESSAGES_MAX)
             self._unsubscribes.append(subscription.unsubscribe)
-            await self._client.flush()
+            await self._flushed()
+
+    async def _flushed(self) -> None:
+        """Return once the server has read all that was sent before.
+
+        The client (nats-py 2.12 and later) writes a `PING` at once and other commands with its next flush, so the first
+        answer may come before they are read. It proves that they are written; the second, that they are read.
+        """
+        await self._client.flush()
+        await self._client.flush()
 
     def _guarded(self, on_message: OnMessage) -> OnMessage:
         async def deliver(message: LogMessage) -> None:

@@ -1,6 +1,7 @@
 """Single messages of a stream by seq and by time, without reading it in order.
 
-A seq without a message gives the first message behind it. Times are the server's; they ascend, unless its clock is set
+A seq without a message gives the first message behind it. The client's own `get_msg` cuts times to microseconds; these
+are exact, so that messages of one microsecond stay apart. Times are the server's; they ascend, unless its clock is set
 back or another server of a cluster takes over.
 """
 
@@ -9,13 +10,13 @@ from collections.abc import Mapping
 
 import msgspec
 from nats.aio.client import Client
-from nats.js.api import DEFAULT_PREFIX
-from nats.js.errors import APIError
+from nats.js.errors import NotFoundError
 
 from kv_runtime.event_log.reading import LogMessage
-from kv_runtime.event_log.streams import ns_of, state_of
+from kv_runtime.event_log.streams import answer_of, ns_of, state_of
 
 _NO_MESSAGE = 10037
+"""The server's code for a stream without such a message; a missing stream has another code."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -26,9 +27,8 @@ class _Message(msgspec.Struct, frozen=True):
     hdrs: str = ""
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    message: _Message | None = None
-    error: dict[str, object] | None = None
+class _Found(msgspec.Struct, frozen=True):
+    message: _Message
 
 
 async def message_from(
@@ -40,15 +40,15 @@ async def message_from(
         NatsError: there is no such stream, or no answer.
     """
     question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": subject})
-    raw = await client.request(f"{DEFAULT_PREFIX}.STREAM.MSG.GET.{stream}", question, timeout=timeout_s)
-    answer = msgspec.json.decode(raw.data, type=_Answer)
-    if (found := answer.message) is not None:
-        headers = _headers(base64.b64decode(found.hdrs))
-        data = base64.b64decode(found.data)
-        return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
-    if (answer.error or {}).get("err_code") != _NO_MESSAGE:
-        APIError.from_error(answer.error or {"code": 500, "description": "an answer without a message"})
-    return None
+    try:
+        answer = await answer_of(client, f"STREAM.MSG.GET.{stream}", _Found, timeout_s, question)
+    except NotFoundError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return None
+    found = answer.message
+    headers, data = _headers(base64.b64decode(found.hdrs)), base64.b64decode(found.data)
+    return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
 
 
 def _headers(block: bytes) -> Mapping[str, str] | None:

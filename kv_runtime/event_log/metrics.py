@@ -24,12 +24,25 @@ class LogStatistics(NamedTuple):
 def log_families(statistics: LogStatistics) -> Iterator[Family]:
     """Yield the families of one connection; a process has one."""
     connected, unconfirmed = float(statistics.connected), float(statistics.unconfirmed)
-    yield gauge("log_connected", "1 while NATS can be reached, as far as is known", (), [((), connected)])
-    yield gauge("log_unconfirmed_messages", "Publications that NATS has not confirmed yet", (), [((), unconfirmed)])
+    yield gauge("log_connected", "1 while the connection to NATS is up", (), [((), connected)])
+    yield gauge(
+        "log_unconfirmed_messages",
+        "Publications of this process that NATS has not confirmed yet; 256 at most",
+        (),
+        [((), unconfirmed)],
+    )
     for name, meaning, count in (
-        ("log_reconnects", "Times that NATS was lost and found", statistics.reconnects_total),
+        ("log_reconnects", "Times that the connection to NATS was lost and restored", statistics.reconnects_total),
         ("log_publish_failures", "Publications that NATS did not confirm", statistics.publish_failures_total),
-        ("log_dropped_messages", "Messages dropped: they came faster than they were taken", statistics.dropped_total),
-        ("log_read_anew", "Times that the log was lost: read again from its beginning", statistics.read_anew_total),
+        (
+            "log_dropped_messages",
+            "Messages dropped because 65,536 of their subscription were waiting",
+            statistics.dropped_total,
+        ),
+        (
+            "log_read_anew",
+            "Times that a stream was replaced or had lost its end, and was read again from its beginning",
+            statistics.read_anew_total,
+        ),
     ):
         yield counter(name, meaning, (), [((), float(count))])

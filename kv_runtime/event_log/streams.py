@@ -7,10 +7,12 @@ any other setting                               unchanged
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.api import DEFAULT_PREFIX, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError
@@ -31,6 +33,7 @@ _FIXED = (
 )
 """With other values the log would not store what we rely on, or would deliver something else."""
 _TENDED = ("subjects", "max_age", "max_bytes", "max_msgs_per_subject", "duplicate_window", "num_replicas")
+_T = TypeVar("_T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME_IN_USE = 10058
 """The server's code for a stream of the name that was created meanwhile, with other settings."""
@@ -67,7 +70,7 @@ class StreamSpec(NamedTuple):
         )
 
 
-class StreamState(NamedTuple):
+class LogStreamState(NamedTuple):
     """The state of a stream; without messages `first_seq` is above `last_seq`, and times are 0.
 
     `created` is the creation time in the server's text: a stream of the same name with another time is another stream.
@@ -132,27 +135,45 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class _Info(msgspec.Struct, frozen=True):
-    created: str = ""
-    state: _State | None = None
-    error: dict[str, object] | None = None
+    created: str
+    state: _State
 
 
-async def state_of(client: Client, name: str, timeout_s: float) -> StreamState:
+async def state_of(client: Client, name: str, timeout_s: float) -> LogStreamState:
     """Return the state of a stream; the client's own parser of this answer omits the times.
 
     Raises:
         NatsError: there is no such stream, or no answer.
     """
-    answer = await client.request(f"{DEFAULT_PREFIX}.STREAM.INFO.{name}", timeout=timeout_s)
-    info = msgspec.json.decode(answer.data, type=_Info)
-    if info.state is None:
-        APIError.from_error(info.error or {"code": 500, "description": "an answer without a state"})
-    assert info.state is not None
+    info = await answer_of(client, f"STREAM.INFO.{name}", _Info, timeout_s)
     state = info.state
     if not state.messages:
-        return StreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0, 0)
+        return LogStreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0, 0)
     times = ns_of(state.first_ts), ns_of(state.last_ts)
-    return StreamState(info.created, state.first_seq, state.last_seq, state.bytes, *times)
+    return LogStreamState(info.created, state.first_seq, state.last_seq, state.bytes, *times)
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    error: dict[str, object] | None = None
+
+
+async def answer_of(client: Client, what: str, kind: type[_T], timeout_s: float, body: bytes = b"") -> _T:
+    """Return JetStream's answer to an API request.
+
+    Raises:
+        APIError: the server's error; `NotFoundError` for a missing stream or message.
+        NatsError: any other failure: no answer, or one that cannot be read.
+    """
+    try:
+        answer = await client.request(f"{DEFAULT_PREFIX}.{what}", body, timeout=timeout_s)
+    except NoRespondersError as error:
+        raise NatsError("the server has no JetStream") from error
+    try:
+        if (failure := msgspec.json.decode(answer.data, type=_Failed).error) is not None:
+            APIError.from_error(failure)
+        return msgspec.json.decode(answer.data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise NatsError(f"an answer that cannot be read: {error}") from error
 
 
 def ns_of(time: str) -> int:

@@ -31,10 +31,12 @@ from kv_protocol.events import TIERS
 from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_protocol.openai_errors import as_json
-from kv_runtime.config import ConfigurationError
+from kv_protocol.openai.errors import as_json
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.metrics import metrics_handler
 from router.compiled import hot_path
 from router.decision.explain import explain
 from router.decision.policy import Policy

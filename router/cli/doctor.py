@@ -1,4 +1,4 @@
-"""`router doctor`: looks at a running fleet and says what is wrong, why it matters and how to mend it.
+"""`router doctor`: surveys a running fleet and reports what is wrong, why it matters and how to fix it.
 
     exit code   0 nothing, or notes only     1 warnings     2 errors     3 it could not look
 
@@ -16,16 +16,16 @@ import click
 import msgspec
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.supervise import run_process, until
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from router.doctor.examination import examine, exit_code, severity
-from router.doctor.facts import Bounds, Facts
+from router.doctor.facts import Bounds, FleetFacts
 from router.doctor.findings import SEVERITIES, Finding
 from router.doctor.router_probe import reads_overlap
-from router.doctor.survey import CannotLook, Wanted, look
+from router.doctor.survey import CannotLook, SurveyScope, look
 from router.pools.targets import is_url
 
 NOT_LOOKED = 3
@@ -41,7 +41,7 @@ class _FlagRefused(click.UsageError):
 
 
 class _Doctor(click.Command):
-    """A command of which a flag that may not be is no finding: it ends with `NOT_LOOKED`."""
+    """A command that ends with `NOT_LOOKED` for an invalid flag, because that is not a finding."""
 
     def make_context(
         self,
@@ -108,12 +108,12 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
     sys.exit(exit_code(findings))
 
 
-def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> Wanted:
+def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
     control, data = flags["control_urls"], flags["data_urls"]
     if not control and not data:
         control = (_url(settings.control.host, settings.control.port),)
         data = (_url(settings.data.host, settings.data.port),)
-    wanted = Wanted(
+    wanted = SurveyScope(
         control_urls=_checked("--router", control),
         data_urls=_checked("--data", data),
         nats_url=settings.nats.url or f"nats://127.0.0.1:{settings.nats.port}",
@@ -154,8 +154,8 @@ def _checked(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
-def _looked(wanted: Wanted) -> Facts:
-    seen: list[Facts] = []
+def _looked(wanted: SurveyScope) -> FleetFacts:
+    seen: list[FleetFacts] = []
 
     async def main(stop: asyncio.Event) -> None:
         async def looking() -> None:
@@ -169,7 +169,7 @@ def _looked(wanted: Wanted) -> Facts:
     return seen[0]
 
 
-def as_object(facts: Facts, findings: Sequence[Finding]) -> bytes:
+def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:
     """Return all of it as JSON."""
     return msgspec.json.encode(
         {
@@ -183,7 +183,7 @@ def as_object(facts: Facts, findings: Sequence[Finding]) -> bytes:
     )
 
 
-def as_lines(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+def as_lines(facts: FleetFacts, findings: Sequence[Finding]) -> list[str]:
     """Return all of it for people: the worst first."""
     lines = []
     for each in findings:
@@ -199,7 +199,7 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
 
 
-def _looked_at(facts: Facts) -> dict[str, int]:
+def _looked_at(facts: FleetFacts) -> dict[str, int]:
     return {
         "workers": len(facts.workers),
         "ranks": sum(len(worker.registration.dp_ranks) for worker in facts.workers),

@@ -2,7 +2,7 @@
 
 0    done; of `replay`: every decision that could be taken again is equal
 1    of `replay`: one differs, or a record cannot be folded
-2    it could not be done: what was asked for may not be, or is not to be had, or nothing answers
+2    it could not be done: the arguments are invalid, the data is not available, or nothing answers
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from kv_runtime.config import ConfigurationError, config_options, load_settings
-from kv_runtime.config_text import render
+from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import configure_logs
@@ -32,12 +32,12 @@ class NothingRead(Exception):
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of every process, `--nats-url` and `--router` to a command, and pass it the effective `settings`.
 
-    What it raises of what can be expected ends it with `NOT_DONE`, and a line that says why.
+    An expected error of the command ends it with `NOT_DONE`, and a line with the reason.
     """
 
     @config_options
     @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-    @click.option("--router", "router_name", default="", help="whose journal; without it everybody's")
+    @click.option("--router", "router_name", default="", help="the router of the journal; without it all routers")
     @wraps(command)
     def run(
         *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object

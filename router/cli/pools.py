@@ -15,14 +15,14 @@ import click
 import msgspec
 import structlog
 
-from kv_runtime.config import load_settings
+from kv_runtime.config.loading import load_settings
 from kv_runtime.supervise import run_parts, run_process
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, read_config
 from router.pools.json_values import PoolsConfigInvalid
-from router.pools.process import OpenRouter, PoolsProcess, Wanted, open_own_routers, parts_after_ours
+from router.pools.process import OpenRouter, PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
 from router.pools.targets import PoolSettings, RouterAddress, is_url
@@ -48,7 +48,7 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
             settings = _settings(flags)
             configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
             config = _configuration(file, places)
-            wanted = Wanted(config, _identity(flags), settings, flags["text"])
+            wanted = PoolsSettings(config, _identity(flags), settings, flags["text"])
             if check:
                 click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
             else:
@@ -158,7 +158,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 
-async def _serve(wanted: Wanted, open_router: OpenRouter, stop: asyncio.Event) -> None:
+async def _serve(wanted: PoolsSettings, open_router: OpenRouter, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as cleanup:
         config, opened = await open_own_routers(wanted.config, open_router, stop, cleanup)
         process = PoolsProcess(wanted._replace(config=config))

@@ -44,13 +44,13 @@ def replay(
 ) -> None:
     """Take every decision of the journal again, from the journal alone, and compare bit for bit.
 
-    A replay starts at the beginning of a router's life, or at any checkpoint (journal.checkpoint_s): where the oldest
-    records are gone, behind lost ones, and with --from, at the next. It prints where that is.
+    A replay starts at the beginning of a router's life, or at any checkpoint (journal.checkpoint_s). If the oldest
+    records are gone, after lost records, and with --from, it starts at the next one. It prints where that is.
 
-    With --mode, or a policy's field (--set policy.temperature=0.2), it is also said whom that policy would have chosen
-    in the same place; what was promised and answered stays as it was. The exit code is 0 when all that could be taken
-    again is equal, 1 when something differs or a record cannot be folded, 2 when nothing was replayed: there is no
-    journal, or no beginning and no checkpoint in what was read.
+    With --mode, or a policy's field (--set policy.temperature=0.2), the choice of that policy at the same moment is
+    printed, too; promises and answers stay as recorded. The exit code is 0 if all repeated decisions are equal, 1 if
+    one differs or a record cannot be folded, 2 if nothing was replayed: there is no journal, or no beginning and no
+    checkpoint in the part that was read.
 
     \b
     Example:  router replay --nats-url nats://127.0.0.1:4222 --set policy.history_weight=1

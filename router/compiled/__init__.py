@@ -6,7 +6,7 @@
 | it defines no `msgspec.Struct` | mypyc drops the keywords of a class statement (`frozen`, `kw_only`, `array_like`) |
 | its classes derive from none outside | such a class stays interpreted, `asyncio.Protocol` too: its shape is enough |
 
-Types are checked when such a module is called: what mypy was told is then true, or a `TypeError`.
+Types of arguments are checked when such a module is called: a wrong type raises `TypeError`.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from typing import Literal
 
 MODULES = (
     "kv_protocol.splitmix",
-    "kv_runtime.chat_messages",
+    "kv_runtime.text.chat_messages",
     "kv_runtime.clock",
-    "kv_runtime.content_format",
+    "kv_runtime.text.content_format",
     "router.queue.gate",
     "router.request.route_request",
     "router.request.reader",

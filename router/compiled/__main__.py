@@ -1,10 +1,10 @@
-"""Say whether the hot path is machine code, or make it that.
+"""Print whether the hot path is machine code, or compile it.
 
-    python -m router.compiled [compiled | interpreted]    say it; exit status 1 where it is not what was named
+    python -m router.compiled [compiled | interpreted]    print it; exit status 1 if it is not the one named
     python -m router.compiled LIBRARIES SCRATCH           compile the sources in the current directory
 
-The second is for the build of a wheel. Afterwards LIBRARIES has what belongs beside the sources in an installation, and
-SCRATCH what was made on the way.
+The second command is run when a wheel is built. It writes to LIBRARIES the compiled files that are installed beside the
+sources, and to SCRATCH the intermediate files.
 """
 
 import sys
@@ -18,7 +18,7 @@ _MYPY_OPTIONS = (
     "--no-warn-unused-ignores",
     "--no-warn-return-any",
 )
-"""Less strict than `make types`: the build reads the newest libraries, whose types may differ or be missing."""
+"""Less strict than `make types`: the build reads the newest libraries; their types may differ or be missing."""
 
 
 def build(libraries: Path, scratch: Path) -> None:

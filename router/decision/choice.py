@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kv_protocol.splitmix import choice_index, unit_interval
 
 
-class Choice(NamedTuple):
+class CostChoice(NamedTuple):
     """Indices of the winner and of the cheapest other candidate, and how much more the latter costs."""
 
     winner: int
@@ -18,22 +18,22 @@ class Choice(NamedTuple):
     margin: float | None
 
 
-def choose(costs: list[float], temperature: float, seed: int) -> Choice:
+def choose(costs: list[float], temperature: float, seed: int) -> CostChoice:
     """Return the choice among one or more costs."""
     return beside(costs, _lowest(costs, seed) if temperature <= 0 else _sampled(costs, temperature, seed))
 
 
-def beside(costs: list[float], winner: int) -> Choice:
+def beside(costs: list[float], winner: int) -> CostChoice:
     """Return the choice of `winner`, with the cheapest of the others, the first among equals."""
     if len(costs) == 1:
-        return Choice(winner, None, None)
+        return CostChoice(winner, None, None)
     own, costs[winner] = costs[winner], math.inf
     second = min(costs)
     runner_up = costs.index(second)
     if runner_up == winner:  # all others are infinite
         runner_up = 0 if winner else 1
     costs[winner] = own
-    return Choice(winner, runner_up, second - own)
+    return CostChoice(winner, runner_up, second - own)
 
 
 def _lowest(costs: list[float], seed: int) -> int:

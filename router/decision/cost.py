@@ -1,18 +1,22 @@
 """The cost of a candidate, in blocks; B = block size, N = ceil(ISL / B).
 
-    overlap_credit = trust * (overlap_credit * decay * device + host_weight * host + disk_weight * disk)
-    decay          = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N
-    prefill        = max(0, (queued + ISL) / B - overlap_credit)
-    decode         = |active blocks of the rank UNION blocks of this request|
-    cost           = (prefill_scale * prefill + decode_scale * decode + request_weight * active requests
-                      + history_weight * history) * constraint_multiplier
+    credit  = trust * (overlap_credit * decay * device + host_weight * host + disk_weight * disk)
+    decay   = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N
+    prefill = max(0, (queued + ISL) / B - credit)
+    decode  = |active blocks of the rank UNION blocks of this request|
+    cost    = (prefill_scale * prefill + decode_scale * decode + request_weight * active requests
+               + history_weight * history) * constraint_multiplier
 
-`queued`: uncached tokens promised to the rank whose requests have not reached their first token. `device`, `host`,
+`queued`: uncached tokens promised to the rank, of requests before their first token. `device`, `host`,
 `disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: EXACT 1, DEGRADED 0.5
 of what was last known, FALLBACK 1 of what was routed there. A request promises N blocks; prefill is not rounded. With
 overlap_credit 0 no tier is credited: the policy then uses load only.
 
-Spill gate: a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has less than half of that.
+`constraint_multiplier` comes from preferred taints and from session affinity. The columns of prefill and decode are
+scaled already.
+
+Spill gate (off when spill_tokens is 0): a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has
+less than half of that.
 
 N and overlap_credit 0 are as in NVIDIA Dynamo (`router bench oracle`). Each term is a column over the candidates. Every
 number results from additions, products and comparisons of its own column, in a fixed order, so that all machines agree
@@ -35,7 +39,7 @@ SPILL_ISL = 4
 
 
 class CostColumns(NamedTuple):
-    """The terms of every candidate's cost, as in `CostTerms`; None: 0 for all, or 1 for the multiplier."""
+    """The terms of every candidate's cost, as in `CostTerms`; None means 0 everywhere, for the multiplier 1."""
 
     overlap_credit_blocks: Floats
     prefill_blocks: Floats

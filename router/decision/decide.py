@@ -20,7 +20,7 @@ from router.decision.view import RouteRequest, View
 
 _new = tuple.__new__
 """Makes a named tuple in half the time that its own constructor takes."""
-HAD_ITS_SHARE = "newcomer: it had its share of requests of which nobody holds anything"
+HAD_ITS_SHARE = "newcomer: it had its share of requests of which no rank has a block"
 
 
 def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from kv_protocol.decided import RequestPhase
-from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai.requests import RequestInvalid
 from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.queue.headroom import BATCHED_TOKENS_DEFAULT

@@ -3,7 +3,7 @@
 The first of these reasons excludes a rank:
 
     unfit          draining, silent, its breaker is open, it answered that it is busy (`Fleet`, `Breakers`)
-    endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/api_endpoints.py`)
+    endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/openai/endpoints.py`)
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
     transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
@@ -32,10 +32,10 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, stated_words
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
 from router.decision.view import RouteRequest
 
 ReasonKind = Literal[
@@ -86,7 +86,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
 )
 
 
-class Ranks(Protocol):
+class RankColumns(Protocol):
     """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
     @property
@@ -114,7 +114,7 @@ class Ranks(Protocol):
         """Prefill worker id, decode worker id: why the decode worker cannot take the prefill worker's KV blocks."""
 
 
-def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
+def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
     if view.is_uniform and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
@@ -125,7 +125,7 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
     )
 
 
-def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str] | None:
+def _apart(view: RankColumns, request: RouteRequest) -> Mapping[str, str] | None:
     """Return by worker id why its pair does not work; None if no KV is transferred for the request.
 
     A prefill worker is listed if no decode worker fits it.
@@ -221,7 +221,7 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
     return apart.get(registration.worker_id, "")
 
 
-def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | None:
+def multipliers(view: RankColumns, request: RouteRequest) -> NDArray[np.float64] | None:
     """Return the factor of each rank's cost, all > 0; None if the request has no preference."""
     preferred = request.preferred_taints
     if not preferred:

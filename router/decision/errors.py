@@ -21,7 +21,7 @@ class WorkerNotNamed(Exception):
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         some = _some(allowed[:_NAMED_MAX], len(allowed), ", ")
-        super().__init__(f"x-worker-instance-id: found none, and mode direct chooses nobody; allowed {some}")
+        super().__init__(f"x-worker-instance-id: found none, and mode direct needs one; allowed {some}")
         self.field = "x-worker-instance-id"
         self.allowed = allowed
 

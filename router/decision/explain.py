@@ -89,7 +89,7 @@ _REASONS = {
     "turn": "It was this rank's turn; costs had no say.",
     "pinned": "The caller named it.",
     "affinity": "The request's session is at home there.",
-    "newcomer": "Nobody holds anything of the request, and newcomers had their share of such.",
+    "newcomer": "No rank has a block of the request, and newcomers had their share of such requests.",
     "predicted_ttft": "It is predicted to answer first.",
     "user": "A mode of the configuration chose it.",
 }

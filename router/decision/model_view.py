@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_protocol.api_endpoints import serves_default
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
+from kv_protocol.openai.endpoints import serves_default
 from router.decision.cost import TRUST_FACTOR
 from router.decision.view import Depths, Floats, Ints, View
 from router.fleet.breakers import Breakers

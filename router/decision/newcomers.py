@@ -26,7 +26,7 @@ SETTLED_SHARE = 4
 """A quarter of its blocks."""
 
 
-class _Rank:
+class _RankShare:
     __slots__ = ("is_newcomer", "is_settled", "joined_s", "misses", "model", "promised_blocks", "settled_blocks")
 
     def __init__(self, model: str, joined_s: float, settled_blocks: int, *, is_newcomer: bool) -> None:
@@ -43,8 +43,8 @@ class Newcomers:
     """All ranks' shares of full misses."""
 
     def __init__(self) -> None:
-        self._ranks: dict[WorkerRank, _Rank] = {}
-        self._newcomers: dict[WorkerRank, _Rank] = {}
+        self._ranks: dict[WorkerRank, _RankShare] = {}
+        self._newcomers: dict[WorkerRank, _RankShare] = {}
 
     def joined(self, registration: WorkerRegistered, now_s: float) -> None:
         """A worker registered a new instance."""
@@ -55,7 +55,7 @@ class Newcomers:
         is_newcomer = bool(registration.total_kv_blocks) and now_s - eldest_s >= GATHER_S
         settled_blocks = -(-registration.total_kv_blocks // SETTLED_SHARE)
         for rank in registration.ranks:
-            known = self._ranks[rank] = _Rank(registration.model, now_s, settled_blocks, is_newcomer=is_newcomer)
+            known = self._ranks[rank] = _RankShare(registration.model, now_s, settled_blocks, is_newcomer=is_newcomer)
             if is_newcomer:
                 self._newcomers[rank] = known
 
@@ -109,7 +109,7 @@ class Newcomers:
 
     def restore(self, row: NewcomerRow) -> None:
         """Restore a rank from its row."""
-        known = _Rank(row.model, row.joined_s, row.settled_blocks, is_newcomer=row.is_newcomer)
+        known = _RankShare(row.model, row.joined_s, row.settled_blocks, is_newcomer=row.is_newcomer)
         known.is_settled, known.promised_blocks, known.misses = row.is_settled, row.promised_blocks, row.misses
         self._ranks[row.rank] = known
         if row.is_newcomer and not row.is_settled:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from msgspec.structs import asdict
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from kv_runtime.config import Section
+from kv_runtime.config.sections import Section
 from router.decision.affinity import AffinityLimits
 from router.decision.approximate import ApproximateLimits
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
@@ -23,6 +23,8 @@ from router.decision.policy import (
 )
 
 _Limits = TypeVar("_Limits")
+_POLICY, _COST, _CONDITIONAL = Policy(), CostParameters(), ConditionalLimits()
+_AFFINITY, _APPROXIMATE = AffinityLimits(), ApproximateLimits()
 
 
 def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
@@ -57,50 +59,82 @@ class PolicySection(Section):
         (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"
     )
     mode: str = Field(
-        "kv",
+        _POLICY.mode,
         description="kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of user_modes",
     )
-    overlap_credit: float = Field(1.0, ge=0, le=1, description="what a block on the GPU saves, in blocks")
-    overlap_credit_decay: float = Field(0.0, ge=0, le=1000, description="how fast queued prefill devalues overlap")
-    host_weight: float = Field(0.75, ge=0, le=1, description="what a block in host memory saves")
-    disk_weight: float = Field(0.25, ge=0, le=1, description="what a block on disk saves")
-    prefill_scale: float = Field(
-        1.0, ge=0, le=1000, description="weight of prefill against decode; more favours overlap"
+    overlap_credit: float = Field(
+        _COST.overlap_credit, ge=0, le=1, description="what a block on the GPU saves, in blocks"
     )
-    request_weight: float = Field(0.0, ge=0, le=1000, description="blocks that every active request costs")
-    history_weight: float = Field(0.5, ge=0, le=1000, description="weight of recent prefill; more spreads the load")
-    decode_scale: float = Field(1.0, ge=0, le=1000, description="weight of decode: of the blocks a rank works on")
+    overlap_credit_decay: float = Field(
+        _COST.overlap_credit_decay, ge=0, le=1000, description="how fast queued prefill devalues overlap"
+    )
+    host_weight: float = Field(_COST.host_weight, ge=0, le=1, description="what a block in host memory saves")
+    disk_weight: float = Field(_COST.disk_weight, ge=0, le=1, description="what a block on disk saves")
+    prefill_scale: float = Field(
+        _COST.prefill_scale, ge=0, le=1000, description="weight of prefill against decode; more favours overlap"
+    )
+    request_weight: float = Field(
+        _COST.request_weight, ge=0, le=1000, description="blocks that every active request costs"
+    )
+    history_weight: float = Field(
+        _COST.history_weight, ge=0, le=1000, description="weight of recent prefill; more spreads the load"
+    )
+    decode_scale: float = Field(
+        _COST.decode_scale, ge=0, le=1000, description="weight of decode: of the blocks a rank works on"
+    )
     prefill: PhaseSection = PhaseSection(**asdict(PREFILL_OVERRIDES))
     decode: PhaseSection = PhaseSection(**asdict(DECODE_OVERRIDES))
-    temperature: float = Field(0.0, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)")
+    temperature: float = Field(
+        _POLICY.temperature, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)"
+    )
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of every draw and tie-break")
     spill_tokens: int = Field(
-        16384, ge=0, le=1 << 40, description="queued tokens beyond which a rank may lose its credit; 0: none ever does"
+        _POLICY.spill_tokens,
+        ge=0,
+        le=1 << 40,
+        description="queued tokens beyond which a rank may lose its credit; 0: none ever does",
     )
     newcomers: bool = Field(
-        default=True, description="a joining rank gets a bounded share of the requests of which nobody holds anything"
+        default=_POLICY.newcomers,
+        description="a joining rank gets a bounded share of the requests of which nobody holds anything",
     )
-    affinity: Affinity = Field("off", description="what a session's former rank means: off, soft or hard")
-    affinity_discount: float = Field(0.5, ge=0, lt=1, description="soft: by what share that rank costs less")
+    affinity: Affinity = Field(_POLICY.affinity, description="what a session's former rank means: off, soft or hard")
+    affinity_discount: float = Field(
+        _POLICY.affinity_discount, ge=0, lt=1, description="soft: by what share that rank costs less"
+    )
     affinity_idle_s: float = Field(
-        600.0, ge=1, le=86_400, description="how long after its last request a session is still at home at its rank"
+        _AFFINITY.idle_s,
+        ge=1,
+        le=86_400,
+        description="how long after its last request a session is still at home at its rank",
     )
     affinity_sessions_max: int = Field(
-        65_536, ge=1, le=1 << 24, description="sessions that are known; the longest idle are forgotten first; memory"
+        _AFFINITY.sessions_max,
+        ge=1,
+        le=1 << 24,
+        description="sessions that are known; the longest idle are forgotten first; memory",
     )
     ttft_target_s: float | None = Field(
-        None, gt=0, le=3600, description="predicted-ttft: longest time to a first token"
+        _POLICY.ttft_target_s, gt=0, le=3600, description="predicted-ttft: longest time to a first token"
     )
-    itl_target_s: float | None = Field(None, gt=0, le=60, description="predicted-ttft: longest time between tokens")
-    unmet: Unmet = Field("admit", description="requests that no rank is predicted to serve so: admit, queue or reject")
+    itl_target_s: float | None = Field(
+        _POLICY.itl_target_s, gt=0, le=60, description="predicted-ttft: longest time between tokens"
+    )
+    unmet: Unmet = Field(
+        _POLICY.unmet, description="requests that no rank is predicted to serve so: admit, queue or reject"
+    )
     predict_on_route: bool = Field(
-        default=True, description="blocks on their way to a rank count as held: siblings of a burst land together"
+        default=_POLICY.predict_on_route,
+        description="blocks on their way to a rank count as held: siblings of a burst land together",
     )
     approximate_ttl_s: float = Field(
-        120.0, ge=1, le=86_400, description="how long a routed block counts at a rank without events; costs memory"
+        _APPROXIMATE.ttl_s,
+        ge=1,
+        le=86_400,
+        description="how long a routed block counts at a rank without events; costs memory",
     )
     approximate_blocks_max: int = Field(
-        1 << 18,
+        _APPROXIMATE.blocks_max,
         ge=1,
         le=1 << 26,
         description="routed blocks that count at one rank, and no more than its total_kv_blocks; costs memory",
@@ -148,19 +182,32 @@ class DisaggregationSection(Section):
         default=False, description="take requests for one phase, with disaggregated_params: behind `router pools`"
     )
     conditional: ConditionalPolicy = Field(
-        "off", description="prompts that decode workers compute: off, isl_bounding, prefill_load, isl_or_load"
+        _CONDITIONAL.policy,
+        description="prompts that decode workers compute: off, isl_bounding, prefill_load, isl_or_load",
     )
     effective_isl_tokens: int = Field(
-        2048, ge=0, le=1 << 30, description="isl_bounding: only prompts with fewer tokens that are not held there"
+        _CONDITIONAL.effective_isl_tokens,
+        ge=0,
+        le=1 << 30,
+        description="isl_bounding: only prompts with fewer tokens that are not held there",
     )
     effective_isl_ratio: float = Field(
-        0.7, ge=0, le=1, description="isl_bounding: and only where these are a smaller share of the prompt"
+        _CONDITIONAL.effective_isl_ratio,
+        ge=0,
+        le=1,
+        description="isl_bounding: and only where these are a smaller share of the prompt",
     )
     prefill_busy: float | None = Field(
-        None, ge=0, le=1000, description="prefill_load: queued tokens of every prefill rank / max_num_batched_tokens"
+        _CONDITIONAL.prefill_busy,
+        ge=0,
+        le=1000,
+        description="prefill_load: queued tokens of every prefill rank / max_num_batched_tokens",
     )
     decode_busy: float | None = Field(
-        None, ge=0, le=1, description="decode ranks that use a larger share of their blocks compute no prompts"
+        _CONDITIONAL.decode_busy,
+        ge=0,
+        le=1,
+        description="decode ranks that use a larger share of their blocks compute no prompts",
     )
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.view import RouteRequest

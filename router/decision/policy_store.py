@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped

@@ -15,8 +15,8 @@ import msgspec
 from pydantic import ValidationError
 
 from kv_protocol.errors import shortened
-from kv_protocol.openai_errors import as_json
-from kv_runtime.config import ConfigurationError, unknown_key
+from kv_protocol.openai.errors import as_json
+from kv_runtime.config.loading import ConfigurationError, unknown_key
 from router.decision.policies import MODES, Mode
 from router.decision.policy import CostParameters, Policy
 from router.decision.policy_config import PolicySection

@@ -126,17 +126,17 @@ class DecisionLog:
 
 
 class Lease:
-    """One request's promise at one rank; `end` is idempotent."""
+    """The work of one request that is booked at one rank; only the first call of `end` has an effect."""
 
     __slots__ = (
-        "_began_s", "_is_over", "_lease_id", "_record", "_renew_every_s", "_renewed_s", "_routing", "first_byte_s",
-        "itl_s", "ttft_s",
+        "_began_s", "_is_over", "_record", "_renew_every_s", "_renewed_s", "_routing", "first_byte_s", "itl_s",
+        "lease_id", "ttft_s",
     )  # fmt: skip
 
     def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
         self._routing = routing
         self._record = record
-        self._lease_id = record.verdict.request.decision_id
+        self.lease_id = record.verdict.request.decision_id
         self._renew_every_s = lease_s / 4
         self._began_s = self._renewed_s = record.verdict.now_s
         self.first_byte_s: float | None = None
@@ -151,7 +151,7 @@ class Lease:
         if self.first_byte_s is None:
             self._renewed_s = self._routing.clock.now()
             self.first_byte_s = self._renewed_s - self._began_s
-            self._routing.tell(FirstToken(lease_id=self._lease_id))
+            self._routing.tell(FirstToken(lease_id=self.lease_id))
 
     def on_bytes(self) -> None:
         """Bytes of the answer came."""
@@ -161,7 +161,7 @@ class Lease:
         now_s = self._routing.clock.now()
         if now_s - self._renewed_s >= self._renew_every_s:
             self._renewed_s = now_s
-            self._routing.tell(Renewed(lease_id=self._lease_id))
+            self._routing.tell(Renewed(lease_id=self.lease_id))
 
     def end(
         self,
@@ -189,7 +189,7 @@ class Lease:
         self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
         known = self._record.outcome = OutcomeKnown(
             now_s=now_s,
-            decision_id=self._lease_id,
+            decision_id=self.lease_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
             ttft_s=self.ttft_s,

@@ -9,7 +9,7 @@ from router.decision.approximate import ApproximateIndex, ApproximateLimits
 from router.decision.policies import MODES, Mode
 from router.decision.state import RouterState
 from router.fleet.breakers import BreakerLimits, Breakers
-from router.fleet.ledger import Ledger
+from router.fleet.ledger import LEASE_S, Ledger
 from router.fleet.registry import Fleet, TextDigests
 
 
@@ -17,7 +17,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the folds. The policy is none of them: it is applied as a record."""
 
     text: TextDigests
-    lease_s: float = 300.0
+    lease_s: float = LEASE_S
     approximate: ApproximateLimits = ApproximateLimits()
     affinity: AffinityLimits = AffinityLimits()
     breakers: BreakerLimits = BreakerLimits()

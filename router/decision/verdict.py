@@ -23,7 +23,7 @@ _NOT_WEIGHED = CostTerms()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A decision. `winner_at` and `runner_up` index the candidates, whose indices in `view` are `rank_indices`."""
+    """A decision. `winner_at` and `runner_up` index the candidates; their indices in `view` are `rank_indices`."""
 
     request: RouteRequest
     policy: str

@@ -101,7 +101,7 @@ class View(NamedTuple):
     epochs: tuple[int, ...]
     seqs: tuple[int, ...]
     queued_tokens: Ints
-    """Uncached tokens promised to the rank whose requests have not reached their first token."""
+    """Uncached tokens promised to the rank, of requests before their first token."""
     active_requests: Ints
     active_blocks: Ints
     shared_blocks: Ints

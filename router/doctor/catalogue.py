@@ -12,7 +12,7 @@ _Entries = Mapping[str, tuple[Severity, str, str]]
 _LOG: _Entries = {
     "log.unreachable": (
         "error",
-        "nobody can be registered, and no KV event is heard; routers go on from memory, ever further from the truth",
+        "no worker can register and no KV event arrives; routers go on from memory, which becomes outdated",
         "bring nats-server back, or correct `--nats-url` and `nats.credentials`",
     ),
     "log.no_stream": (
@@ -22,18 +22,18 @@ _LOG: _Entries = {
     ),
     "log.full": (
         "warning",
-        "the keeper purges at three quarters what a snapshot covers; it could not, so the oldest events go uncovered",
+        "the log was not purged at three quarters: no snapshot covers its oldest events, which will be dropped",
         "look for `snapshot_failed` in the routers' log; raise `nats.snapshots_bytes_max` or `nats.events_max_bytes`",
     ),
     "log.uncovered": (
         "warning",
-        "a router that starts now can restore no snapshot that the log goes on from: it asks every agent for a dump",
+        "a router that starts now has no snapshot that the log continues: it asks every agent for a dump",
         "is a router or an index running? `kvrouter_snapshot_failures_total` and its log say why none is written",
     ),
     "log.storage": (
         "warning",
         "the stream is gone when its server stops: registrations, events or the journal with it",
-        "remove the stream while the fleet stands still; the next router makes it on disk",
+        "remove the stream while the fleet is idle; the next router creates it on disk",
     ),
     "log.store": (
         "warning",
@@ -42,12 +42,12 @@ _LOG: _Entries = {
     ),
     "log.lag": (
         "warning",
-        "that reader's index is behind: it routes by what was held some time ago",
-        "`kvrouter_freshness_seconds`, `kvrouter_event_loop_lag_seconds`: has that router, has the server enough CPU?",
+        "that reader's index is behind: it routes by an old state of the caches",
+        "`kvrouter_freshness_seconds`, `kvrouter_event_loop_lag_seconds`: do router and server have enough CPU?",
     ),
     "log.replicas": (
         "note",
-        "with that one server the stream is away, and with its disk gone",
+        "the stream is unavailable while that one server is away, and lost with its disk",
         "in a cluster, `nats.replicas: 3`; a single server cannot have more than 1",
     ),
 }
@@ -60,26 +60,26 @@ _FLEET: _Entries = {
     "fleet.unreadable": (
         "warning",
         "what the message said is unknown to every router: a worker, a heartbeat or a load may be missing",
-        "is its sender of another version, or is somebody else publishing on our subjects?",
+        "does its sender have another version, or does something else publish on these subjects?",
     ),
     "worker.silent": (
         "error",
-        "routers take a worker for gone after five missed heartbeats: it gets no request, though it could serve",
+        "after five missed heartbeats routers treat a worker as gone: it gets no request, though it could serve",
         "its agent's log and `/status`: does it reach this log? Else start it anew",
     ),
     "worker.gone": (
         "warning",
-        "it died without a word: it is registered for ever, and its share of the fleet is missing",
+        "it died without publishing that it left: it stays registered, and its capacity is missing",
         "start it again, or forget it: `DELETE /v1/workers/{id}` at a router's control plane",
     ),
     "worker.unreachable": (
         "error",
-        "it beats, so it is chosen, and every request that goes there fails and is tried again elsewhere",
+        "its heartbeats come, so it is chosen; every request sent there fails and is tried again elsewhere",
         "is its advertised address (`base_url`) one that routers can reach? Is its HTTP alive? Else drain it",
     ),
     "worker.unhealthy": (
         "error",
-        "its agent says that its engine does not serve: requests that go there fail",
+        "its agent reports that the engine does not serve: requests sent there fail",
         "the agent's log says why; start it anew",
     ),
     "worker.draining": (
@@ -89,27 +89,27 @@ _FLEET: _Entries = {
     ),
     "worker.withdrawn": (
         "warning",
-        "its agent lives and has taken the worker out of the fleet: it serves nobody until it registers again",
-        "mend what the reason names; if it was removed by hand, stop its agent or start it anew",
+        "its agent runs and has taken the worker out of the fleet: it gets no request until it registers again",
+        "fix what the reason names; if it was removed by hand, stop its agent or start it anew",
     ),
     "worker.two_instances": (
         "error",
-        "two processes have one worker id: routers know the last to register, and take the other's cache for its",
+        "two processes have one worker id: routers know the last to register, and credit it with the other's cache",
         "give each its own `worker.id`, and start both anew",
     ),
     "worker.one_address": (
         "error",
-        "requests for all of them reach the same process: what the index says of the others is not what answers",
+        "requests for all of them reach the same process: the index describes caches of processes that do not answer",
         "each worker advertises an address of its own (`worker.advertise_host`, `worker.port`); stop the surplus agent",
     ),
     "worker.one_endpoint": (
         "warning",
-        "pools, and whoever addresses workers by endpoint, cannot tell the roles apart",
+        "pools, and clients that address workers by endpoint, cannot tell the roles apart",
         "give the workers of each role a name of their own (`worker.endpoint`)",
     ),
     "worker.open": (
         "error",
-        "whoever reaches the address may send requests to the engine, past every limit of the router",
+        "anyone who reaches the address can send requests to the engine, past every limit of the router",
         "set `worker.token` there, and `data.worker_token` at the routers; has something between removed the check?",
     ),
     "rank.silent": (
@@ -124,39 +124,39 @@ _FLEET: _Entries = {
     ),
     "rank.two_heads": (
         "error",
-        "two processes publish one rank's stream: its index entry is begun anew with each of their heartbeats",
+        "two processes publish one rank's stream: each of their heartbeats starts its index entry anew",
         "stop one of them: an agent and a `worker-agent consolidate` or `attach` for the same worker, or two of these",
     ),
 }
 _PARITY: _Entries = {
     "parity.block_size": (
         "error",
-        "prompts are hashed with one block size: the others' events say nothing, and prefill cannot hand over",
+        "the router hashes with one block size: it cannot use the others' events, and prefill cannot hand over",
         "start the engines of a model with one `block_size` (`tokens_per_block`)",
     ),
     "parity.hash_scheme": (
         "error",
-        "prompts are hashed by one scheme: the others' events are not understood, their ranks are FALLBACK",
+        "the router hashes by one scheme: it cannot use the others' events, and their ranks are FALLBACK",
         "the same engine options (EAGLE drafting) and versions for all workers of a model",
     ),
     "parity.canary": (
         "error",
-        "its hashes of the same tokens are others than ours: its events say nothing, its ranks are FALLBACK",
+        "it hashes the same tokens differently: the router cannot use its events, and its ranks are FALLBACK",
         "agents and routers of one version",
     ),
     "parity.tokenizer_digest": (
         "error",
-        "router and worker make other tokens of one prompt: no prefix is found, or answers are to another prompt",
+        "router and worker make different tokens of one prompt: no prefix is found, or answers are to another prompt",
         "the same model directory for all: `tokens.text` at routers, the engine's text at agents",
     ),
     "parity.template_digest": (
         "error",
-        "chats become other prompts at the router than at the worker: no prefix is found, or other answers are given",
+        "router and worker make different prompts of one chat: no prefix is found, or answers differ",
         "the same chat template for all: `tokens.text` at routers, the engine's text at agents",
     ),
     "parity.images": (
         "error",
-        "images become other tokens: prompts with images are found nowhere, and ranks that differ are FALLBACK",
+        "images become different tokens: no prefix with images is found, and ranks that differ are FALLBACK",
         "the same model and processor settings for all workers of a model; agents of one version",
     ),
     "version.engine": (
@@ -171,29 +171,29 @@ _PARITY: _Entries = {
     ),
     "version.router": (
         "warning",
-        "what stands on the wire may differ between versions, and routers that choose differently fight over caches",
+        "wire formats may differ between versions, and routers that choose differently compete for caches",
         "finish the update",
     ),
 }
 _PAIRS: _Entries = {
     "pair.buffer": (
         "error",
-        "a longer prompt is never transferred: its blocks stay taken on both sides, until under load nothing moves",
+        "a longer prompt is never transferred: its blocks stay in use on both sides, until transfers stop under load",
         "`cache_transceiver_config.max_tokens_in_buffer` at the longest input or above, or a smaller `max_seq_len`",
     ),
     "pair.dtype": (
         "error",
-        "KV of another type is refused where it arrives: the pair is not used, its prompts are computed where decoded",
+        "the decode worker refuses KV of another type: the pair is not used, the decode worker computes the prompt",
         "the same `kv_cache_config.dtype` for prefill and decode",
     ),
     "pair.dtype_auto": (
         "warning",
-        "`auto` is whatever the checkpoint says: it may be the other's, or KV is refused where it arrives",
+        "`auto` is the checkpoint's type: if it differs from the other's, the decode worker refuses the KV",
         "name `kv_cache_config.dtype` on both sides",
     ),
     "pair.backend": (
         "error",
-        "the backends do not understand each other: the pair is not used, its prompts are computed where decoded",
+        "the backends cannot exchange KV: the pair is not used, the decode worker computes the prompt",
         "the same `cache_transceiver_config.backend` for prefill and decode",
     ),
     "pair.reuse": (
@@ -208,39 +208,39 @@ _PAIRS: _Entries = {
     ),
     "pair.decode_alone": (
         "warning",
-        "decode workers compute the prompts themselves, and long ones hold up the streams that they decode",
+        "decode workers compute the prompts themselves, and long ones delay the streams that they decode",
         "start prefill workers for the model, or give the workers the role aggregated",
     ),
     "pair.prefill_domain": (
         "error",
         "no decode worker can fetch what it computes: requests that it prefills are refused or computed again",
-        "decode workers in its `transfer_domain`, or the domain of those that are there",
+        "start decode workers in its `transfer_domain`, or give it the domain of the existing ones",
     ),
     "pair.decode_domain": (
         "warning",
         "no prefill worker's KV reaches it: it decodes only what it computes itself, mostly nothing",
-        "prefill workers in its `transfer_domain`, or the domain of those that are there",
+        "start prefill workers in its `transfer_domain`, or give it the domain of the existing ones",
     ),
 }
 _EVENTS: _Entries = {
     "events.none": (
         "warning",
-        "what it holds is guessed from what was sent there: evictions and other routers' requests are not seen",
+        "its blocks are guessed from what was sent there: evictions and other routers' requests are not seen",
         "let the engine publish KV events (TensorRT-LLM: `--publish-kv-events`), or choose by load (`policy.mode`)",
     ),
     "events.silent": (
         "warning",
-        "the index takes a full cache for an empty one: its prefixes are computed again elsewhere",
+        "the index believes that a full cache is empty: its prefixes are computed again elsewhere",
         "the engine's event settings (`event_buffer_max_size`, `enable_block_reuse`); the agent's `/status`",
     ),
     "events.lost": (
         "warning",
-        "until the rank was learnt anew it has half credit; while it goes on, it never is",
+        "the rank has half credit until its blocks are learnt again, which cannot end while events are lost",
         '`docs/OPERATIONS.md`, "The agent": the row of the counter says which bound to raise',
     ),
     "rank.source": (
         "warning",
-        "the rank's own consolidator does not vouch for what it holds: it is DEGRADED, with half credit",
+        "the rank's own consolidator doubts what it holds: the rank is DEGRADED, with half credit",
         "the reason, with the agent's `/status` and log; `docs/OPERATIONS.md` has a table of them",
     ),
     "rank.fallback": (
@@ -250,7 +250,7 @@ _EVENTS: _Entries = {
     ),
     "rank.degraded": (
         "warning",
-        "its overlap is what was known last, at half credit; it should have passed within seconds",
+        "its overlap is the last known one, at half credit; this state should pass within seconds",
         '`docs/OPERATIONS.md`, "Is the index current?", by the reason',
     ),
     "stream.recoveries": (
@@ -262,17 +262,17 @@ _EVENTS: _Entries = {
 _ROUTERS: _Entries = {
     "router.unreachable": (
         "error",
-        "clients, or those who run the fleet, get no answer there",
+        "clients or operators get no answer there",
         "start it, or correct `--router` and `--data`",
     ),
     "router.not_ready": (
         "error",
-        "a balancer sends it nothing, and what comes all the same is refused or routed blindly",
-        "the reason: an index that catches up is done soon; else the findings of its workers say more",
+        "a balancer sends it nothing; requests that come all the same are refused, or routed without an index",
+        "see the reason: an index that catches up is done soon; else look at the findings of its workers",
     ),
     "router.open": (
         "error",
-        "whoever reaches the address may read decisions, drain workers and change the policy",
+        "anyone who reaches the address can read decisions, drain workers and change the policy",
         "bind `control.host` to loopback, or set `control.token`; a proxy in front must not remove the check",
     ),
     "router.other_fleet": (
@@ -297,27 +297,27 @@ _ROUTERS: _Entries = {
     ),
     "index.nearly_full": (
         "warning",
-        "beyond it new blocks are refused, and ranks are overfull or get no place",
+        "beyond the limit new blocks are refused, and ranks are overfull or refused",
         "raise `index.memory_bytes_max`, or let fewer ranks share a router",
     ),
     "breaker.open": (
         "warning",
-        "the rank failed, or asked to be left alone: the others do its work",
+        "the rank failed, or answered 429 or 503: the other ranks do its work",
         "the worker's log; if it goes on, drain it: `POST /v1/workers/{id}/drain`",
     ),
     "queue.full": (
         "warning",
-        "beyond its bound requests are refused with 429 or 503",
+        "beyond its bound, requests are refused with 429 or 503",
         'add workers or routers; `docs/OPERATIONS.md`, "Who waits"',
     ),
     "journal.off": (
         "note",
-        "no decision can be replayed, and none explained once it is not among the newest",
+        "no decision can be replayed, and only the newest can be explained",
         "`journal.enabled: true`",
     ),
     "clock.skew": (
         "warning",
-        "times that cross hosts are wrong by it: freshness, the journal's and the log's times, `indexer at --time`",
+        "times that cross hosts are wrong by it: freshness, times in journal and log, `indexer at --time`",
         "NTP or chrony on every host",
     ),
 }

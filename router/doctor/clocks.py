@@ -45,7 +45,7 @@ def narrowed(readings: Iterable[ClockReading]) -> tuple[ClockReading, ...]:
 
 
 def clock_findings(readings: Iterable[ClockReading]) -> Iterator[Finding]:
-    """Yield the hosts whose clocks differ from ours, and pairs that agree with ours and not with each other."""
+    """Yield hosts with a clock that differs from ours, and pairs that agree with ours and not with each other."""
     every = narrowed(readings)
     off = [each for each in every if _skew_s(each) > SKEW_MAX_S]
     resolution = f"({DATE_RESOLUTION_S:g} s are uncertain)"

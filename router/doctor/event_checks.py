@@ -13,7 +13,7 @@ worker has no events, is reported by the checks of these.
 
 from collections.abc import Iterator
 
-from router.doctor.facts import LOSSES, Counts, Facts, RankStatus, RouterSeen
+from router.doctor.facts import LOSSES, Counts, FleetFacts, RankStatus, RouterSeen
 from router.doctor.findings import Finding, names
 from router.doctor.pairing import PREFILLING
 from router.fleet.trust import PARITY_FIELDS
@@ -24,7 +24,7 @@ RECOVERIES_MAX = 3
 """Of one rank within a survey: one is an outage that heals, two may be one of each end."""
 
 
-def events(facts: Facts) -> Iterator[Finding]:
+def events(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the workers that publish no events, or lose some."""
     if not facts.is_by_prefix:
         return
@@ -43,7 +43,7 @@ def events(facts: Facts) -> Iterator[Finding]:
             yield Finding("rank.source", str(head.rank), head.stale)
 
 
-def _none(facts: Facts) -> Iterator[Finding]:
+def _none(facts: FleetFacts) -> Iterator[Finding]:
     for worker in facts.living():
         registration = worker.registration
         if registration.event_source == "none" and registration.role in PREFILLING:
@@ -52,7 +52,7 @@ def _none(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _silent(facts: Facts) -> Iterator[Finding]:
+def _silent(facts: FleetFacts) -> Iterator[Finding]:
     used = {load.rank: load.used_blocks for load in facts.loads}
     registrations = {
         worker.registration.worker_id: worker.registration
@@ -73,7 +73,7 @@ def growth(before: Counts, after: Counts, name: str) -> float:
     return max(0.0, after[name] - before[name]) if name in before and name in after else 0.0
 
 
-def trust(facts: Facts) -> Iterator[Finding]:
+def trust(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the ranks that a router did not trust at both looks, by reason."""
     without = {worker.registration.worker_id for worker in facts.workers if worker.registration.event_source == "none"}
     living = {worker.registration.worker_id for worker in facts.living()}
@@ -97,8 +97,8 @@ def _by_reason(check: str, router: RouterSeen, ranks: list[RankStatus]) -> Itera
     reasons: dict[str, list[str]] = {}
     for each in ranks:
         reasons.setdefault(each.trust_reason, []).append(str(each.rank))
-    for reason, who in reasons.items():
-        yield Finding(check, names(who), f"{reason} (router {router.control.url})")
+    for reason, ranks_of in reasons.items():
+        yield Finding(check, names(ranks_of), f"{reason} (router {router.control.url})")
 
 
 def _recoveries(router: RouterSeen, window_s: float) -> Iterator[Finding]:

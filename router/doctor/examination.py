@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Sequence
 from router.doctor import event_checks, log_checks, parity_checks, router_checks, worker_checks
 from router.doctor.catalogue import CATALOGUE
 from router.doctor.clocks import clock_findings
-from router.doctor.facts import Facts
+from router.doctor.facts import FleetFacts
 from router.doctor.findings import SEVERITIES, Finding, Severity
 from router.doctor.pairing import pairing_findings, partner_findings
 
 _EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1, "note": 0}
 
 
-def _pairing(facts: Facts) -> Iterable[Finding]:
+def _pairing(facts: FleetFacts) -> Iterable[Finding]:
     for registrations in facts.models().values():
         yield from pairing_findings(registrations, reads_overlap=facts.is_by_prefix)
         yield from partner_findings(registrations)
 
 
-def _clocks(facts: Facts) -> Iterable[Finding]:
+def _clocks(facts: FleetFacts) -> Iterable[Finding]:
     return clock_findings(facts.clocks)
 
 
-CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
+CHECKS: tuple[Callable[[FleetFacts], Iterable[Finding]], ...] = (
     log_checks.log,
     worker_checks.presence,
     worker_checks.heartbeats,
@@ -41,7 +41,7 @@ CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
 )
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: FleetFacts) -> list[Finding]:
     """Return what is wrong: the worst first, then by id and by whom it is about; each once."""
     found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
     return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))

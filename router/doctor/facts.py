@@ -41,7 +41,7 @@ Counts = Mapping[str, float]
 """Metrics by name; where one has labels, the sum, and each by `name{value,...}` of its labels in their order."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of one address."""
 
     url: str
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """It states that it cannot reach the log."""
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch of a rank's stream with heartbeats, first and last; seconds since the survey began."""
 
     rank: WorkerRank
@@ -74,7 +74,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One registered worker, and its HTTP answers: None if it was not asked."""
 
     registration: WorkerRegistered
-    http: Answer | None = None
+    http: AddressAnswer | None = None
     before: Counts = {}
     after: Counts = {}
 
@@ -114,7 +114,7 @@ class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
 class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One router by its control plane, at the beginning and at the end; `mode` empty: not stated."""
 
-    control: Answer
+    control: AddressAnswer
     mode: str = ""
     reads_overlap: bool = True
     workers: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     index_memory_bytes_max: int
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts, of `window_s` seconds. `reads_overlap`: by the configuration, if no router states it."""
 
     window_s: float
@@ -167,12 +167,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     draining: tuple[str, ...] = ()
     left: Mapping[str, str] = {}
     """Workers whose newest fleet event is that they left, and why."""
-    heads: tuple[Head, ...] = ()
+    heads: tuple[StreamHead, ...] = ()
     loads: tuple[LoadSeen, ...] = ()
     refused: tuple[str, ...] = ()
     """Unreadable messages: their origin, and the reason."""
     routers: tuple[RouterSeen, ...] = ()
-    planes: tuple[Answer, ...] = ()
+    planes: tuple[AddressAnswer, ...] = ()
     """Data planes."""
     log: LogSeen = LogSeen()
     clocks: tuple[ClockReading, ...] = ()

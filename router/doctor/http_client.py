@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from kv_runtime.clock import Clock
-from kv_runtime.hosts import is_loopback
+from kv_runtime.http.hosts import is_loopback
 from kv_runtime.supervise import TaskSet
 from router.doctor.clocks import ClockReading, reading
 

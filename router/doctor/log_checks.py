@@ -13,7 +13,7 @@ log.replicas      a stream is on one server only
 from collections.abc import Iterator
 
 from kv_protocol.subjects import EVENTS_STREAM, SNAPSHOT_BUCKET
-from router.doctor.facts import Facts, LogSeen
+from router.doctor.facts import FleetFacts, LogSeen
 from router.doctor.findings import Finding, names
 
 SNAPSHOT_STREAM = f"OBJ_{SNAPSHOT_BUCKET}"
@@ -30,7 +30,7 @@ LAG_MESSAGES = 10_000
 """A router reads this many in well under a second; a reader that keeps up has a few."""
 
 
-def log(facts: Facts) -> Iterator[Finding]:
+def log(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the problems of the log."""
     seen = facts.log
     if seen.problem:

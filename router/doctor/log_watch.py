@@ -6,7 +6,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from router.doctor.facts import Head, LoadSeen
+from router.doctor.facts import LoadSeen, StreamHead
 
 HEADS_MAX = 65_536
 """Epochs of ranks that are kept; of further ones only the fact that there are some."""
@@ -22,7 +22,7 @@ class LogWatch:
         self._event_log, self._clock = log, clock
         self._gate = FleetGate() if gate is None else gate
         self._began_s = clock.now()
-        self._heads = dict[tuple[WorkerRank, str, int], Head]()
+        self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
         self._used = dict[WorkerRank, int]()
         self.events: dict[str, fleet.FleetEvent] = {}
         """The newest event of every worker, by its subject."""
@@ -49,7 +49,7 @@ class LogWatch:
                 )
             await self._clock.sleep(_LOOK_S)
 
-    def heads(self) -> tuple[Head, ...]:
+    def heads(self) -> tuple[StreamHead, ...]:
         """Return every epoch of every rank with heartbeats."""
         return tuple(self._heads.values())
 
@@ -74,7 +74,7 @@ class LogWatch:
         if known is None and len(self._heads) >= HEADS_MAX:
             self._say(f"more than {HEADS_MAX} ranks beat: some are not looked at")
             return
-        self._heads[key] = Head(
+        self._heads[key] = StreamHead(
             rank=rank,
             instance=beat.instance,
             epoch=beat.epoch,

@@ -30,7 +30,7 @@ from router.pools.router_page import PageUnreadable
 _T = TypeVar("_T")
 
 
-class Version(msgspec.Struct, frozen=True):
+class VersionPage(msgspec.Struct, frozen=True):
     """`/version`; an agent's own version is `agent`, its engine's `version`."""
 
     version: str = ""
@@ -48,7 +48,7 @@ class _Phase(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class Policy(msgspec.Struct, frozen=True):
+class PolicyPage(msgspec.Struct, frozen=True):
     """`/v1/policy`; a phase without a mode has the policy's."""
 
     mode: str
@@ -60,7 +60,7 @@ class Policy(msgspec.Struct, frozen=True):
         return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _RankRow(msgspec.Struct, frozen=True):
     worker_id: str
     dp_rank: int
     trust: str = ""
@@ -73,16 +73,16 @@ class _Differs(msgspec.Struct, frozen=True):
     allowed: str | int
 
 
-class _Worker(msgspec.Struct, frozen=True):
+class _WorkerRow(msgspec.Struct, frozen=True):
     registration: WorkerRegistered
-    ranks: list[_Rank] = []
+    ranks: list[_RankRow] = []
     differs: list[_Differs] = []
 
 
 class Workers(msgspec.Struct, frozen=True):
     """`/v1/workers`."""
 
-    workers: list[_Worker]
+    workers: list[_WorkerRow]
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Return the status of every rank."""
@@ -107,7 +107,7 @@ class _Counts(msgspec.Struct, frozen=True):
     resyncs: int = 0
 
 
-class _Stream(msgspec.Struct, frozen=True):
+class _StreamRow(msgspec.Struct, frozen=True):
     worker_id: str
     dp_rank: int
     counts: _Counts = _Counts()
@@ -116,7 +116,7 @@ class _Stream(msgspec.Struct, frozen=True):
 class Index(msgspec.Struct, frozen=True):
     """`/v1/index`."""
 
-    ranks: list[_Stream] = []
+    ranks: list[_StreamRow] = []
 
     def recoveries(self) -> dict[str, int]:
         """Return the recoveries of each rank's stream."""
@@ -142,12 +142,12 @@ def health(body: bytes) -> Health:
         return Health()
 
 
-def versions(body: bytes) -> Version:
+def versions(body: bytes) -> VersionPage:
     """Return an answer of `/version`; empty for another answer."""
     try:
-        return msgspec.json.decode(body, type=Version)
+        return msgspec.json.decode(body, type=VersionPage)
     except UNDECODABLE:
-        return Version()
+        return VersionPage()
 
 
 def counts(page: bytes, wanted: Iterable[str]) -> Counts:

@@ -44,10 +44,10 @@ def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Find
     prefill, decode = (_of_role(registrations, role) for role in ("prefill", "decode"))
     aggregated = _of_role(registrations, "aggregated")
     if prefill and not decode:
-        rest = f"{names(_ids(aggregated))} serve whole requests" if aggregated else "nobody serves the model"
-        yield Finding("pair.prefill_alone", model, f"{names(_ids(prefill))} prefill, nobody decodes: {rest}")
+        rest = f"{names(_ids(aggregated))} serve whole requests" if aggregated else "no worker serves the model"
+        yield Finding("pair.prefill_alone", model, f"{names(_ids(prefill))} prefill, no worker decodes: {rest}")
     elif decode and not prefill:
-        yield Finding("pair.decode_alone", model, f"{names(_ids(decode))} decode, nobody prefills")
+        yield Finding("pair.decode_alone", model, f"{names(_ids(decode))} decode, no worker prefills")
     elif prefill:
         yield from _domains(prefill, decode)
 

@@ -16,7 +16,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import canary
 from kv_protocol.images import rule_text
 from kv_protocol.trtllm_versions import SUPPORTED, is_supported, parse_version
-from router.doctor.facts import Answer, Facts
+from router.doctor.facts import AddressAnswer, FleetFacts
 from router.doctor.findings import Finding, names
 
 AGREED = ("block_size", "hash_scheme", "tokenizer_digest", "template_digest", "images")
@@ -25,7 +25,7 @@ _SHOWN_MAX = 80
 _SPLIT = {"prefill", "decode"}
 
 
-def parity(facts: Facts) -> Iterator[Finding]:
+def parity(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the fields in which a model's workers, and the routers, differ, if that affects routing."""
     for model, everybody in facts.models().items():
         registrations = [each for each in everybody if each.role != "encode"]
@@ -35,11 +35,11 @@ def parity(facts: Facts) -> Iterator[Finding]:
         for field in AGREED:
             groups = _groups(facts, registrations, field)
             if len(groups) > 1:
-                words = "; ".join(f"{_shown(value)}: {names(who)}" for value, who in groups.items())
+                words = "; ".join(f"{_shown(value)}: {names(ids)}" for value, ids in groups.items())
                 yield Finding(f"parity.{field}", model, words)
 
 
-def _groups(facts: Facts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
+def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
     """Return the workers of each value."""
     groups: dict[str, list[str]] = {}
     for each in registrations:
@@ -66,7 +66,7 @@ def _shown(value: str) -> str:
     return value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
 
 
-def versions(facts: Facts) -> Iterator[Finding]:
+def versions(facts: FleetFacts) -> Iterator[Finding]:
     """Yield software with several versions."""
     for model, everybody in facts.models().items():
         by_kind: dict[str, dict[str, list[str]]] = {}
@@ -77,17 +77,17 @@ def versions(facts: Facts) -> Iterator[Finding]:
                 )
         for kind, groups in by_kind.items():
             if len(groups) > 1:
-                yield Finding("version.engine", model, f"{kind}: {_who(groups)}")
+                yield Finding("version.engine", model, f"{kind}: {_ids_by_version(groups)}")
         yield from _outside_the_range(model, by_kind.get("trtllm", {}))
     ours: dict[str, list[str]] = {}
     for answer in [*(router.control for router in facts.routers), *facts.planes, *_agents(facts)]:
         if answer.version:
             ours.setdefault(answer.version, []).append(answer.url)
     if len(ours) > 1:
-        yield Finding("version.router", "the fleet", _who(ours))
+        yield Finding("version.router", "the fleet", _ids_by_version(ours))
 
 
-def _agents(facts: Facts) -> Iterator[Answer]:
+def _agents(facts: FleetFacts) -> Iterator[AddressAnswer]:
     return (worker.http for worker in facts.living() if worker.http is not None)
 
 
@@ -97,8 +97,8 @@ def _outside_the_range(model: str, groups: Mapping[str, list[str]]) -> Iterator[
         version: workers for version, workers in groups.items() if parse_version(version) and not is_supported(version)
     }
     if outside:
-        yield Finding("version.range", model, f"{_who(outside)}; supported: {SUPPORTED}")
+        yield Finding("version.range", model, f"{_ids_by_version(outside)}; supported: {SUPPORTED}")
 
 
-def _who(groups: dict[str, list[str]]) -> str:
-    return "; ".join(f"{version}: {names(who)}" for version, who in groups.items())
+def _ids_by_version(groups: dict[str, list[str]]) -> str:
+    return "; ".join(f"{version}: {names(ids)}" for version, ids in groups.items())

@@ -17,7 +17,7 @@ journal.off          no decision is recorded
 from collections.abc import Iterator
 
 from router.doctor.event_checks import growth
-from router.doctor.facts import Bounds, Facts, RouterSeen
+from router.doctor.facts import Bounds, FleetFacts, RouterSeen
 from router.doctor.findings import Finding, names
 
 FULL_RATIO = 0.9
@@ -28,7 +28,7 @@ _REJECTED = "kvrouter_rejected_total"
 _AVOIDED = ("breaker", "busy")
 
 
-def planes(facts: Facts) -> Iterator[Finding]:
+def planes(facts: FleetFacts) -> Iterator[Finding]:
     """Yield addresses that do not serve, or that serve without a token."""
     for answer in [*(router.control for router in facts.routers), *facts.planes]:
         if answer.problem:
@@ -42,14 +42,14 @@ def planes(facts: Facts) -> Iterator[Finding]:
                 yield Finding(check, answer.url, "beyond loopback, it answers without a token")
 
 
-def routers(facts: Facts) -> Iterator[Finding]:
+def routers(facts: FleetFacts) -> Iterator[Finding]:
     """Yield problems inside the routers that answered."""
     living = {worker.registration.worker_id for worker in facts.living()}
     for router in facts.routers:
         if router.control.problem:
             continue
         if living and router.mode and living.isdisjoint(router.workers):
-            words = f"it knows {names(list(router.workers)) or 'nobody'}; {names(sorted(living))} live on this log"
+            words = f"it knows {names(list(router.workers)) or 'no worker'}; {names(sorted(living))} live on this log"
             yield Finding("router.other_fleet", router.control.url, words)
         yield from _build(router)
         yield from _index(router, facts.bounds)
@@ -87,7 +87,7 @@ def _avoided(router: RouterSeen) -> Iterator[Finding]:
             yield Finding("breaker.open", str(each.rank), f"{each.unfit} (router {router.control.url})")
 
 
-def _queue(router: RouterSeen, facts: Facts) -> Iterator[Finding]:
+def _queue(router: RouterSeen, facts: FleetFacts) -> Iterator[Finding]:
     before, after, bounds = router.before.metrics, router.after.metrics, facts.bounds
     words = [
         f"{name} is {after[name]:.0f} of {most} ({setting})"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from kv_protocol.fleet import WorkerRegistered
 from router.decision.policies import MODES
-from router.doctor.facts import WATCHED, Answer, RouterLook, RouterSeen
+from router.doctor.facts import WATCHED, AddressAnswer, RouterLook, RouterSeen
 from router.doctor.http_client import OK, HttpAsker, Reply, is_beyond_loopback
-from router.doctor.pages import Index, Policy, Workers, counts, decoded, versions
+from router.doctor.pages import Index, PolicyPage, Workers, counts, decoded, versions
 from router.pools.router_page import PageUnreadable, not_ready
 
 _UNREADY, _UNAUTHORIZED = 503, 401
@@ -18,24 +18,24 @@ class PlaneLook:
 
     def __init__(self, asker: HttpAsker, url: str) -> None:
         self._asker, self.url = asker, url
-        self.answer = Answer(url=url, problem="not asked")
+        self.answer = AddressAnswer(url=url, problem="not asked")
 
     async def ask(self) -> None:
         """`answer` is the plane's answer."""
         self.answer = await ready_answer(self._asker, self.url)
 
 
-async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> Answer:
+async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> AddressAnswer:
     """Return a plane's answer."""
     reply = await asker.get(f"{url}/ready")
     if reply.problem or reply.status not in (OK, _UNREADY):
-        return Answer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
+        return AddressAnswer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
     try:
         reason = not_ready(reply.body)
     except PageUnreadable as error:
-        return Answer(url=url, problem=str(error))
+        return AddressAnswer(url=url, problem=str(error))
     version = versions((await asker.get(f"{url}/version")).body).version
-    return Answer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
+    return AddressAnswer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
 
 
 class RouterProbe:
@@ -43,10 +43,10 @@ class RouterProbe:
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
         self._asker, self.url, self._token = asker, url, token
-        self._policy: Policy | None = None
+        self._policy: PolicyPage | None = None
         self._workers = Workers([])
         self._before = self._after = RouterLook()
-        self.answer = Answer(url=url, problem="not asked")
+        self.answer = AddressAnswer(url=url, problem="not asked")
         self.is_token_refused = False
 
     @property
@@ -84,7 +84,7 @@ class RouterProbe:
 
     async def _read_policy(self) -> None:
         try:
-            self._policy = decoded(await self._page("/v1/policy"), Policy, "/v1/policy")
+            self._policy = decoded(await self._page("/v1/policy"), PolicyPage, "/v1/policy")
         except PageUnreadable as error:
             self._fail(error)
 
@@ -107,7 +107,7 @@ class RouterProbe:
 
     def _fail(self, error: PageUnreadable) -> None:
         if not self.answer.problem:
-            self.answer = Answer(url=self.url, problem=str(error))
+            self.answer = AddressAnswer(url=self.url, problem=str(error))
 
 
 def reads_overlap(mode: str) -> bool:

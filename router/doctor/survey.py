@@ -19,7 +19,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from router.doctor.facts import Bounds, Facts, LogSeen, StreamSeen, WorkerSeen
+from router.doctor.facts import Bounds, FleetFacts, LogSeen, StreamSeen, WorkerSeen
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.jetstream import JetStream
 from router.doctor.log_checks import SNAPSHOT_STREAM
@@ -35,7 +35,7 @@ class CannotLook(Exception):
     """Nothing can be observed; the message says why."""
 
 
-class Wanted(NamedTuple):
+class SurveyScope(NamedTuple):
     """What to survey, and for how long. Tokens are bearer tokens; empty: none."""
 
     control_urls: tuple[str, ...]
@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
     reads_overlap: bool
 
 
-async def look(wanted: Wanted, clock: Clock) -> Facts:
+async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
     """Return the facts, after `listen_s` or more; raise `CannotLook`."""
     async with AsyncExitStack() as cleanup:
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
@@ -63,12 +63,12 @@ async def look(wanted: Wanted, clock: Clock) -> Facts:
 
 
 class _Look:
-    def __init__(self, wanted: Wanted, clock: Clock, asker: HttpAsker, log: "_LogLook") -> None:
+    def __init__(self, wanted: SurveyScope, clock: Clock, asker: HttpAsker, log: "_LogLook") -> None:
         self._wanted, self._clock, self._asker, self._log = wanted, clock, asker, log
         self._routers = [RouterProbe(asker, url, wanted.control_token) for url in wanted.control_urls]
         self._planes = [PlaneLook(asker, url) for url in wanted.data_urls]
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> FleetFacts:
         began_s = self._clock.now()
         await in_lanes([*(each.first for each in self._routers), *(each.ask for each in self._planes)])
         self._require_something()
@@ -99,9 +99,9 @@ class _Look:
             }.values()
         )
 
-    def _facts_of(self, workers: tuple[WorkerSeen, ...], window_s: float) -> Facts:
+    def _facts_of(self, workers: tuple[WorkerSeen, ...], window_s: float) -> FleetFacts:
         events, watch = self._log.events(), self._log.watch
-        return Facts(
+        return FleetFacts(
             window_s=window_s,
             bounds=self._wanted.bounds,
             workers=workers,
@@ -121,7 +121,7 @@ class _Look:
 class _LogLook:
     """The log; `problem` says why it could not be observed, or not to the end."""
 
-    def __init__(self, wanted: Wanted, clock: Clock) -> None:
+    def __init__(self, wanted: SurveyScope, clock: Clock) -> None:
         self._wanted, self._clock = wanted, clock
         self._jetstream: JetStream | None = None
         self._before: dict[str, int] = {}
@@ -142,8 +142,7 @@ class _LogLook:
             )
             cleanup.push_async_callback(log.close)
             gate = FleetGate(wanted.fleet_keys)
-            self.watch, self._jetstream = LogWatch(log, self._clock, gate), JetStream(log, wanted.timeout_s)
-            await self._jetstream.start()
+            self.watch, self._jetstream = LogWatch(log, self._clock, gate), JetStream(log)
             await self.watch.start()
         except BrokerUnavailable as error:
             self.problem = str(error)

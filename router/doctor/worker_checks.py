@@ -21,17 +21,17 @@ from itertools import pairwise
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.doctor.facts import Facts, Head, WorkerSeen
+from router.doctor.facts import FleetFacts, StreamHead, WorkerSeen
 from router.doctor.findings import Finding, names
 
 _SHARING = {"aggregated", "decode"}
-"""Roles that have one default endpoint name (`kv_protocol/endpoint_names.py`), which they may share."""
+"""Roles that have one default endpoint name (`worker_agent/fleet/endpoint_names.py`), which they may share."""
 
 
-def presence(facts: Facts) -> Iterator[Finding]:
+def presence(facts: FleetFacts) -> Iterator[Finding]:
     """Yield workers that are missing from the fleet, or from HTTP."""
     if not facts.workers and not facts.draining:
-        yield Finding("fleet.empty", "the fleet", f"nobody is registered; {len(facts.left)} left")
+        yield Finding("fleet.empty", "the fleet", f"no worker is registered; {len(facts.left)} left")
     for source in facts.refused:
         yield Finding("fleet.unreadable", "the log", source)
     living = {(worker.registration.worker_id, worker.registration.instance) for worker in facts.living()}
@@ -57,7 +57,7 @@ def _silent(worker: WorkerSeen, window_s: float) -> Finding:
     return Finding("worker.silent", worker.registration.worker_id, f"{silence}; {answers}")
 
 
-def heartbeats(facts: Facts) -> Iterator[Finding]:
+def heartbeats(facts: FleetFacts) -> Iterator[Finding]:
     """Yield missing, unknown and duplicate heartbeats."""
     if facts.log.problem:
         return
@@ -80,15 +80,15 @@ def heartbeats(facts: Facts) -> Iterator[Finding]:
             yield Finding("rank.unregistered", str(head.rank), words)
 
 
-def _unregistered(worker_id: str, facts: Facts) -> Finding:
+def _unregistered(worker_id: str, facts: FleetFacts) -> Finding:
     if worker_id in facts.left:
         return Finding(
             "worker.withdrawn", worker_id, f"it beats, and left: {facts.left[worker_id] or 'no reason given'}"
         )
-    return Finding("rank.unregistered", worker_id, "it beats, and nobody of that id is registered")
+    return Finding("rank.unregistered", worker_id, "it sends heartbeats, and no worker of that id is registered")
 
 
-def _is_of(head: Head, registration: WorkerRegistered, beating: set[tuple[WorkerRank, str]]) -> bool:
+def _is_of(head: StreamHead, registration: WorkerRegistered, beating: set[tuple[WorkerRank, str]]) -> bool:
     """Return whether the head is the registered worker's; another one beside it is a restart, or found by `_heads`."""
     return head.rank.dp_rank in registration.dp_ranks and (head.rank, registration.instance) in beating
 
@@ -97,7 +97,7 @@ def _ranks(registration: WorkerRegistered) -> str:
     return names([str(dp_rank) for dp_rank in registration.dp_ranks])
 
 
-def doubles(facts: Facts) -> Iterator[Finding]:
+def doubles(facts: FleetFacts) -> Iterator[Finding]:
     """Yield unique values that two workers state."""
     yield from _heads(facts)
     living = [worker.registration for worker in facts.living()]
@@ -116,9 +116,9 @@ def doubles(facts: Facts) -> Iterator[Finding]:
             yield Finding("worker.two_instances", worker_id, f"it is registered for several models: {names(models)}")
 
 
-def _heads(facts: Facts) -> Iterator[Finding]:
+def _heads(facts: FleetFacts) -> Iterator[Finding]:
     """Yield for each rank the first two heads with heartbeats at the same time."""
-    by_rank: dict[WorkerRank, list[Head]] = {}
+    by_rank: dict[WorkerRank, list[StreamHead]] = {}
     for head in facts.heads:
         by_rank.setdefault(head.rank, []).append(head)
     for rank, heads in by_rank.items():
@@ -129,7 +129,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
                 break
 
 
-def _double(rank: WorkerRank, one: Head, other: Head) -> Finding:
+def _double(rank: WorkerRank, one: StreamHead, other: StreamHead) -> Finding:
     if one.instance == other.instance:
         words = f"epochs {one.epoch} and {other.epoch} of instance {one.instance} beat at the same time"
         return Finding("rank.two_heads", str(rank), words)

@@ -4,7 +4,7 @@ An engine that is attached without our agent has `/health` alone: whatever else 
 """
 
 from kv_protocol.fleet import WorkerRegistered
-from router.doctor.facts import LOSSES, Answer, Counts, WorkerSeen
+from router.doctor.facts import LOSSES, AddressAnswer, Counts, WorkerSeen
 from router.doctor.http_client import OK, HttpAsker, Reply, is_beyond_loopback
 from router.doctor.pages import counts, health, versions
 
@@ -17,7 +17,7 @@ class WorkerProbe:
     def __init__(self, asker: HttpAsker, registration: WorkerRegistered, token: str) -> None:
         self._asker, self._registration, self._token = asker, registration, token
         self._url = registration.base_url.rstrip("/")
-        self._answer: Answer | None = None
+        self._answer: AddressAnswer | None = None
         self._before: Counts = {}
         self._after: Counts = {}
 
@@ -25,11 +25,11 @@ class WorkerProbe:
         """Query its health; if it does not answer, query nothing else."""
         reply = await self._get("/health")
         if reply.problem:
-            self._answer = Answer(url=self._url, problem=reply.problem)
+            self._answer = AddressAnswer(url=self._url, problem=reply.problem)
             return
         reason = health(reply.body).reason or f"status {reply.status} at /health"
         status = await self._get("/status", self._token)
-        self._answer = Answer(
+        self._answer = AddressAnswer(
             url=self._url,
             is_well=reply.status == OK,
             reason="" if reply.status == OK else reason,

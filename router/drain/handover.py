@@ -139,7 +139,7 @@ class Handover:
         if role not in _PHASES:
             return f"role {role}: prompts are computed elsewhere"
         mode = state.policy.of(_PHASES[role]).mode
-        return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} asks nobody what he holds"
+        return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} reads no overlap"
 
     def _is_at_work(self, run: HandoverRun) -> bool:
         return promised_requests(self._serving.routing.state.ledger, run.registration) > 0
@@ -217,7 +217,7 @@ class Handover:
         wish = wish_of(recent, prefix.blocks, self._route(run, recent))
         verdict = self._warming.decide(wish.route)
         if verdict is None:
-            return "skipped", "", "nobody may take it"
+            return "skipped", "", "no rank is eligible"
         worker = str(verdict.winner)
         tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
@@ -238,14 +238,19 @@ class Handover:
         """Yield the metrics of hand-overs, and of the prompts kept for them."""
         outcomes = [((outcome,), float(self._outcomes[outcome])) for outcome in OUTCOMES]
         yield counter(
-            "handover_prefixes", "Prefixes of workers that drain, by what became of them", ("outcome",), outcomes
+            "handover_prefixes", "Prefixes that only a draining worker held, by outcome", ("outcome",), outcomes
         )
         yield counter(
-            "handover_tokens", "Tokens that others were asked to compute", (), [((), float(self._spent_tokens))]
+            "handover_tokens",
+            "Tokens that other workers computed for hand-overs",
+            (),
+            [((), float(self._spent_tokens))],
         )
-        yield counter("handover_seconds", "How long hand-overs took", (), [((), self._seconds)])
+        yield counter("handover_seconds", "Duration of hand-overs, summed", (), [((), self._seconds)])
         size_bytes = float(self._recent.size_bytes)
-        yield gauge("recent_prompts_bytes", "The newest prompts, kept for hand-overs", (), [((), size_bytes)])
+        yield gauge(
+            "recent_prompts_bytes", "Memory of recent prompts that hand-overs choose from", (), [((), size_bytes)]
+        )
 
 
 def promised_requests(ledger: Ledger, registration: WorkerRegistered) -> int:

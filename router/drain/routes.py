@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import FleetEvent, WorkerDraining
 from kv_protocol.journal import FleetApplied
-from kv_protocol.openai import RequestInvalid
-from kv_protocol.openai_errors import as_json
-from kv_runtime.http import error_response, json_response
+from kv_protocol.openai.errors import as_json
+from kv_protocol.openai.requests import RequestInvalid
+from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
 from router.drain.handover import Handover, promised_requests

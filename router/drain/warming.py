@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai import Inbound, decode_inbound
-from kv_protocol.openai_inbound import COMPLETIONS
+from kv_protocol.openai.inbound import COMPLETIONS
+from kv_protocol.openai.requests import Inbound, decode_inbound
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
-from router.prompt import Prompt
+from router.prompt import EncodedPrompt
 from router.request.attempt import Attempt
 from router.request.handoff import AnswerUnusable, PrefillAnswer, prefill_answer
 from router.request.serving import Serving
@@ -45,7 +45,7 @@ class Wish(NamedTuple):
     route: RouteRequest
     inbound: Inbound
     body: bytes
-    prompt: Prompt
+    prompt: EncodedPrompt
 
 
 def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
@@ -63,7 +63,7 @@ def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
         replace(route, isl_tokens=count, sequence_hashes=hashes),
         decode_inbound(COMPLETIONS, body),
         body,
-        Prompt(ids, count, recent.hashing, hashes),
+        EncodedPrompt(ids, count, recent.hashing, hashes),
     )
 
 

@@ -38,6 +38,8 @@ from router.fleet.reported_load import Reported
 from router.journal.checkpoint_rows import LeaseRow, LedgerRow, LedgerTotals
 from router.prompt.chains import ChainCounts, Path
 
+LEASE_S = 300.0
+"""How long a lease lives that nothing renews."""
 SILENT_S = 10.0
 """A lease renewed within this time is not ended because its engine reports fewer requests."""
 
@@ -74,7 +76,7 @@ class LedgerStatistics(NamedTuple):
     differences: dict[WorkerRank, int]
 
 
-class _Rank:
+class _RankSums:
     """One rank's sums; `row` is its row in the columns."""
 
     __slots__ = ("extra_blocks", "is_gone", "queued_tokens", "rank", "reported", "requests", "row")
@@ -93,7 +95,7 @@ class _Lease:
     __slots__ = ("at", "blocks", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
 
     def __init__(
-        self, routed: Routed, at: _Rank, path: Path[WorkerRank] | None, origin: str, expires_at_s: float
+        self, routed: Routed, at: _RankSums, path: Path[WorkerRank] | None, origin: str, expires_at_s: float
     ) -> None:
         self.at = at
         self.blocks = routed.blocks
@@ -108,13 +110,13 @@ class _Lease:
 class Ledger:
     """All leases. Unknown leases and second endings change nothing."""
 
-    def __init__(self, lease_s: float = 300.0) -> None:
+    def __init__(self, lease_s: float = LEASE_S) -> None:
         self._lease_s = lease_s
         self._leases: dict[str, _Lease] = {}  # in the order of their expiry
-        self._ranks: dict[WorkerRank, _Rank] = {}
+        self._ranks: dict[WorkerRank, _RankSums] = {}
         self._chains: ChainCounts[WorkerRank] = ChainCounts()
         self._table = RankTable("q", (0, 0, 0))  # the fields of `LoadColumns`
-        self._unshown: set[_Rank] = set()  # ranks whose rows are outdated
+        self._unshown: set[_RankSums] = set()  # ranks whose rows are outdated
         self._expired = self._corrected = 0
         self._folds: dict[type, _Fold] = {
             Routed: self._book,
@@ -154,7 +156,7 @@ class Ledger:
                 events.append(Unreported(worker_id=at.rank.worker_id, dp_rank=at.rank.dp_rank))
         return events
 
-    def _unknown_to(self, at: _Rank, now_s: float) -> list[Expired]:
+    def _unknown_to(self, at: _RankSums, now_s: float) -> list[Expired]:
         """Return endings of the rank's eldest leases, as many as its engine does not report."""
         eldest: list[tuple[str, _Lease]] = []
         for lease_id, lease in self._leases.items():
@@ -166,14 +168,14 @@ class Ledger:
         overdue = [each for each in eldest if not each[1].origin and each[1].expires_at_s > now_s]
         return [Expired(lease_id=lease_id, cause="engine") for lease_id, _ in overdue]
 
-    def _rank(self, rank: WorkerRank) -> _Rank:
+    def _rank(self, rank: WorkerRank) -> _RankSums:
         at = self._ranks.get(rank)
         if at is None:
-            at = self._ranks[rank] = _Rank(rank, self._table.row(rank))
+            at = self._ranks[rank] = _RankSums(rank, self._table.row(rank))
         at.is_gone = False
         return at
 
-    def _show(self, at: _Rank) -> None:
+    def _show(self, at: _RankSums) -> None:
         requests, blocks = at.requests + at.reported.foreign, self._chains.blocks(at.rank) + at.extra_blocks
         self._table.put(at.row, at.queued_tokens, requests, blocks)
 
@@ -213,7 +215,7 @@ class Ledger:
             self._drop(at)
         return True
 
-    def _drop(self, at: _Rank) -> None:
+    def _drop(self, at: _RankSums) -> None:
         self._table.remove(at.rank)
         self._unshown.discard(at)
         del self._ranks[at.rank]
@@ -345,7 +347,7 @@ class Ledger:
         lease.generation = row.generation
         self._count(at, lease)
 
-    def _count(self, at: _Rank, lease: _Lease) -> None:
+    def _count(self, at: _RankSums, lease: _Lease) -> None:
         at.requests += 1
         at.queued_tokens += lease.uncached_tokens
         at.extra_blocks += lease.extra_blocks

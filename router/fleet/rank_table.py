@@ -1,6 +1,6 @@
 """A few numbers of every rank, as columns: written rank by rank, read for many ranks at once.
 
-Written through a Python array, whose items cost a third of numpy's, and read through numpy, which sees the
+Written through a Python array, because writing an item costs a third of numpy's time, and read through numpy, on the
 same memory. Row 0 belongs to unknown ranks, and never changes.
 """
 

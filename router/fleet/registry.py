@@ -39,7 +39,7 @@ RANKS_MAX = 8192
 """Limits of the fleet: twice as many as one index serves. The state of a rank takes about a kilobyte."""
 RefusalCause = Literal["instance", "unregistered", "no_room"]
 REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
-"""The event is of another instance than the registered one; of a worker that is not registered; there is no room."""
+"""The event is of another instance than the registered one, or of an unregistered worker; or there is no capacity."""
 
 
 class FleetRefusal(NamedTuple):

@@ -105,7 +105,7 @@ class LatencyModel:
     def learn(self, rank: WorkerRank, features: tuple[float, ...], seconds: float) -> None:
         """Learn that the rank took `seconds` with these features (without the constant).
 
-        What cannot be (less than nothing, more than `SECONDS_MAX` or `FEATURE_MAX`, no number) is counted, not learnt.
+        An impossible measurement (negative, above `SECONDS_MAX` or `FEATURE_MAX`, not a number) is counted, not learnt.
         """
         possible = 0.0 < seconds <= SECONDS_MAX and all(0.0 <= each <= FEATURE_MAX for each in features)
         if not possible or len(features) + 1 != len(self._law.scales):
@@ -161,7 +161,7 @@ class LatencyModel:
     def predict_columns(self, ranks: tuple[WorkerRank, ...], features: tuple[Column, ...]) -> NDArray[np.float64]:
         """Return seconds, 0 or more, in the order of `ranks`: a feature is one number, or a column of such.
 
-        Of a rank that has served nothing, it is the prior's word.
+        For a rank that has served nothing, it is the prior's prediction.
         """
         coefficients = self._table.columns(ranks)
         seconds: NDArray[np.float64] = coefficients[0].copy()

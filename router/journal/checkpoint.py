@@ -66,7 +66,7 @@ class DecisionsRow(NamedTuple):
     decisions: int
 
 
-class Table(NamedTuple):
+class StateTable(NamedTuple):
     """One table of a state: the type of its rows, how to read them, and how to restore one."""
 
     name: str
@@ -75,42 +75,42 @@ class Table(NamedTuple):
     restore: Callable[[Any], None]
 
 
-def tables_of(state: RouterState) -> tuple[Table, ...]:
+def tables_of(state: RouterState) -> tuple[StateTable, ...]:
     """Return all tables of the state, in the order in which they are restored."""
     fleet, ledger, approximate, affinity = state.fleet, state.ledger, state.approximate, state.affinity
     breakers, history, predictions, newcomers = state.breakers, state.history, state.predictions, state.newcomers
     forecasts = state.forecasts
     return (
-        Table("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
-        Table(
+        StateTable("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
+        StateTable(
             "turns",
             DecisionsRow,
             lambda: list(map(DecisionsRow._make, state.decisions_by_model.items())),
             partial(_restore_decisions, state),
         ),
-        Table("fleet", FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
-        Table("workers", Worker, lambda: list(fleet.workers()), fleet.restore),
-        Table("ledger", LedgerTotals, lambda: [ledger.totals_row()], ledger.restore_totals),
-        Table("ranks", LedgerRow, ledger.rank_rows, ledger.restore_rank),
-        Table("leases", LeaseRow, ledger.lease_rows, ledger.restore_lease),
-        Table("approximate", ApproximateTotals, lambda: [approximate.totals_row()], approximate.restore_totals),
-        Table("stretches", StretchRow, approximate.rows, approximate.restore),
-        Table("affinity", AffinityTotals, lambda: [affinity.totals_row()], affinity.restore_totals),
-        Table("bound", BoundRow, affinity.bound_rows, affinity.restore_bound),
-        Table("idle", IdleRow, affinity.idle_rows, affinity.restore_idle),
-        Table("session_leases", SessionLeaseRow, affinity.lease_rows, affinity.restore_lease),
-        Table("breaker_totals", BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
-        Table("breakers", BreakerRow, breakers.rows, breakers.restore),
-        Table("history_moment", HistoryMoment, lambda: [history.moment_row()], history.restore_moment),
-        Table("history", HistoryRow, history.rows, history.restore),
-        Table("epochs", LifeRow, predictions.life_rows, predictions.restore_life),
-        Table("predictions", PredictionRow, predictions.rows, predictions.restore),
-        Table("seen", SeenRow, predictions.seen_rows, predictions.restore_seen),
-        Table("newcomers", NewcomerRow, newcomers.rows, newcomers.restore),
-        Table("forecasts", ForecastTotals, lambda: [forecasts.totals_row()], forecasts.restore_totals),
-        Table("ttft", FitRow, forecasts.ttft.rows, forecasts.ttft.restore),
-        Table("itl", FitRow, forecasts.itl.rows, forecasts.itl.restore),
-        Table("pending", PendingRow, forecasts.rows, forecasts.restore),
+        StateTable("fleet", FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
+        StateTable("workers", Worker, lambda: list(fleet.workers()), fleet.restore),
+        StateTable("ledger", LedgerTotals, lambda: [ledger.totals_row()], ledger.restore_totals),
+        StateTable("ranks", LedgerRow, ledger.rank_rows, ledger.restore_rank),
+        StateTable("leases", LeaseRow, ledger.lease_rows, ledger.restore_lease),
+        StateTable("approximate", ApproximateTotals, lambda: [approximate.totals_row()], approximate.restore_totals),
+        StateTable("stretches", StretchRow, approximate.rows, approximate.restore),
+        StateTable("affinity", AffinityTotals, lambda: [affinity.totals_row()], affinity.restore_totals),
+        StateTable("bound", BoundRow, affinity.bound_rows, affinity.restore_bound),
+        StateTable("idle", IdleRow, affinity.idle_rows, affinity.restore_idle),
+        StateTable("session_leases", SessionLeaseRow, affinity.lease_rows, affinity.restore_lease),
+        StateTable("breaker_totals", BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
+        StateTable("breakers", BreakerRow, breakers.rows, breakers.restore),
+        StateTable("history_moment", HistoryMoment, lambda: [history.moment_row()], history.restore_moment),
+        StateTable("history", HistoryRow, history.rows, history.restore),
+        StateTable("epochs", LifeRow, predictions.life_rows, predictions.restore_life),
+        StateTable("predictions", PredictionRow, predictions.rows, predictions.restore),
+        StateTable("seen", SeenRow, predictions.seen_rows, predictions.restore_seen),
+        StateTable("newcomers", NewcomerRow, newcomers.rows, newcomers.restore),
+        StateTable("forecasts", ForecastTotals, lambda: [forecasts.totals_row()], forecasts.restore_totals),
+        StateTable("ttft", FitRow, forecasts.ttft.rows, forecasts.ttft.restore),
+        StateTable("itl", FitRow, forecasts.itl.rows, forecasts.itl.restore),
+        StateTable("pending", PendingRow, forecasts.rows, forecasts.restore),
     )
 
 
@@ -122,7 +122,7 @@ def _restore_decisions(state: RouterState, row: DecisionsRow) -> None:
     state.decisions_by_model[row.model] = row.decisions
 
 
-class Checkpoint:
+class JournalCheckpoint:
     """A state at the time of creation, after the passing of time until `began.now_s` was applied."""
 
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
@@ -158,11 +158,11 @@ def _list_of(encoded: list[bytes]) -> bytes:
     return b"".join((_LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
 
-class Compared:
+class CheckpointComparison:
     """A checkpoint of a folded state, compared part by part with the one written at the same place."""
 
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
-        self._parts = Checkpoint(state, began).parts()
+        self._parts = JournalCheckpoint(state, began).parts()
 
     def difference(self, part: CheckpointPart | CheckpointEnded) -> str:
         """Return in words how the next written part differs; empty if it does not."""

@@ -122,7 +122,7 @@ class SessionLeaseRow(NamedTuple):
 
 
 class BreakerRow(NamedTuple):
-    """The breaker of a rank, or of a worker's HTTP if `dp_rank` is None."""
+    """The breaker of a rank; if `dp_rank` is None, the breaker of a worker's HTTP server, which all its ranks share."""
 
     worker_id: str
     dp_rank: int | None
@@ -155,7 +155,7 @@ class PredictionRow(NamedTuple):
 
 
 class SeenRow(NamedTuple):
-    """When a prediction expires whose request had its first token."""
+    """When a prediction expires after its request had its first token."""
 
     over_at_s: float
     lease_id: str

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
-from router.journal.checkpoint import Checkpoint
+from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, Shortener
 
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
@@ -23,7 +23,7 @@ _Records = Iterator[JournalRecord]
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 
 
-class Message(NamedTuple):
+class EncodedMessage(NamedTuple):
     """A message, the number of its first record, and its number of records."""
 
     data: bytes
@@ -60,7 +60,7 @@ class JournalEncoder:
 
     def add(self, what: Recordable, kv_seq: int, now_s: float) -> None:
         """Add its records, or begin a checkpoint."""
-        if isinstance(what, Checkpoint):
+        if isinstance(what, JournalCheckpoint):
             self._checkpoint, self._checkpoint_bytes = self._shortener.checkpoint(what), 0
             self.broken_by.clear()
             self.go_on(now_s)
@@ -94,7 +94,7 @@ class JournalEncoder:
         self.broken_by[reason] += count
         self._append(encode_record(Lost(now_s=now_s, count=count)), count)
 
-    def cut(self) -> Message:
+    def cut(self) -> EncodedMessage:
         """Return a message of the oldest records, as many as fit."""
         records, size, first = list[bytes](), 0, self._next
         while self._encoded and size + len(self._encoded[0][0]) <= RECORD_BYTES_MAX:
@@ -103,7 +103,7 @@ class JournalEncoder:
             size += len(encoded)
             self._next += weight
         self.waiting_bytes -= size
-        return Message(pack_journal(self._life, first, records), first, len(records))
+        return EncodedMessage(pack_journal(self._life, first, records), first, len(records))
 
     def _keep(self, record: JournalRecord, now_s: float) -> bool:
         """Return whether the record was added; one that cannot be encoded is lost: no record may end the process."""

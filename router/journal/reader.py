@@ -75,8 +75,8 @@ async def read_journal(
 ) -> None:
     """Pass all messages after `after_seq` that the log has now to `take`, and no later ones.
 
-    `from_ns`: and none before that time (since 1970). Returns behind the last, or at `stop`. The log's own part has to
-    run.
+    `from_ns`: and none before that time (since 1970). Return after the last message, or at `stop`. The log's own part
+    has to run.
     """
     state = await log.stream_state(subjects.JOURNAL_STREAM)
     end = state.last_seq

@@ -28,7 +28,7 @@ from router.decision.cost import CostColumns
 from router.decision.verdict import Taken, Verdict
 from router.decision.view import Depths, Floats, RouteRequest, View
 from router.fleet.trust import Trust
-from router.journal.checkpoint import Checkpoint
+from router.journal.checkpoint import JournalCheckpoint
 
 _F64_DEFAULTS = tuple(struct.pack("<d", default) for default in TERM_DEFAULTS)
 _U16_MAX = 0xFFFF
@@ -50,7 +50,7 @@ class RefusedRequest(NamedTuple):
     exclusions: tuple[Exclusion, ...]
 
 
-Recordable = JournalRecord | Taken | RefusedRequest | Checkpoint
+Recordable = JournalRecord | Taken | RefusedRequest | JournalCheckpoint
 
 
 class Recorder(Protocol):
@@ -87,11 +87,11 @@ class Shortener:
         if isinstance(what, RefusedRequest):
             request = replace(what.request, sequence_hashes=b"") if what.request.sequence_hashes else what.request
             return (Refused(now_s=what.now_s, request=request, exclusions=what.exclusions),)
-        if isinstance(what, Checkpoint):
+        if isinstance(what, JournalCheckpoint):
             return (*self.checkpoint(what),)
         return (what,)
 
-    def checkpoint(self, checkpoint: Checkpoint) -> Iterator[JournalRecord]:
+    def checkpoint(self, checkpoint: JournalCheckpoint) -> Iterator[JournalRecord]:
         """Yield the records of the checkpoint one by one; forget ranks that left the fleet."""
         workers = checkpoint.worker_ids
         self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
@@ -217,10 +217,10 @@ def pack_overlap(overlap: Depths) -> bytes:
         if before is not None and before.tobytes() == depths.tobytes():
             continue
         more = depths if before is None else depths - before
-        who = more.astype(bool)
-        if before is not None or who.any():
+        is_more = more.astype(bool)
+        if before is not None or is_more.any():
             flags |= 1 << tier
-            parts += [np.packbits(who, bitorder="little").tobytes(), more[who].astype(kind).tobytes()]
+            parts += [np.packbits(is_more, bitorder="little").tobytes(), more[is_more].astype(kind).tobytes()]
         before = depths
     parts[0] = bytes((flags,))
     return b"".join(parts)

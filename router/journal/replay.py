@@ -34,7 +34,7 @@ from router.decision.state import AskIndex, RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict, taken
 from router.decision.view import Depths
-from router.journal.checkpoint import CheckpointUnusable, Compared, Restoring
+from router.journal.checkpoint import CheckpointComparison, CheckpointUnusable, Restoring
 from router.journal.records import decided, request_of
 from router.journal.replay_differences import difference_of
 
@@ -119,7 +119,7 @@ class Replay:
     def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
         self._other, self._modes = policy, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
-        self._checkpoint: Restoring | Compared | None = None
+        self._checkpoint: Restoring | CheckpointComparison | None = None
         self.state: RouterState | None = None
         """None: earlier records are missing."""
 
@@ -155,13 +155,15 @@ class Replay:
 
     def _begin_checkpoint(self, began: CheckpointBegan) -> None:
         self._standings.clear()
-        self._checkpoint = Restoring(began, self._modes) if self.state is None else Compared(self.state, began)
+        self._checkpoint = (
+            Restoring(began, self._modes) if self.state is None else CheckpointComparison(self.state, began)
+        )
 
     def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return None  # its beginning is missing
-        if isinstance(checkpoint, Compared):
+        if isinstance(checkpoint, CheckpointComparison):
             difference = checkpoint.difference(record)
             is_over = bool(difference) or isinstance(record, CheckpointEnded)
             self._checkpoint = None if is_over else checkpoint
@@ -252,7 +254,7 @@ class Replay:
         except (WorkerNotNamed, Contradiction) as error:
             difference = str(error)
         else:
-            difference = f"nobody was eligible; now {verdict.winner} is"
+            difference = f"no rank was eligible; now {verdict.winner} is"
         return Redecided(request.decision_id, not difference, difference, None)
 
 

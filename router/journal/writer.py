@@ -28,15 +28,15 @@ from kv_protocol import subjects
 from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.journal import MESSAGE_BYTES_MAX, JournalBegan
 from kv_runtime.clock import Clock
-from kv_runtime.config import NatsSection
+from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
 from router.config import JournalSection
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.journal.checkpoint import Checkpoint
-from router.journal.encoder import LOSS_REASONS, JournalEncoder, LossReason, Message
+from router.journal.checkpoint import JournalCheckpoint
+from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 from router.journal.records import Recordable
 
 PERIOD_S = 0.05
@@ -127,7 +127,7 @@ class JournalWriter:
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self._pushed_out = 0
         self._encoder = JournalEncoder(self._life)
-        self._unsent: Message | None = None
+        self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._records = self._messages = self._bytes = self._failures = 0
         self._is_checkpoint_waiting = False
@@ -153,7 +153,7 @@ class JournalWriter:
         if not self._pushed_out:
             _log.warning("journal_buffer_full", records=self._records_max)
         self._pushed_out += 1
-        if isinstance(self._buffer[0], Checkpoint):
+        if isinstance(self._buffer[0], JournalCheckpoint):
             self._is_checkpoint_waiting = False
 
     @property
@@ -208,7 +208,7 @@ class JournalWriter:
         """Copy the state: it includes all records so far, and nothing else."""
         began_s, now_s = perf_counter(), self._clock.now()
         began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
-        self.record(Checkpoint(self._state, began))
+        self.record(JournalCheckpoint(self._state, began))
         self._is_checkpoint_waiting, self._checkpoint_taken_s = True, now_s
         self._pause_s = perf_counter() - began_s
 
@@ -268,7 +268,7 @@ class JournalWriter:
         inputs, kv_seqs = self._buffer.popleft, self._kv_seqs.popleft
         for _ in range(count):
             what = inputs()
-            if isinstance(what, Checkpoint):
+            if isinstance(what, JournalCheckpoint):
                 self._begin_checkpoint()
             encoder.add(what, kv_seqs(), now_s)
             if encoder.is_in_checkpoint:
@@ -298,18 +298,22 @@ class JournalWriter:
 def journal_families(found: JournalStatistics) -> Iterator[Family]:
     """Yield the metrics of a writer."""
     for name, meaning, value in (
-        ("journal_records", "Records of the journal that the log has", found.records_total),
-        ("journal_batches", "Messages of the journal that the log has", found.messages_total),
-        ("journal_bytes", "Bytes of the journal that the log has", found.bytes_total),
-        ("journal_publish_failures", "Messages of the journal that the log did not confirm", found.failures_total),
-        ("journal_checkpoints", "Whole checkpoints, at which a replay can start", found.checkpoints_total),
+        ("journal_records", "Journal records that the log has confirmed", found.records_total),
+        ("journal_batches", "Journal messages that the log has confirmed", found.messages_total),
+        ("journal_bytes", "Journal bytes that the log has confirmed", found.bytes_total),
+        ("journal_publish_failures", "Journal messages that the log did not confirm", found.failures_total),
+        ("journal_checkpoints", "Complete checkpoints; a replay can start at each", found.checkpoints_total),
     ):
         yield counter(name, meaning, (), [((), float(value))])
     lost = [((reason,), float(count)) for reason, count in found.lost.items()]
-    yield counter("journal_lost_records", "Records that the journal will never have, by reason", ("reason",), lost)
+    yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
     for name, meaning, size in (
-        ("journal_unpublished_records", "Records that wait for the log", float(found.waiting)),
-        ("journal_checkpoint_bytes", "Size of the last whole checkpoint", float(found.checkpoint_bytes)),
-        ("journal_checkpoint_pause_seconds", "How long the last checkpoint held requests up", found.checkpoint_pause_s),
+        ("journal_unpublished_records", "Journal records that the log has not confirmed yet", float(found.waiting)),
+        ("journal_checkpoint_bytes", "Size of the last complete checkpoint", float(found.checkpoint_bytes)),
+        (
+            "journal_checkpoint_pause_seconds",
+            "Time for which the last checkpoint blocked requests",
+            found.checkpoint_pause_s,
+        ),
     ):
         yield gauge(name, meaning, (), [((), size)])

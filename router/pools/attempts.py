@@ -22,7 +22,7 @@ from router.pools.selection import PoolGroup, Selection
 Place = Literal["selected", "faster", "other"]
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class PoolCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A pool that may be tried, and its status."""
 
     pool: int
@@ -37,8 +37,8 @@ class PoolSequence(msgspec.Struct, frozen=True, kw_only=True):
     """The pools for one phase of a request: `order` is tried in turn; `passed_over` were preferred, but not fit."""
 
     selection: Selection
-    order: tuple[Candidate, ...]
-    passed_over: tuple[Candidate, ...]
+    order: tuple[PoolCandidate, ...]
+    passed_over: tuple[PoolCandidate, ...]
 
 
 def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
@@ -63,11 +63,11 @@ def plan(group: PoolGroup, selection: Selection, statuses: Sequence[PoolStatus],
     )
 
 
-def _candidate(group: PoolGroup, selected: int, pool: int, status: PoolStatus) -> Candidate:
+def _candidate(group: PoolGroup, selected: int, pool: int, status: PoolStatus) -> PoolCandidate:
     place: Place = "selected" if pool == selected else "other"
     if group.priorities[pool] < group.priorities[selected]:
         place = "faster"
-    return Candidate(
+    return PoolCandidate(
         pool=pool,
         namespace=group.namespaces[pool],
         place=place,

@@ -13,7 +13,7 @@
 
     agg:  num_agg_pools, agg_pool_...; axes ttft_*, itl_*, and isl_* before them where all three of its keys are given
 
-What `pools` may say is in `targets.py`.
+`targets.py` has the keys of `pools`.
 
 `ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Keys that are not known have no effect,
 and are warned of; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from router.pools.json_values import Found, PoolsConfigInvalid, Words, is_number
+from router.pools.json_values import ConfigObject, PoolsConfigInvalid, Words, is_number
 from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
 from router.pools.targets import Own, PoolSettings, read_own
@@ -62,7 +62,7 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
     Raises:
         PoolsConfigInvalid: with every problem found.
     """
-    top = Found(data if isinstance(data, dict) else {}, "", [], [])
+    top = ConfigObject(data if isinstance(data, dict) else {}, "", [], [])
     if not isinstance(data, dict):
         raise PoolsConfigInvalid((f"found {type(data).__name__}, allowed an object",))
     mode = top.value("mode")
@@ -83,7 +83,7 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
     )
 
 
-def _group(top: Found, phase: PoolPhase) -> PoolGroup:
+def _group(top: ConfigObject, phase: PoolPhase) -> PoolGroup:
     count = top.integer(f"num_{phase}_pools", 1, POOLS_MAX)
     group = PoolGroup(
         phase=phase,
@@ -105,7 +105,7 @@ def _group(top: Found, phase: PoolPhase) -> PoolGroup:
     return group
 
 
-def _namespaces(top: Found, phase: PoolPhase, count: int) -> tuple[str, ...]:
+def _namespaces(top: ConfigObject, phase: PoolPhase, count: int) -> tuple[str, ...]:
     key, allowed = f"{phase}_pool_dynamo_namespaces", f"a list of {count} names, as num_{phase}_pools says"
     found = top.items(key, allowed)
     if isinstance(top.value(key), list) and len(found) != count:
@@ -116,7 +116,7 @@ def _namespaces(top: Found, phase: PoolPhase, count: int) -> tuple[str, ...]:
     return tuple(name if isinstance(name, str) else "" for name in found)
 
 
-def _priorities(top: Found, phase: PoolPhase, count: int) -> tuple[int, ...]:
+def _priorities(top: ConfigObject, phase: PoolPhase, count: int) -> tuple[int, ...]:
     key = f"{phase}_pool_priorities"
     if top.value(key) is None:
         return tuple(range(count))
@@ -130,14 +130,14 @@ def _priorities(top: Found, phase: PoolPhase, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _axes(strategy: Found, phase: PoolPhase) -> tuple[Axis, ...]:
+def _axes(strategy: ConfigObject, phase: PoolPhase) -> tuple[Axis, ...]:
     names = _AXES[phase]
     if phase == "agg" and _has_isl(strategy):
         names = ("isl", *names)
     return tuple(_axis(strategy, name) for name in names)
 
 
-def _has_isl(strategy: Found) -> bool:
+def _has_isl(strategy: ConfigObject) -> bool:
     given = [key for key in _ISL_KEYS if strategy.has(key)]
     missing = [key for key in _ISL_KEYS if key not in given]
     if given and missing:
@@ -146,7 +146,7 @@ def _has_isl(strategy: Found) -> bool:
     return bool(given) and not missing
 
 
-def _axis(strategy: Found, name: AxisName) -> Axis:
+def _axis(strategy: ConfigObject, name: AxisName) -> Axis:
     base = name.removesuffix("_ms")
     least_key, most_key = f"{base}_min", f"{base}_max"
     if name != base:
@@ -162,7 +162,7 @@ def _axis(strategy: Found, name: AxisName) -> Axis:
     return Axis(name, least, most, resolution)
 
 
-def _mapping(strategy: Found, key: str, axes: tuple[Axis, ...] | None, count: int) -> PoolMapping:
+def _mapping(strategy: ConfigObject, key: str, axes: tuple[Axis, ...] | None, count: int) -> PoolMapping:
     """Return the mapping; with invalid axes its shape is not checked."""
     found = strategy.value(key)
     if axes is not None:
@@ -170,7 +170,7 @@ def _mapping(strategy: Found, key: str, axes: tuple[Axis, ...] | None, count: in
     return _frozen(found) if isinstance(found, list) else ()
 
 
-def _check_mapping(strategy: Found, path: str, found: object, axes: tuple[Axis, ...], count: int) -> None:
+def _check_mapping(strategy: ConfigObject, path: str, found: object, axes: tuple[Axis, ...], count: int) -> None:
     if not axes:
         if not is_number(found, integer=True) or not 0 <= found < count:  # type: ignore[operator]  # a number
             strategy.problem_at(path, found, f"a pool's index, 0..{count - 1}")
@@ -190,7 +190,7 @@ def _frozen(found: list[Any]) -> PoolMapping:
     return tuple(_frozen(each) if isinstance(each, list) else each for each in found)
 
 
-def _overrides(strategy: Found, count: int) -> tuple[Override, ...]:
+def _overrides(strategy: ConfigObject, count: int) -> tuple[Override, ...]:
     if strategy.value("priority_overrides") is None:
         return ()
     overrides = []
@@ -201,7 +201,7 @@ def _overrides(strategy: Found, count: int) -> tuple[Override, ...]:
     return tuple(overrides)
 
 
-def _override(rule: Found, count: int) -> Override:
+def _override(rule: ConfigObject, count: int) -> Override:
     problems_before = len(rule.problems)
     least = rule.integer("min_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
     most = rule.integer("max_priority", -_PRIORITY_MAX, _PRIORITY_MAX)

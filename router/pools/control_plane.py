@@ -10,7 +10,9 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_runtime.http import json_response, metrics_handler, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import json_response, openai_errors
+from kv_runtime.http.metrics import metrics_handler
 from router.pools.selection import PoolGroup
 from router.pools.service import PoolService
 

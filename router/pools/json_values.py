@@ -27,7 +27,7 @@ class Words(str):
     __slots__ = ()
 
 
-class Found:
+class ConfigObject:
     """One object of the configuration, its path, and the lists of problems and warnings of all objects."""
 
     def __init__(self, values: Mapping[str, Any], path: str, problems: list[str], warnings: list[str]) -> None:
@@ -99,19 +99,19 @@ class Found:
             return []
         return found
 
-    def within(self, key: str, *, required: bool = True) -> "Found | None":
+    def within(self, key: str, *, required: bool = True) -> "ConfigObject | None":
         """Return the object at the key; None if it is missing, or no object."""
         found = self.value(key)
         if found is None and not required:
             return None
         return self.inner(found, self.at(key))
 
-    def inner(self, found: object, path: str) -> "Found | None":
+    def inner(self, found: object, path: str) -> "ConfigObject | None":
         """Return the object at `path`; None if it is no object."""
         if not isinstance(found, dict):
             self.problem_at(path, found, "an object")
             return None
-        return Found(found, path, self.problems, self.warnings)
+        return ConfigObject(found, path, self.problems, self.warnings)
 
     def unread(self) -> list[str]:
         """Return the keys that were not read."""

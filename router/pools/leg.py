@@ -8,7 +8,7 @@
 | fails within its answer | the request is over: it is not retried |
 | a limit of this process | 503: it says nothing of the router |
 
-The turn goes over the plan's pools, and over the routers of each pool that are up. Source: `docs/SOURCES.md` D5.3.
+The order is that of the plan's pools, and of the routers of each pool that are up. Source: `docs/SOURCES.md` D5.3.
 """
 
 from collections.abc import Callable

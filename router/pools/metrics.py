@@ -66,11 +66,12 @@ class PoolMetrics:
         """Yield all counters, and the status of pools."""
         at = ("phase", "pool")
         for name, meaning, labels, counts in (
-            ("pool_selections", "Requests that a pool was chosen for", (*at, "by"), self._selections),
-            ("pool_attempts", "Requests that a pool was asked to serve", (*at, "outcome"), self._attempts),
-            ("pool_passed_over", "Requests that would have gone to a pool that was not fit", (*at, "cause"),
+            ("pool_selections", "Requests by the pool chosen first, and by what chose it", (*at, "by"),
+             self._selections),
+            ("pool_attempts", "Attempts of a pool to serve a request, by outcome", (*at, "outcome"), self._attempts),
+            ("pool_passed_over", "Requests that passed over an unfit pool, by cause", (*at, "cause"),
              self._passed_over),
-            ("pool_looks", "Looks at the routers of a pool", ("pool", "outcome"), self._probes),
+            ("pool_looks", "Probes of the routers of a pool, by outcome", ("pool", "outcome"), self._probes),
         ):  # fmt: skip
             yield counter(name, meaning, labels, [(values, float(count)) for values, count in counts.items()])
         requests = [((outcome,), float(count)) for outcome, count in self._requests.items()]
@@ -81,14 +82,14 @@ class PoolMetrics:
 
 def _status_families(statuses: tuple[PoolStatus, ...]) -> Iterator[Family]:
     states = [((each.namespace, state), float(each.fitness == state)) for each in statuses for state in FITNESSES]
-    yield gauge("pool_state", "1 for the present state of the pool", ("pool", "state"), states)
+    yield gauge("pool_state", "1 for the pool's present state: fit, strained or down", ("pool", "state"), states)
     up = [((each.namespace,), float(len(each.routers_up))) for each in statuses]
     yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), up)
     queues = [(each.namespace, each.queued_requests) for each in statuses]
     queued = [((name,), float(requests)) for name, requests in queues if requests is not None]
     yield gauge(
         "pool_queued_requests",
-        "Requests that wait in the pool's routers and engines, where that is known",
+        "Requests waiting in the pool's routers and engines, where known",
         ("pool",),
         queued,
     )
@@ -98,4 +99,9 @@ def _status_families(statuses: tuple[PoolStatus, ...]) -> Iterator[Family]:
         for target, ratio in zip(TARGETS, (each.ttft_ratio, each.itl_ratio), strict=True)
         if ratio is not None
     ]
-    yield gauge("pool_attainment_ratio", "Share of the last window's answers in time", ("pool", "target"), ratios)
+    yield gauge(
+        "pool_attainment_ratio",
+        "Share of the answers of the last window that met the target",
+        ("pool", "target"),
+        ratios,
+    )

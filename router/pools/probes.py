@@ -1,5 +1,6 @@
 """Observations of pools, the limits by which they are judged, and their status."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ TARGETS: tuple[Target, ...] = ("ttft", "itl")
 
 
 class LiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a pool becomes unfit, and fit again. A bound that is None is not checked."""
+    """Limits that decide when a pool stops being fit, and when it is fit again. A bound that is None is not checked."""
 
     failures_max: int = 2
     successes_min: int = 2
@@ -36,6 +37,25 @@ class Attained(NamedTuple):
 
     within: float = 0.0
     total: float = 0.0
+
+
+def attained(buckets: Mapping[float, float], bound_s: float) -> Attained:
+    """Return the answers within `bound_s`; `buckets`: cumulative counts by upper edge in seconds, inf among them.
+
+    It is the cumulative count at the last edge <= the bound, and a linear part of the bucket that the bound lies in.
+    Answers above the last finite edge are not in time, whatever the bound. The result grows with the counts, so that
+    the difference of two results is that of the answers between them.
+    """
+    edges = sorted(buckets)
+    if not edges:
+        return Attained()
+    total, edge, count = buckets[edges[-1]], 0.0, 0.0
+    for upper in edges:
+        if upper > bound_s:
+            part = 0.0 if upper == float("inf") else (bound_s - edge) / (upper - edge)
+            return Attained(count + part * (buckets[upper] - count), total)
+        edge, count = upper, buckets[upper]
+    return Attained(count, total)
 
 
 class Queue(NamedTuple):

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import load_settings
-from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
-from kv_runtime.http import HttpServer
+from kv_runtime.config.loading import load_settings
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
-from kv_runtime.text import load_text
+from kv_runtime.text.loading import load_text
 from router.admin.metrics import http_families, prompt_families
 from router.config import RouterSettings
 from router.names import Names
@@ -31,7 +31,7 @@ from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
 from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
-from router.prompt import Prompts
+from router.prompt import ModelPrompts
 from router.server.exchange import Exchange
 from router.server.heads import HOP_BY_HOP
 from router.server.plane import HttpPlane
@@ -59,7 +59,7 @@ OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable
 """Starts a router; its resources are released with the stack."""
 
 
-class Wanted(NamedTuple):
+class PoolsSettings(NamedTuple):
     """The process's settings. `text` is the tokenizer; without one lengths are estimated."""
 
     config: PoolsConfig
@@ -100,7 +100,7 @@ def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
 class PoolsProcess:
     """The parts; `start` binds the addresses, and `parts` run."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: PoolsSettings) -> None:
         """Raises `TextError` if there is no such tokenizer."""
         config, identity, settings, text = wanted
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
@@ -109,7 +109,7 @@ class PoolsProcess:
         metrics = PoolMetrics(config.groups, self.live)
         watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
-        prompts = self._prompts = None if loaded is None else Prompts(loaded, settings.tokens.limits())
+        prompts = self._prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
         self.data = HttpPlane(
             self._serve,
             settings.data.limits(),

@@ -19,23 +19,23 @@ from typing import Literal
 import msgspec
 import structlog
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
-from kv_runtime.chat_template import TextError
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
+from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
+from kv_runtime.text.chat_template import TextError
 from router.decision.view import RouteRequest
 from router.pools.attempts import PoolSequence
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
-from router.prompt import EncodersBusy, Prompt
+from router.prompt import EncodedPrompt, EncodersBusy
 from router.request import refusals
 from router.request.bodies import ReadBody
 from router.request.refusals import Refusal
 from router.server.exchange import Exchange
 
 _HASHING = Hashing(64)
-"""For prompts whose hashes are not used."""
+"""For prompts without use of their hashes."""
 _MS_PER_S = 1000
 _ID_BYTES = 4
 
@@ -43,7 +43,7 @@ IslOrigin = Literal["tokens", "estimate", "unread"]
 _log = structlog.get_logger("pools")
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class SelectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a request's selection."""
 
     request_id: str
@@ -59,12 +59,12 @@ class PoolRequestReader(ABC):
 
     body: Body
     inbound: Inbound
-    question: Question
+    question: SelectionRequest
     plans: tuple[PoolSequence, ...]
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
         self.exchange, self.service = exchange, service
-        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[Prompt] | None = None
+        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[EncodedPrompt] | None = None
         self._over = False
 
     @abstractmethod
@@ -122,7 +122,7 @@ class PoolRequestReader(ABC):
             else:
                 self._go_on(prompt.token_count, "tokens")
 
-    def _prompted(self, awaited: "asyncio.Future[Prompt]") -> None:
+    def _prompted(self, awaited: "asyncio.Future[EncodedPrompt]") -> None:
         self._awaited = None
         if not self._over and not awaited.cancelled():
             self._refusing(lambda: self._go_on(awaited.result().token_count, "tokens"))
@@ -133,7 +133,7 @@ class PoolRequestReader(ABC):
         is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
         has_priority = is_prioritised or inbound.extension.hints.priority is not None
         selection_input = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
-        self.question = Question(
+        self.question = SelectionRequest(
             request_id=route.request_id, model=inbound.model, asked=selection_input, isl_origin=isl_origin
         )
         self.plans = self.service.plans(selection_input, one_token=inbound.limit_tokens == 1)

@@ -18,8 +18,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import UNDECODABLE
-from router.pools.attainment import attained
-from router.pools.probes import Attained, LiveLimits, Queue, Target
+from router.pools.probes import Attained, LiveLimits, Queue, Target, attained
 
 _QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
 _LATENCIES: dict[str, Target] = {

@@ -12,8 +12,8 @@ from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup, SelectionInput, Targets, select
 from router.pools.watch import PoolWatch
-from router.prompt import Prompts
-from router.request.bodies import BodyReader
+from router.prompt import ModelPrompts
+from router.request.bodies import BodyParser
 from router.request.route_request import RouteRequestBuilder
 from router.server.heads import HOP_BY_HOP, Headers
 from router.server.upstream import Upstreams
@@ -52,13 +52,13 @@ class PoolService:
         settings: RouterSettings,
         watch: PoolWatch,
         upstreams: Upstreams,
-        prompts: Prompts | None,
+        prompts: ModelPrompts | None,
         new_id: Callable[[], str],
     ) -> None:
         """`prompts`: None without a tokenizer: lengths are then estimated."""
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
-        self.bodies = BodyReader(settings.data.body_limits())
+        self.bodies = BodyParser(settings.data.body_limits())
         self.route_request = RouteRequestBuilder(new_id).route_request
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max

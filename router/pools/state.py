@@ -36,7 +36,7 @@ from router.pools.probes import (
 )
 
 
-class _Router:
+class _PoolRouter:
     """One router of a pool."""
 
     __slots__ = ("attained", "failures", "queue", "queue_s", "reason", "successes", "up")
@@ -69,7 +69,7 @@ class _Pool:
 
     def __init__(self, namespace: str, urls: Iterable[str], limits: LiveLimits) -> None:
         self._namespace, self._limits = namespace, limits
-        self._routers = {url: _Router() for url in urls}
+        self._routers = {url: _PoolRouter() for url in urls}
         self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
         self._queue_long = False
 
@@ -100,13 +100,13 @@ class _Pool:
                 window.slow, window.ratio = False, None
                 window.within = window.total = 0.0
 
-    def _ready(self, router: _Router) -> None:
+    def _ready(self, router: _PoolRouter) -> None:
         router.failures = 0
         router.successes += 1
         if router.up is None or router.successes >= self._limits.successes_min:
             router.up, router.reason = True, ""
 
-    def _failed(self, router: _Router, reason: str, *, at_once: bool) -> None:
+    def _failed(self, router: _PoolRouter, reason: str, *, at_once: bool) -> None:
         router.successes = 0
         router.failures += 1
         router.reason = reason
@@ -122,7 +122,7 @@ class _Pool:
         elif queued <= bound * self._limits.queue_release_ratio:
             self._queue_long = False
 
-    def _add(self, router: _Router, target: Target, seen: Attained | None) -> None:
+    def _add(self, router: _PoolRouter, target: Target, seen: Attained | None) -> None:
         if seen is None:
             return
         before = router.attained.get(target)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from router.pools.json_values import Found, Words
+from router.pools.json_values import ConfigObject, Words
 from router.pools.probes import LiveLimits
 
 ROUTERS_MAX = 16
@@ -44,9 +44,9 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     characters_per_token: float
 
 
-def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolSettings]) -> Own:
+def read_own(top: ConfigObject, names: Sequence[str], given: Mapping[str, PoolSettings]) -> Own:
     """Return the object `pools` for pools of these names; `given` pools replace those of the configuration."""
-    own = top.within("pools", required=False) or Found({}, "pools", top.problems, top.warnings)
+    own = top.within("pools", required=False) or ConfigObject({}, "pools", top.problems, top.warnings)
     limits = _limits(own, LiveLimits())
     configured = _pools_of_namespaces(own, limits)
     read = Own(
@@ -66,7 +66,7 @@ def _merged(configured: PoolSettings | None, given: PoolSettings | None, limits:
     return replace(given or configured or PoolSettings(), limits=limits)
 
 
-def _pools_of_namespaces(own: Found, limits: LiveLimits) -> dict[str, PoolSettings]:
+def _pools_of_namespaces(own: ConfigObject, limits: LiveLimits) -> dict[str, PoolSettings]:
     namespaces = own.within("namespaces", required=False)
     if namespaces is None:
         return {}
@@ -78,7 +78,7 @@ def _pools_of_namespaces(own: Found, limits: LiveLimits) -> dict[str, PoolSettin
     return pools
 
 
-def _pool(pool: Found, limits: LiveLimits) -> PoolSettings:
+def _pool(pool: ConfigObject, limits: LiveLimits) -> PoolSettings:
     has_routers, has_config = pool.has("routers"), pool.has("config")
     if has_routers and has_config:
         pool.problem("config", pool.value("config"), "either routers or config")
@@ -95,7 +95,7 @@ def _pool(pool: Found, limits: LiveLimits) -> PoolSettings:
     return read
 
 
-def _routers(pool: Found) -> tuple[RouterAddress, ...]:
+def _routers(pool: ConfigObject) -> tuple[RouterAddress, ...]:
     allowed = f"a list of 1..{ROUTERS_MAX} objects with url and perhaps control_url"
     found = pool.items("routers", allowed)
     if not 0 < len(found) <= ROUTERS_MAX and isinstance(pool.value("routers"), list):
@@ -111,7 +111,7 @@ def _routers(pool: Found) -> tuple[RouterAddress, ...]:
     return tuple(routers)
 
 
-def _url(address: Found, key: str, *, required: bool = True) -> str:
+def _url(address: ConfigObject, key: str, *, required: bool = True) -> str:
     found = address.value(key)
     if found is None and not required:
         return ""
@@ -127,7 +127,7 @@ def is_url(found: object) -> bool:
     return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and rest.isascii()
 
 
-def _limits(found: Found, common: LiveLimits) -> LiveLimits:
+def _limits(found: ConfigObject, common: LiveLimits) -> LiveLimits:
     """Return the given limits, the others from `common`; a bound of 0 means that it is not checked."""
     ttft, itl = (_bound_ms(found, key, getattr(common, key)) for key in ("ttft_bound_ms", "itl_bound_ms"))
     problems_before = len(found.problems)
@@ -150,5 +150,5 @@ def _limits(found: Found, common: LiveLimits) -> LiveLimits:
     )
 
 
-def _bound_ms(found: Found, key: str, common: float | None) -> float | None:
+def _bound_ms(found: ConfigObject, key: str, common: float | None) -> float | None:
     return found.number(key, 0, 3.6e6, common or 0.0) or None

@@ -1,7 +1,7 @@
-"""Probes every router of every pool periodically; `state.py` folds what it sees.
+"""Probes every router of every pool periodically; `state.py` folds the results.
 
-A look is three questions, answered within `look_timeout_s` together, each answer within its size. What cannot be had
-of the control plane says nothing against a router: its queue and latencies are not known then.
+A probe is three requests, answered within `look_timeout_s` together, each answer within its size. A missing answer of
+the control plane does not count against a router: its queue and latencies are unknown then.
 """
 
 import asyncio

@@ -2,6 +2,6 @@
 
 from router.prompt.body import with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy
-from router.prompt.prompts import Prompt, PromptLimits, Prompts, PromptStatistics
+from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits, PromptStatistics
 
-__all__ = ["EncodersBusy", "Prompt", "PromptLimits", "PromptStatistics", "Prompts", "with_prompt_ids"]
+__all__ = ["EncodedPrompt", "EncodersBusy", "ModelPrompts", "PromptLimits", "PromptStatistics", "with_prompt_ids"]

@@ -1,14 +1,14 @@
 """Encodes a rendered chat from the position where it is new. Plain functions, for any thread.
 
 The text is encoded in stretches that end at marks, so that it can be known up to each; a stretch has at least
-`_STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
+`STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
 """
 
-from kv_runtime.text import TokenizerText
+from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.body import base64_of
 from router.prompt.prefix_cache import CachedChat, Cut, Known
 
-_STRETCH_CHARACTERS = 256
+STRETCH_CHARACTERS = 256
 _TOKEN_BYTES = 4
 _TEXT_BYTES, _TEXT_CHARACTERS = 3, 4
 
@@ -41,7 +41,7 @@ def _stretches(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return those of the marks, begin and end of each, before which a stretch ends."""
     chosen, last = [], 0
     for place in stretches[:-1]:
-        if place[0] - last >= _STRETCH_CHARACTERS:
+        if place[0] - last >= STRETCH_CHARACTERS:
             chosen.append(place)
             last = place[0]
     return chosen + stretches[-1:]

@@ -23,14 +23,15 @@ from kv_protocol.hashing import Hashing, chain, pack_tokens, unpack_tokens
 from kv_protocol.image_headers import image_pixels, image_type
 from kv_protocol.images import ImageRule
 from kv_protocol.mm_keys import MmRun, expanded, mm_block_hashes
-from kv_protocol.openai import RequestInvalid
-from kv_runtime.chat_messages import UNKNOWN_FROM_HERE, Message
-from kv_runtime.text import Text, TokenizerText
+from kv_protocol.openai.requests import RequestInvalid
+from kv_runtime.text.chat_messages import UNKNOWN_FROM_HERE, Message
+from kv_runtime.text.model import Text
+from kv_runtime.text.tokenizer_model import TokenizerText
 
 TOKENS_MAX = 1 << 18
 """Bound on all images of a prompt: a few bytes may become 65,536 tokens each."""
 _HEAD_CHARACTERS_MAX = 128
-_DIGITS = 1 << 20
+PIECE_DIGITS = 1 << 20
 """Base64 characters that are decoded at first; an image's size must be in them."""
 _DATA, _EMBEDDINGS = "data:", ".safetensors"
 _TOKEN_BYTES = 4
@@ -76,9 +77,9 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
     digest, first = blake3(), b""
     cut = None if body is None else body.base64_of(url)
     encoded = url[comma + 1 :] if cut is None else cut
-    for at in range(0, len(encoded), _DIGITS):
+    for at in range(0, len(encoded), PIECE_DIGITS):
         try:
-            data = binascii.a2b_base64(encoded[at : at + _DIGITS], strict_mode=True)
+            data = binascii.a2b_base64(encoded[at : at + PIECE_DIGITS], strict_mode=True)
         except ValueError:  # also of characters that are not ASCII
             return None
         digest.update(data)

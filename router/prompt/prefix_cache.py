@@ -4,7 +4,7 @@
     keep(...)       a chat, its ids, and where both may be cut
 
 Exact: texts are compared byte for byte, and are cut only before marks, across which encoding does not look back
-(`kv_runtime/marks.py`). Cached texts are sorted, and one of a text's two neighbours shares the most with it, so a
+(`kv_runtime/text/marks.py`). Cached texts are sorted, and one of a text's two neighbours shares the most with it, so a
 search is a bisection. A longer version of a chat replaces the former one; beyond `bytes_max` the least recently used
 chats are evicted. Thread-safe.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 _TOKEN_BYTES = 4
 _TEXT_BYTES = 3
-"""This many bytes are four characters of base64."""
+"""Bytes that become four characters of base64."""
 _TEXT_CHARACTERS = 4
 _ENTRY_BYTES = 600
 _CUT_BYTES = 120
@@ -84,7 +84,12 @@ class PrefixCache:
         self.known_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._chats)
+
+    def chats(self) -> list[CachedChat]:
+        """Return the kept chats, in the order of their texts."""
+        with self._lock:
+            return [self._chats[text] for text in self._texts]
 
     def known(self, text: bytes) -> Known | None:
         """Return the longest known beginning of `text`, None if there is none; its chat counts as used."""

@@ -6,7 +6,7 @@
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
     messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
-    input of a response        those of the chat that it is (`kv_protocol/responses_chat.py`)
+    input of a response        those of the chat that it is (`kv_protocol/openai/responses_chat.py`)
     messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
 
 Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
@@ -25,12 +25,13 @@ from indexer.embedded import hash_blocks
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
-from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
-from kv_protocol.openai_responses import ResponsesInbound
-from kv_runtime.chat_messages import HasImages, split_images
-from kv_runtime.encoders import CONFIGURED
+from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.supervise import Part
-from kv_runtime.text import Text, TokenizerText
+from kv_runtime.text.chat_messages import HasImages, split_images
+from kv_runtime.text.encoders import CONFIGURED
+from kv_runtime.text.model import Text
+from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.body import base64_of
 from router.prompt.chat_encoding import encode_chat
 from router.prompt.encoding_pool import EncodingPool
@@ -63,7 +64,7 @@ _log = structlog.get_logger("router")
 DEFAULT_LIMITS = PromptLimits()
 
 
-class Prompt(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """Token ids as little-endian u32s, and the sequence hashes of their full blocks as little-endian u64s.
 
     `encoded` are the ids in base64, where that is known already; else empty. With images there are no ids: the worker
@@ -96,7 +97,7 @@ class PromptStatistics(NamedTuple):
     images_unseen: int
 
 
-class Prompts:
+class ModelPrompts:
     """Prompts of one model's requests."""
 
     def __init__(
@@ -128,7 +129,7 @@ class Prompts:
         images: ImageRule | None = None,
         *,
         body: Body | None = None,
-    ) -> "Prompt | asyncio.Future[Prompt]":
+    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
         `images` is what those workers say that images become; None: they do not say. `body` has the images that were
@@ -173,7 +174,7 @@ class Prompts:
             images_unseen=self._images_unseen,
         )
 
-    def _chat(self, inbound: _Chat, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
+    def _chat(self, inbound: _Chat, finish: "_Finish") -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         if inbound.add_special_tokens:
             raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
         size_bytes = inbound.rendered_bytes
@@ -192,7 +193,7 @@ class Prompts:
         encode = partial(self._encoded, self._text, rendered, known, finish)
         return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
 
-    def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+    def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
         """Do all of `_chat` at once."""
         try:
             if not isinstance(self._text, TokenizerText):
@@ -202,12 +203,12 @@ class Prompts:
             return self._with_images(inbound, messages, finish)
         return self._encoded(self._text, rendered, self._cache.known(rendered), finish)
 
-    def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> Prompt:
+    def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
         chat = encode_chat(text, rendered, known)
         self._cache.keep(chat)
         return finish(chat.ids, "messages", chat.encoded)
 
-    def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+    def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
         rule, text, options = finish.images, self._text, inbound.read_options()
         chat = split_images(messages, rule.placeholder if rule else "")
         if rule is None:
@@ -230,17 +231,19 @@ class Prompts:
         self._cache.keep(chat)
         return chat.ids
 
-    def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> Prompt:
+    def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> EncodedPrompt:
         if not isinstance(prompt, str):
             return finish(prompt, "prompt")
         adds = inbound.add_special_tokens is not False
         return finish(self._text.pack(prompt, add_special_tokens=adds), "prompt")
 
-    def _worked(self, work: Callable[[], Prompt], size_bytes: int) -> "Prompt | asyncio.Future[Prompt]":
+    def _worked(
+        self, work: Callable[[], EncodedPrompt], size_bytes: int
+    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         return work() if size_bytes <= self._off_loop_bytes else self._pool.submit(work, size_bytes)
 
 
-def _of_token_data(inbound: Inbound, finish: "_Finish") -> Prompt:
+def _of_token_data(inbound: Inbound, finish: "_Finish") -> EncodedPrompt:
     return finish(inbound.token_data() or b"", "nvext.token_data")
 
 
@@ -253,7 +256,7 @@ class _Finish(NamedTuple):
     images: ImageRule | None
     body: Body | None
 
-    def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> Prompt:
+    def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> EncodedPrompt:
         if not ids:
             raise RequestInvalid(key, "0 tokens", "one or more")
         hashing = self.hashing
@@ -262,11 +265,11 @@ class _Finish(NamedTuple):
         self.hashed(perf_counter() - began_s)
         if not encoded and len(ids) > _READ_BYTES_MAX:
             encoded = base64_of(ids)
-        return Prompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
+        return EncodedPrompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
 
-    def known(self, known: KnownPrompt) -> Prompt:
+    def known(self, known: KnownPrompt) -> EncodedPrompt:
         """Return a prompt with images, as far as it is known."""
         began_s = perf_counter()
         hashes = known.sequence_hashes(self.hashing, self.seed)
         self.hashed(perf_counter() - began_s)
-        return Prompt(b"", known.token_count, self.hashing, hashes)
+        return EncodedPrompt(b"", known.token_count, self.hashing, hashes)

@@ -38,11 +38,11 @@ from router.queue.waiting import (
     REFUSAL_REASONS,
     Place,
     Placing,
+    QueuedRequest,
     QueueLimits,
     QueueRefusal,
     QueueStatistics,
     RefusalReason,
-    Waiting,
     placing_of,
 )
 
@@ -114,7 +114,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- in
 
-    def offer(self, waiting: Waiting, now_s: float) -> Place | QueueRefusal:
+    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | QueueRefusal:
         """Queue the request; return its place, or why it is refused."""
         tenant = self._tenant_of(waiting)
         reason = self._full(tenant, waiting.cost_tokens)
@@ -135,7 +135,7 @@ class RequestQueue:
             total.add(1, waiting.cost_tokens)
         return place
 
-    def _tenant_of(self, waiting: Waiting) -> str:
+    def _tenant_of(self, waiting: QueuedRequest) -> str:
         tenant = waiting.request.tenant
         return tenant if tenant in self._tenants or len(self._tenants) < self._limits.tenants_max else OTHERS
 
@@ -148,7 +148,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- out
 
-    def take(self, model: str, has_headroom: Callable[[Waiting], bool], now_s: float) -> Place | None:
+    def take(self, model: str, has_headroom: Callable[[QueuedRequest], bool], now_s: float) -> Place | None:
         """Remove and return the next request with headroom; None if there is none.
 
         `has_headroom` is called once for each kind that a first request has.

@@ -29,7 +29,7 @@ from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.queue.admission import RequestQueue
 from router.queue.headroom import Headroom
-from router.queue.waiting import Place, QueueLimits, QueueRefusal, QueueStatistics, Waiting
+from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueueRefusal, QueueStatistics
 from router.request.refusals import Refusal
 
 _log = structlog.get_logger("router")
@@ -200,7 +200,7 @@ class Admission:
         if is_first and self._headroom.has_headroom(request):
             admitted()
             return None
-        placed = self._queue.offer(Waiting(request, self._headroom.uncached_tokens(request)), self.now_s())
+        placed = self._queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, QueueRefusal):
             refused(_refusal(placed))
             return None
@@ -235,7 +235,7 @@ class Admission:
         while (place := self._queue.take(model, self._has_headroom, self.now_s())) is not None:
             self._tickets.pop(place.arrival).admit()
 
-    def _has_headroom(self, waiting: Waiting) -> bool:
+    def _has_headroom(self, waiting: QueuedRequest) -> bool:
         return self._headroom.has_headroom(waiting.request)
 
     async def run(self, stop: asyncio.Event) -> None:

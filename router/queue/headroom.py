@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from kv_protocol.fleet import WorkerRegistered
-from router.decision.eligibility import Ranks, exclusions
+from router.decision.eligibility import RankColumns, exclusions
 from router.decision.view import Floats, Ints, RouteRequest
 
 BATCHED_TOKENS_DEFAULT = 8192
@@ -29,7 +29,7 @@ class Headroom:
         self._registrations: tuple[WorkerRegistered, ...] = ()
         self._tokens: Floats = np.zeros(0)
 
-    def spare_tokens(self, ranks: Ranks, queued_tokens: Ints, request: RouteRequest) -> float:
+    def spare_tokens(self, ranks: RankColumns, queued_tokens: Ints, request: RouteRequest) -> float:
         """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
 
         Less than 0: all are over their thresholds. Inf: no rank is eligible.

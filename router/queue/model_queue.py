@@ -74,5 +74,5 @@ class ModelQueue:
             self.shares.waits_no_more(place.tenant)
 
     def first(self, tenant: str, has_headroom: Callable[[Place], bool]) -> Place | None:
-        """Return the first of the tenant's requests that fits."""
+        """Return the tenant's first waiting request that has headroom; None if there is none."""
         return self._of_tenant[tenant].first(has_headroom)

@@ -33,7 +33,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     fair_share: FairShareLimits = FairShareLimits()
 
 
-class Waiting(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A request in admission. `uncached_tokens`: its prompt without the longest prefix that a rank holds."""
 
     request: RouteRequest
@@ -83,7 +83,7 @@ class QueueRefusal(msgspec.Struct, frozen=True, kw_only=True):
 class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's place in the queue."""
 
-    waiting: Waiting
+    waiting: QueuedRequest
     tenant: str
     """The tenant under which it waits."""
     order: Order

@@ -56,9 +56,11 @@ Effect = Say | Apply
 
 
 class ReplicaStatistics(NamedTuple):
-    """Of one model: messages sent and received, doubts and requests; `skew` by router, at its newest beat."""
+    """Of one model: open leases, messages, doubts and requests; `skew` by router, at its newest beat."""
 
     own_leases: int
+    peer_leases: int
+    """Of other routers, applied here."""
     sent_total: int
     received_total: int
     refused_total: int
@@ -266,6 +268,7 @@ class Replication:
         """Return the current figures."""
         return ReplicaStatistics(
             own_leases=len(self._own),
+            peer_leases=len(self._owners),
             sent_total=self._sent,
             received_total=self._received,
             refused_total=self._refused,

@@ -1,7 +1,7 @@
 """Exchanges leases with the other routers of the fleet over core NATS.
 
     tell(event)    an event of an own lease goes to all others; the end of another router's lease here is noted
-    apply(event, router)    an event from another router is handed to the caller, who applies it to its state
+    apply(event, router)    an event from another router is handed to the caller, which applies it to its state
 
 One `Replication` per model decides (`replication.py`); this module is its network. Events wait `FLUSH_S` for further
 ones; answers do not wait. Without peers there is one turn per beat. While the log is away nothing is sent, and silence
@@ -220,23 +220,25 @@ def replica_families(replicas: Replicas) -> Iterator[Family]:
         ("heard", sum(each.received_total for each in models)),
         ("refused", sum(each.refused_total for each in models) + statistics.refused_total),
     )
-    yield _counts("replica_messages", "Ledger messages between routers, by what became of them", "outcome", messages)
+    yield _counts("replica_messages", "Ledger messages between routers, by outcome", "outcome", messages)
     doubts = (
         ("gap", sum(each.gaps_total for each in models)),
         ("difference", sum(each.differences_total for each in models)),
         ("silence", sum(each.silent_total for each in models)),
     )
-    yield _counts("replica_doubts", "Times when a router's leases were perhaps not those known", "cause", doubts)
+    yield _counts(
+        "replica_doubts", "Times that the known leases of another router were in doubt, by cause", "cause", doubts
+    )
     dumps = (
         ("asked", sum(each.requested_total for each in models)),
         ("taken", sum(each.replaced_total for each in models)),
         ("given", sum(each.answered_total for each in models)),
     )
-    yield _counts("replica_dumps", "Whole ledgers asked of, taken from and given to other routers", "role", dumps)
+    yield _counts("replica_dumps", "Whole ledgers requested from, taken from and given to other routers", "role", dumps)
     skews = _skews(models)
     for field in Skew._fields:
         samples = [((router,), float(getattr(skew, field))) for router, skew in skews.items()]
-        meaning = "How far what a router said of its leases last was from what was known of them"
+        meaning = "Difference between the leases that a router last stated and those known of it"
         yield gauge(f"replica_skew_{field}", meaning, ("router",), samples)
 
 

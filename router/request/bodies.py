@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai import Inbound, decode_inbound
+from kv_protocol.openai.requests import Inbound, decode_inbound
 from kv_runtime.supervise import Part
 from router.prompt.encoding_pool import EncodingPool
 
@@ -26,7 +26,7 @@ class ReadBody(NamedTuple):
     inbound: Inbound
 
 
-class BodyReader:
+class BodyParser:
     """Parses the bodies of all requests. `data.bodies_bytes_max` bounds the bodies that wait."""
 
     def __init__(self, limits: BodyLimits) -> None:

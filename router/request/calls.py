@@ -16,11 +16,11 @@ request, so that it fetches the prompt's KV from the prefill worker; then its co
 
 from kv_protocol.body_limits import Body, Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
-from kv_protocol.openai import Inbound, is_given
+from kv_protocol.openai.requests import Inbound, is_given
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
-from router.prompt import Prompt, with_prompt_ids
+from router.prompt import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.server.exchange import BUFFERED_BYTES_MAX, OutboundCall
 from router.server.heads import Headers
@@ -63,7 +63,7 @@ class Calls:
         inbound: Inbound,
         body: Body,
         client: Headers,
-        prompt: Prompt | None,
+        prompt: EncodedPrompt | None,
         handoff: PrefillAnswer | None = None,
         progress: Progress | None = None,
         replay_buffer: StreamReplayBuffer | None = None,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 from urllib.parse import parse_qsl
 
-from kv_protocol.api_endpoints import PATHS
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.requests import RequestInvalid
 from router.compiled import hot_path
 from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
@@ -21,7 +21,7 @@ from router.decision.verdict import Verdict
 from router.request import refusals
 from router.request.plan import RequestPlan
 from router.request.reader import RequestReader
-from router.request.refusals import Refusal, Refused
+from router.request.refusals import Refusal, RequestRejected
 from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
 from router.request.served import Served
 from router.request.serving import Serving
@@ -132,7 +132,7 @@ class DecisionOnly(RequestReader):
                 return serving.decide(route)
             except NoEligibleWorker as error:
                 if not plan.no_candidate():
-                    raise Refused(serving.no_candidate(route, error)) from error
+                    raise RequestRejected(serving.no_candidate(route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
         self.serving.request_log.refused(refusal)

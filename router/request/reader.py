@@ -16,13 +16,13 @@ from time import perf_counter
 import structlog
 
 from kv_protocol.body_limits import Body
-from kv_protocol.openai import Inbound, RequestInvalid
-from kv_runtime.chat_template import TextError
+from kv_protocol.openai.requests import Inbound, RequestInvalid
+from kv_runtime.text.chat_template import TextError
 from router.decision.view import RouteRequest
-from router.prompt import EncodersBusy, Prompt
+from router.prompt import EncodedPrompt, EncodersBusy
 from router.request import refusals
 from router.request.bodies import ReadBody
-from router.request.refusals import Refusal, Refused
+from router.request.refusals import Refusal, RequestRejected
 from router.request.serving import Serving
 from router.server.exchange import Exchange
 
@@ -36,17 +36,17 @@ class RequestReader(ABC):
 
     body: Body
     inbound: Inbound
-    prompt: Prompt | None
+    prompt: EncodedPrompt | None
     route: RouteRequest
 
     def __init__(self, exchange: Exchange, serving: Serving) -> None:
         self.exchange, self.serving = exchange, serving
-        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[Prompt] | None = None
+        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[EncodedPrompt] | None = None
         self._over = False
 
     @abstractmethod
     def _on_parsed(self) -> None:
-        """Continue with the parsed request. May raise `Refused`."""
+        """Continue with the parsed request. May raise `RequestRejected`."""
 
     @abstractmethod
     def _refuse(self, refusal: Refusal) -> None:
@@ -96,12 +96,12 @@ class RequestReader(ABC):
         else:
             self._go_on(prompt)
 
-    def _prompted(self, awaited: "asyncio.Future[Prompt]") -> None:
+    def _prompted(self, awaited: "asyncio.Future[EncodedPrompt]") -> None:
         self._awaited = None
         if not self._over and not awaited.cancelled():
             self._refusing(lambda: self._go_on(awaited.result()))
 
-    def _go_on(self, prompt: Prompt | None) -> None:
+    def _go_on(self, prompt: EncodedPrompt | None) -> None:
         if prompt is not None:
             self.serving.metrics.stage("tokenize", perf_counter() - self._began_s)
         self.prompt = prompt
@@ -115,7 +115,7 @@ class RequestReader(ABC):
             self._refuse(refusals.bad_request(error))
         except EncodersBusy as error:
             self._refuse(refusals.unavailable(str(error), "overloaded"))
-        except Refused as refused:
+        except RequestRejected as refused:
             self._refuse(refused.refusal)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
             _log.exception("request_failed", path=self.exchange.path)

@@ -8,10 +8,10 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kv_protocol.api_endpoints import stated_words
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
-from kv_runtime.chat_messages import TextError
-from kv_runtime.http import error_body
+from kv_protocol.openai.endpoints import stated_words
+from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
+from kv_runtime.http.answers import error_body
+from kv_runtime.text.chat_messages import TextError
 
 Kind = str
 """OpenAI's `type` of an error."""
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
         return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))),)
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """Ends the request with a refusal."""
 
     def __init__(self, refusal: Refusal) -> None:

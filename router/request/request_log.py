@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import structlog
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.openai_embeddings import EmbeddingsInbound
-from kv_protocol.openai_inbound import ChatInbound, CompletionInbound
-from kv_protocol.openai_responses import ResponsesInbound
+from kv_protocol.openai.embeddings import EmbeddingsInbound
+from kv_protocol.openai.inbound import ChatInbound, CompletionInbound
+from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.view import RouteRequest

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import DP_RANK_MAX
-from kv_protocol.openai import Inbound, RequestInvalid
+from kv_protocol.openai.requests import Inbound, RequestInvalid
 from router.decision.view import RouteRequest
-from router.prompt import Prompt
+from router.prompt import EncodedPrompt
 from router.server.heads import Headers
 
 TAINTS_MAX = 16
@@ -48,7 +48,14 @@ class RouteRequestBuilder:
         self._new_id = new_id
 
     def route_request(
-        self, inbound: Inbound, headers: Headers, hashing: Hashing, prompt: Prompt | None, *, lora: str, tenant: str
+        self,
+        inbound: Inbound,
+        headers: Headers,
+        hashing: Hashing,
+        prompt: EncodedPrompt | None,
+        *,
+        lora: str,
+        tenant: str,
     ) -> RouteRequest:
         """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
 

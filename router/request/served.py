@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.ids import WorkerRank
-from kv_protocol.openai_inbound import CHAT
+from kv_protocol.openai.inbound import CHAT
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import OutcomeName
 from router.decision.verdict import Verdict
@@ -32,7 +32,7 @@ from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, pre
 from router.request.latency import Arrival
 from router.request.plan import RequestPlan
 from router.request.reader import RequestReader
-from router.request.refusals import Refusal, Refused
+from router.request.refusals import Refusal, RequestRejected
 from router.request.request_log import EndedRequest
 from router.request.serving import Serving
 from router.request.usage import NO_USAGE, Usage, usage_in
@@ -140,7 +140,7 @@ class Served(RequestReader):
                     self._refuse(refusal if self._failed is None else _given_up(self._failed))
                     return
                 self._turned()
-            except Refused as refused:
+            except RequestRejected as refused:
                 self._refuse(refused.refusal if self._failed is None else _given_up(self._failed))
                 return
         if self._decided_s is None:
@@ -394,7 +394,7 @@ class Served(RequestReader):
         """Have a decode worker fetch the KV that a prefill worker holds for it; that answer is not read."""
         try:
             call = self._call(self.serving.decide(self.route))
-        except (NoEligibleWorker, Refused):
+        except (NoEligibleWorker, RequestRejected):
             return
         if call is not None:
             aside.ask(call, self)

@@ -9,7 +9,6 @@ import structlog
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.body_limits import Body
 from kv_protocol.decision import Exclusion
 from kv_protocol.fleet import WorkerRegistered
@@ -17,7 +16,8 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded
-from kv_protocol.openai import ChatInbound, Inbound, is_given
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
+from kv_protocol.openai.requests import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
 from router.admin.metrics import RequestMetrics
@@ -29,15 +29,15 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.drain.recent_prompts import RecentPrompt, RecentPrompts
-from router.prompt import Prompt, Prompts
+from router.prompt import EncodedPrompt, ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request import refusals
 from router.request.attempt import Attempt
-from router.request.bodies import BodyReader
+from router.request.bodies import BodyParser
 from router.request.calls import Calls, wants_tokens
 from router.request.plan import RequestPlan
-from router.request.refusals import Refusal, Refused
+from router.request.refusals import Refusal, RequestRejected
 from router.request.request_log import RequestLog
 from router.request.route_request import RouteRequestBuilder
 from router.request.usage import Usage
@@ -58,7 +58,7 @@ _RANKS_MAX = 4096
 _log = structlog.get_logger("router")
 
 
-class _Model(NamedTuple):
+class _ResolvedModel(NamedTuple):
     """A model's name resolved, valid until the fleet changes or a worker's fitness expires."""
 
     hashing: Hashing
@@ -76,7 +76,7 @@ class Serving:
     def __init__(
         self,
         routing: Routing,
-        prompts: Prompts,
+        prompts: ModelPrompts,
         admission: Admission,
         metrics: RequestMetrics,
         tenants: TenantNames,
@@ -90,13 +90,13 @@ class Serving:
         self.inflight = 0
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
-        self.bodies = BodyReader(settings.data.body_limits())
+        self.bodies = BodyParser(settings.data.body_limits())
         self._route_request_builder = RouteRequestBuilder(new_id)
         self.calls = Calls(routing.state.fleet, settings)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._worker_log = RateLimitedLog(_log, routing.clock)
         self._conditional = settings.disaggregation.limits()
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _ResolvedModel] = {}
         self._recent = recent
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
@@ -114,7 +114,7 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------- asking
 
-    def prompt_of(self, inbound: Inbound, body: Body) -> "Prompt | asyncio.Future[Prompt] | None":
+    def prompt_of(self, inbound: Inbound, body: Body) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
         """Return the prompt, now or later; None if neither the mode nor the configuration needs it.
 
         Raises:
@@ -123,15 +123,15 @@ class Serving:
         """
         model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
         if endpoint not in model.endpoints:
-            raise Refused(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
+            raise RequestRejected(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
         if endpoint == "embeddings":
             return None
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
         return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
 
-    def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
-        """Return the routing fields of the request; raise `RequestInvalid`, `Refused`."""
+    def route_request(self, inbound: Inbound, headers: Headers, prompt: EncodedPrompt | None) -> RouteRequest:
+        """Return the routing fields of the request; raise `RequestInvalid`, `RequestRejected`."""
         model = self._model(inbound.model)
         hashing = model.hashing if prompt is None else prompt.hashing
         tenant = self._tenants.name(headers.get)
@@ -139,7 +139,7 @@ class Serving:
             inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant
         )
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> _ResolvedModel:
         fleet, now_s = self.routing.state.fleet, self.routing.clock.now()
         known = self._models.get(name)
         if known is not None and known.fleet_changes == fleet.changes and now_s < known.valid_until_s:
@@ -147,16 +147,16 @@ class Serving:
         hashing = fleet.hashing(name, now_s)
         if hashing is None:
             self._models.pop(name, None)
-            raise Refused(refusals.unknown_model(name, fleet.models()))
+            raise RequestRejected(refusals.unknown_model(name, fleet.models()))
         workers = fleet.serving(name)
         valid_until_s = fleet.valid_until_s(workers, now_s)
         endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
-        known = self._models[name] = _Model(
+        known = self._models[name] = _ResolvedModel(
             hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s, endpoints
         )
         return known
 
-    def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: Prompt | None) -> None:
+    def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt | None) -> None:
         """Record the prompt of a client's request among the recent ones."""
         if self._recent is not None and prompt is not None:
             self._recent.add(
@@ -236,12 +236,12 @@ class Serving:
             plan.compute_at_decode()
 
     def decide(self, route: RouteRequest) -> Verdict:
-        """Return the decision; raise `Refused`, or `NoEligibleWorker` if no worker is eligible."""
+        """Return the decision; raise `RequestRejected`, or `NoEligibleWorker` if no worker is eligible."""
         routing = self.routing
         try:
             verdict = routing.decide(route)
         except WorkerNotNamed as error:
-            raise Refused(refusals.invalid(str(error), error.field)) from error
+            raise RequestRejected(refusals.invalid(str(error), error.field)) from error
         if not verdict.meets_targets:
             self._unmet(verdict)
         self.metrics.chosen(routing.match_s, routing.choose_s)
@@ -269,8 +269,8 @@ class Serving:
             self.metrics.fallback("unmet_target")
             return
         self.metrics.rejected("unmet_target")
-        message = "nobody is predicted to meet the targets of nvext.router, or of policy.ttft_target_s and itl_target_s"
-        raise Refused(refusals.unavailable(message, "unmet_target", outcome="refused"))
+        message = "no rank is predicted to meet the targets of nvext.router or of policy.ttft_target_s, itl_target_s"
+        raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
 
     # ------------------------------------------------------------------------------------------- forwarding
 

@@ -20,12 +20,12 @@
 import asyncio
 import socket
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
-from kv_runtime.http import error_body
+from kv_runtime.http.answers import error_body
 from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
 from router.server.framing import BodyReader, ChunkReader, body_reader
 from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
@@ -70,6 +70,20 @@ class _Gathering:
         if found < (took_s - limits.body_s) * rate:
             return f"body: found {found} bytes within {took_s:.0f} s, allowed {rate:g} a second and more"
         return ""
+
+
+class ClientStatistics(NamedTuple):
+    """How one connection stands."""
+
+    read_ahead_bytes: int
+    """What the client sent, and is read once the requests before it are answered."""
+    unsent_bytes: int
+    """What the client has not taken of its answers; without what its system and ours hold."""
+    reading_paused: bool
+    writing_paused: bool
+    half_closed: bool
+    receiving: bool
+    """A request's head or body has begun and is not complete."""
 
 
 class ClientConnection:
@@ -304,6 +318,17 @@ class ClientConnection:
             exchange.answer(500, error_body(message, "server_error"))
 
     # ------------------------------------------------------------ answers
+
+    def statistics(self) -> ClientStatistics:
+        """Return the current figures."""
+        return ClientStatistics(
+            read_ahead_bytes=len(self._buffer),
+            unsent_bytes=self._transport.get_write_buffer_size(),
+            reading_paused=self._reading_paused,
+            writing_paused=self._writing_paused,
+            half_closed=self._half_closed,
+            receiving=self._state in {_HEAD, _BODY},
+        )
 
     @property
     def peer(self) -> str:

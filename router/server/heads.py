@@ -91,15 +91,15 @@ class HeadReader:
     __slots__ = ("_answer_fields", "_fields", "_request_lines", "_status_lines")
 
     def __init__(self, dropped: frozenset[bytes] = HOP_BY_HOP) -> None:
-        self._request_lines = _Known(_request_line)
-        self._fields = _Known(_field)
-        self._status_lines = _Known(_status_line)
+        self._request_lines = _ParsedLines(_request_line)
+        self._fields = _ParsedLines(_field)
+        self._status_lines = _ParsedLines(_status_line)
 
         def answer_field(line: bytes) -> tuple[bytes, bytes, bytes]:
             name, value = _field(line)
             return name, value, b"" if name in dropped else line + b"\r\n"
 
-        self._answer_fields = _Known(answer_field)
+        self._answer_fields = _ParsedLines(answer_field)
 
     def request(self, head: bytes) -> RequestHead:
         """Parse the head of a request, including its empty line.
@@ -159,7 +159,7 @@ class HeadReader:
         return _new(AnswerHead, (status, headers, body_bytes, reusable, b"".join(passed)))
 
 
-class _Known(dict[bytes, Any]):
+class _ParsedLines(dict[bytes, Any]):
     """Parsed lines, up to a bounded number; `read` parses those that are missing."""
 
     def __init__(self, read: Callable[[bytes], Any]) -> None:

@@ -17,13 +17,13 @@ from typing import NamedTuple, cast
 
 import structlog
 
-from kv_runtime.acceptor import BACKLOG, Acceptor
-from kv_runtime.hosts import HostNames
-from kv_runtime.http import error_body
+from kv_runtime.http.acceptor import BACKLOG, Acceptor
+from kv_runtime.http.answers import error_body
+from kv_runtime.http.hosts import HostNames
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.server.capacity import Capacity, capacity, lowered
-from router.server.client_connection import ClientConnection
+from router.server.client_connection import ClientConnection, ClientStatistics
 from router.server.exchange import Exchange
 from router.server.heads import HeadReader
 from router.server.limits import HttpLimits
@@ -45,6 +45,8 @@ class HttpStatistics(NamedTuple):
     inflight: int
     accepted: int
     requests: int
+    bodies_bytes: int
+    """Request bodies in memory, as far as they have come."""
     gone: int
     """Clients that left before their answer was complete."""
     refused: dict[int, int]
@@ -133,12 +135,17 @@ class HttpPlane:
             inflight=self._inflight,
             accepted=self._accepted,
             requests=self._requests,
+            bodies_bytes=self._bodies_bytes,
             gone=self._gone,
             refused=dict(self._refused),
             capacity=self.capacity,
             accept_failures=dict(self._acceptor.failures),
             upstream=self.upstreams.statistics(),
         )
+
+    def clients(self) -> list[ClientStatistics]:
+        """Return how every open connection of a client stands."""
+        return [connection.statistics() for connection in self._connections]
 
     def in_progress(self) -> dict[str, int]:
         """Return what is drained when the plane stops."""

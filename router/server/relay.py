@@ -18,7 +18,7 @@ the buffer decides what of it is passed on.
 
 from typing import Protocol
 
-from kv_runtime.http import error_body
+from kv_runtime.http.answers import error_body
 from router.server.exchange import (
     Exchange,
     OutboundCall,

@@ -2,7 +2,7 @@
 
 | a request has | outcome |
 |---|---|
-| a `Host` that is not a name of ours (`kv_runtime/hosts.py`) | 421 |
+| a `Host` that is not a name of ours (`kv_runtime/http/hosts.py`) | 421 |
 | no `Origin`, or one of the same host and port | served |
 | an `Origin` that is listed | served; the answer lets the page read it |
 | any other `Origin` (`null` is one) | 403 |
@@ -14,7 +14,7 @@ Source: Fetch standard, CORS protocol; RFC 9110, 15.5.20.
 
 from collections.abc import Iterable
 
-from kv_runtime.hosts import ANY, HostNames
+from kv_runtime.http.hosts import ANY, HostNames
 from router.server.heads import Headers, Malformed
 
 CORS_HEADERS = frozenset(

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from functools import partial
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -55,12 +56,14 @@ class UpstreamStatistics(NamedTuple):
     opened: int
     lent: int
     stale: int
+    origins: int
+    """Workers' addresses that are remembered."""
 
 
-class Origin:
+class UpstreamOrigin:
     """A worker's address, the constant part of its request heads, and its idle connections in the order of use."""
 
-    __slots__ = ("_host_line", "_lines", "_prefix", "base_url", "connections", "host", "idle", "port", "tls")
+    __slots__ = ("_host_line", "_lines", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "tls")
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)
@@ -74,7 +77,7 @@ class Origin:
         self._prefix = parts.path.rstrip("/").encode("ascii")
         self._lines: dict[str, bytes] = {}
         self.idle: dict[WorkerConnection, None] = {}
-        self.connections = 0
+        self.connections = self.dials = 0
 
     def request_head(self, path: str, headers: bytes, body_bytes: int) -> bytes:
         """Return the head of a POST."""
@@ -98,7 +101,7 @@ class Upstreams:
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._origins: dict[str, Origin] = {}
+        self._origins: dict[str, UpstreamOrigin] = {}
         self._tls: ssl.SSLContext | None = None
         self._heads = HeadReader(not_passed_on)
         self.dials: TaskSet | None = None
@@ -120,7 +123,7 @@ class Upstreams:
         origin = self._origins.get(call.base_url)
         if origin is None:
             try:
-                origin = self._origins[call.base_url] = Origin(call.base_url)
+                origin = self._origins[call.base_url] = UpstreamOrigin(call.base_url)
             except ValueError as error:
                 splice.fail("connect", str(error))
                 return
@@ -132,23 +135,27 @@ class Upstreams:
                 return
         self._dial(origin, splice)
 
-    def again(self, origin: Origin, splice: ResponseRelay) -> None:
+    def again(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
         """Send a call over a new connection: the worker had closed the old one."""
         self._stale += 1
         self._dial(origin, splice)
 
-    def stands(self, connection: "WorkerConnection", origin: Origin) -> set[Watched]:
+    def stands(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
         """Register an established connection; return its slot in the timeout sweeper."""
         self.connections.add(connection)
         origin.connections += 1
         return self.timeout_sweeper.add(connection)
 
-    def lost(self, connection: "WorkerConnection", origin: Origin) -> None:
+    def lost(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> None:
         """Remove a closed connection, and forget an address without connections."""
         self.connections.discard(connection)
         origin.connections -= 1
-        if not origin.connections:
-            self._origins.pop(origin.base_url, None)
+        self._forget_unused(origin)
+
+    def _forget_unused(self, origin: UpstreamOrigin) -> None:
+        """Forget an address without connections: workers leave, and their addresses do not come back."""
+        if not (origin.connections or origin.dials) and self._origins.get(origin.base_url) is origin:
+            del self._origins[origin.base_url]
 
     def statistics(self) -> UpstreamStatistics:
         """Return current figures and totals."""
@@ -159,6 +166,7 @@ class Upstreams:
             opened=self._opened,
             lent=self._lent,
             stale=self._stale,
+            origins=len(self._origins),
         )
 
     def abort(self) -> None:
@@ -166,17 +174,22 @@ class Upstreams:
         for connection in tuple(self.connections):
             connection.abort()
 
-    def _dial(self, origin: Origin, splice: ResponseRelay) -> None:
+    def _dial(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
         if self.dials is None:
-            splice.fail("local", "the router stops")
-            return
-        if len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
-            splice.fail("local", f"data.worker_connections_max: {self.connections_max} connections are open; try again")
-            return
-        try:
-            splice.dial = self.dials.spawn(self._dialed(origin, splice))
-        except TaskSetFull as error:
-            splice.fail("local", str(error))
+            reason = "the router stops"
+        elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
+            reason = f"data.worker_connections_max: {self.connections_max} connections are open; try again"
+        else:
+            try:
+                splice.dial = self.dials.spawn(self._dialed(origin, splice))
+            except TaskSetFull as error:
+                reason = str(error)
+            else:
+                origin.dials += 1
+                splice.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
+                return
+        self._forget_unused(origin)
+        splice.fail("local", reason)
 
     def _closed_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
@@ -189,7 +202,11 @@ class Upstreams:
                     return True
         return False
 
-    async def _dialed(self, origin: Origin, splice: ResponseRelay) -> None:
+    def _dial_ended(self, origin: UpstreamOrigin, _: asyncio.Task[None]) -> None:
+        origin.dials -= 1
+        self._forget_unused(origin)
+
+    async def _dialed(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
         phase: UpstreamStage = "connect"
         reason, connection = "", None
         try:
@@ -213,7 +230,7 @@ class Upstreams:
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(splice)
 
-    async def _connected(self, origin: Origin) -> "WorkerConnection":
+    async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
         tls = self._tls_context() if origin.tls else None
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
@@ -232,7 +249,7 @@ class WorkerConnection:
 
     __slots__ = ("_idle_since_s", "_origin", "_slot", "_splice", "_transport", "_upstreams", "_used")
 
-    def __init__(self, upstreams: Upstreams, origin: Origin) -> None:
+    def __init__(self, upstreams: Upstreams, origin: UpstreamOrigin) -> None:
         self._upstreams, self._origin = upstreams, origin
         self._splice: ResponseRelay | None = None
         self._slot: set[Watched] | None = None

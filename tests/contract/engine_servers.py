@@ -7,7 +7,7 @@
     vLLM           simulated                               our agent's                the engine's, in vLLM's frames,
                                                                                       encoded here
 
-What the doubles refuse (`tests/integration/engine_doubles.py`) is refused here, too. What only the real servers know
+What the doubles refuse (`tests/system/integration/engine_doubles.py`) is refused here, too. What only real servers know
 stays unknown: the text of their errors, and how streams end when an engine dies.
 """
 
@@ -25,12 +25,12 @@ from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import to_i64
 from kv_runtime.clock import SystemClock
-from kv_runtime.text import load_text
+from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
-from tests.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
-from tests.integration.event_path import PlayedSource
+from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
+from tests.system.integration.event_path import PlayedSource
 from worker_agent.api.completions import Completions
-from worker_agent.api.prompts import Prompts
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.engines.port import Engine
 from worker_agent.engines.types import EngineError, EngineStopped
@@ -66,7 +66,7 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     return Completions(
         engine,
         text,
-        Prompts(text),
+        EnginePrompts(text),
         rules,
         names=(model,),
         wall_ns=clock.wall_ns,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from kv_runtime.clock import SystemClock
 from tests.support.trtllm import Fake
-from worker_agent.engine_args.arguments import effective_args
+from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances, Role
 from worker_agent.engines.port import Engine
@@ -27,7 +27,7 @@ from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.media.encode_api import Encoder
+from worker_agent.media.encode_api import ImageEncoder
 
 BLOCK_SIZE = 4
 BLOCKS = 64
@@ -37,7 +37,7 @@ SPEED = 20.0
 ROW_WAIT_S = 5.0
 
 
-class Worker(Engine, Encoder, Protocol):
+class Worker(Engine, ImageEncoder, Protocol):
     """An engine of any role."""
 
 
@@ -105,6 +105,11 @@ def trtllm_engine(
     arguments: dict[str, Any] | None = None, settings: TrtllmSettings | None = None, **circumstances: Any
 ) -> TensorRTLLMEngine:
     """Return an engine with 4-token blocks, events and statistics, that nobody has started."""
+    return TensorRTLLMEngine(trtllm_args(arguments, **circumstances), SystemClock(), model="m", settings=settings)
+
+
+def trtllm_args(arguments: dict[str, Any] | None = None, **circumstances: Any) -> EngineArgs:
+    """Return the arguments of such an engine."""
     values = {
         "model": "none",
         "max_seq_len": LONGEST,
@@ -115,8 +120,7 @@ def trtllm_engine(
         **(arguments or {}),
     }
     around = Circumstances(publishes_kv_events=True, **circumstances)
-    args = effective_args([Layer(name="file", values=values, place="engine.yaml")], around)
-    return TensorRTLLMEngine(args, SystemClock(), model="m", settings=settings)
+    return effective_args([Layer(name="file", values=values, place="engine.yaml")], around)
 
 
 @asynccontextmanager

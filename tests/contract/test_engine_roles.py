@@ -23,6 +23,7 @@ from tests.contract.engines import (
     simulator,
     tokens_of,
 )
+from tests.support.planting import inside
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
@@ -273,7 +274,7 @@ class TellsFirstTokenTwice(Simulator):
 
     def submit(self, request: Any, now_s: float, choice: int = 0) -> None:
         super().submit(request, now_s, choice)
-        waiting = self._ranks[0]._waiting.get(request.request_id)
+        waiting = inside(self._ranks[0], "_waiting").get(request.request_id)
         if waiting is not None and request.handoff is not None:
             waiting.request = msgspec.structs.replace(
                 waiting.request,

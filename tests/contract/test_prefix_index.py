@@ -27,11 +27,11 @@ from tests.contract.indexes import (
 
 
 @pytest.mark.parametrize("query", [(), (1,), chain(9)], ids=len)
-def test_an_empty_index_matches_nobody(index: PrefixIndex, query: Sequence[int]) -> None:
+def test_an_empty_index_matches_no_rank(index: PrefixIndex, query: Sequence[int]) -> None:
     assert index.overlaps(query) == {}
 
 
-def test_an_empty_query_matches_nobody(index: PrefixIndex) -> None:
+def test_an_empty_query_matches_no_rank(index: PrefixIndex) -> None:
     index.store(0, None, chain(3), GPU, 0)
     assert index.overlaps([]) == {}
     assert index.overlaps(()) == {}
@@ -189,7 +189,7 @@ def test_a_hole_refilled_on_another_tier_is_a_hole_on_its_own(index: PrefixIndex
     assert index.overlaps(path) == {0: (1, 1, 4, 4)}
 
 
-def test_one_ranks_hole_is_nobody_elses(index: PrefixIndex) -> None:
+def test_a_hole_of_one_rank_does_not_affect_others(index: PrefixIndex) -> None:
     path = chain(4)
     for rank in (0, 1):
         index.store(rank, None, path, GPU, 0)

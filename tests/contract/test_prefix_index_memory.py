@@ -114,7 +114,7 @@ def test_a_rank_that_begins_anew_is_not_overfull(tight: PrefixIndex, make_index:
     assert tight.overfull() == set()
 
 
-def test_a_restore_of_what_there_was_room_for_leaves_nobody_overfull(tight: PrefixIndex) -> None:
+def test_a_restore_that_fits_leaves_no_rank_overfull(tight: PrefixIndex) -> None:
     stored = fill(tight)
     tight.store(1, None, chain(20_000, seed=4), GPU, 0)
     tight.remove(0, HASHES[stored // 2 : stored], GPU)

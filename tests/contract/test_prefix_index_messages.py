@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.index.prefix_index import PrefixIndex, Refusal
+from indexer.index.prefix_index import PrefixIndex, RefusedEvent
 from kv_protocol.codec import (
     BLOCKS_PER_EVENT_MAX,
     MESSAGE_BYTES_MAX,
@@ -166,7 +166,7 @@ def test_a_bad_event_is_refused_by_itself_and_the_others_are_applied(
     with pytest.raises(MalformedMessage) as expected:
         decode_frame(split_message(message)[bad])
     refusals = index.apply_batch(0, message, 0)
-    assert refusals == [Refusal(bad, expected.value.offset, expected.value.reason)]
+    assert refusals == [RefusedEvent(bad, expected.value.offset, expected.value.reason)]
     assert held(index, 0) == held(twin, 0)
     assert index.statistics().parked_blocks == twin.statistics().parked_blocks
     assert is_proven(index, 0)
@@ -182,9 +182,9 @@ def test_every_bad_event_is_told_in_order(index: PrefixIndex) -> None:
     for batch in (0, 2, 5):
         message[OFFSETS[batch] + TIER] = 7
     refusals = index.apply_batch(0, message, 0)
-    assert refusals == [Refusal(at, OFFSETS[at] + 2, "tier 7, allowed 0..3") for at in (0, 2, 5)]
+    assert refusals == [RefusedEvent(at, OFFSETS[at] + 2, "tier 7, allowed 0..3") for at in (0, 2, 5)]
     assert index.apply_batch(0, VALID, 0) == []
-    assert [type(each) for each in refusals] == [Refusal] * 3
+    assert [type(each) for each in refusals] == [RefusedEvent] * 3
 
 
 @pytest.mark.parametrize("field", range(52))

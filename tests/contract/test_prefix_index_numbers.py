@@ -39,7 +39,7 @@ def test_what_is_no_sequence_hash_has_neither_holders_nor_children(full: PrefixI
         assert refused.value.found == sequence_hash
 
 
-def test_nobody_holds_none(full: PrefixIndex) -> None:
+def test_holders_of_no_block_cannot_be_queried(full: PrefixIndex) -> None:
     with pytest.raises(LimitExceeded, match=r"^sequence_hash: found None, allowed u64$"):
         full.holders(None)  # type: ignore[arg-type]
 

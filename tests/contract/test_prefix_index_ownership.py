@@ -97,7 +97,7 @@ def test_a_dump_that_was_taken_whole_stays_as_it_was(index: PrefixIndex) -> None
     assert [row.sequence_hash for columns in chunks for row in columns.blocks()] == PATH
 
 
-def test_an_index_may_be_changed_by_who_hands_in_the_chunks(make_index: MakeIndex) -> None:
+def test_an_index_may_be_changed_by_the_iterator_of_the_chunks(make_index: MakeIndex) -> None:
     index = with_ranks(make_index())
 
     def chunks() -> Iterator[BlockColumns]:

@@ -33,7 +33,7 @@ def test_a_block_of_an_unknown_parent_is_parked_and_counts_for_nothing(index: Pr
 
 
 @pytest.mark.parametrize("finder", [0, 1])
-def test_a_parked_chain_is_held_once_its_parent_comes_whoever_brings_it(index: PrefixIndex, finder: int) -> None:
+def test_a_parked_chain_is_held_once_any_rank_stores_its_parent(index: PrefixIndex, finder: int) -> None:
     path = chain(4)
     index.store(0, path[0], path[1:3], HOST, 0)
     index.store(0, path[2], path[3:], GPU, 1)

@@ -19,7 +19,7 @@ def test_an_empty_index_shows_nothing(index: PrefixIndex) -> None:
     assert (index.children(None), index.children(5), index.holders(5), index.prefixes(9)) == ([], [], {}, [])
 
 
-def test_children_come_in_order_whoever_holds_them(index: PrefixIndex) -> None:
+def test_children_are_ordered_for_any_holders(index: PrefixIndex) -> None:
     index.store(0, None, [50, 40], GPU, 0)
     for rank, block in ((1, 70), (0, U64_MAX), (2, 0), (2, 60)):
         index.store(rank, 50, [block], HOST, 0)
@@ -30,7 +30,7 @@ def test_children_come_in_order_whoever_holds_them(index: PrefixIndex) -> None:
     assert index.children(50) == [40, 70, U64_MAX]
 
 
-def test_a_block_without_a_known_parent_is_nobodys_child(index: PrefixIndex) -> None:
+def test_a_block_without_a_known_parent_is_no_child(index: PrefixIndex) -> None:
     load(index, 0, [HeldBlock(8, 7, 1), HeldBlock(3, None, 1)])
     assert (index.children(None), index.children(7)) == ([3, 7], [8])
     index.store(1, 3, [7], GPU, 0)
@@ -91,7 +91,7 @@ def test_what_was_cut_grows_together_again(index: PrefixIndex) -> None:
     assert index.prefixes(99) == [stretch(path)]
 
 
-def test_a_stretch_that_nobody_holds_is_shown_while_something_is_behind_it(index: PrefixIndex) -> None:
+def test_a_stretch_without_holders_is_shown_while_blocks_are_behind_it(index: PrefixIndex) -> None:
     load(index, 0, [HeldBlock(8, 7, 1)], 3.0)
     assert index.prefixes(9, "holders") == [
         stretch([8], parent=7, depth_blocks=2, last_stored_s=3.0),

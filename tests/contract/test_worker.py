@@ -12,11 +12,11 @@ import pytest_asyncio
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
-from kv_runtime.text import load_text
+from kv_runtime.text.loading import load_text
 from tests.contract.worker_kinds import KINDS, kinds_with
 from tests.contract.worker_kinds_real import REAL, roles_there
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground
-from tests.integration.agent_http import CHAT, COMPLETIONS
+from tests.system.integration.agent_http import CHAT, COMPLETIONS
 
 __all__ = ["ground"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kv_protocol.fleet import Role
-from kv_runtime.text import load_text
+from kv_runtime.text.loading import load_text
 from tests.contract.worker_kinds import served, served_settings
 from tests.contract.worker_router import routing
 from tests.contract.worker_runs import Executors, small_model, trtllm_arguments
 from tests.contract.workers import Ground, Worker, comes, ground
-from tests.integration.agent_http import CHAT
 from tests.support.image_model import write_image_model
+from tests.system.integration.agent_http import CHAT
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources

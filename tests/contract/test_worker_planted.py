@@ -13,7 +13,8 @@ from tests.contract import test_worker_roles as role_facts
 from tests.contract import worker_kinds, workers
 from tests.contract.worker_kinds import KINDS
 from tests.contract.workers import Ground, ground
-from tests.integration.agent_http import COMPLETIONS
+from tests.support.planting import inside, plant
+from tests.system.integration.agent_http import COMPLETIONS
 from worker_agent.api.forwarding import engine_headers
 from worker_agent.commands import serve
 from worker_agent.engines.simulated.engine import SimulatedEngine
@@ -44,12 +45,13 @@ async def following(outputs: AsyncGenerator[EngineOutput, None]) -> EngineOutput
 
 # ---------------------------------------------------------------------------------------------------- what is planted
 def role_is_not_registered(patch: Patch) -> None:
-    registration = serve._registration
+    registration = inside(serve, "_registration")
 
     def forgetful(*given: Any) -> WorkerRegistered:
-        return msgspec.structs.replace(registration(*given), role="aggregated")
+        registered: WorkerRegistered = registration(*given)
+        return msgspec.structs.replace(registered, role="aggregated")
 
-    patch.setattr(serve, "_registration", forgetful)
+    plant(serve, "_registration", forgetful, patch)
 
 
 def handoff_is_dropped(patch: Patch) -> None:

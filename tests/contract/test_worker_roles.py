@@ -12,7 +12,7 @@ import pytest
 from kv_protocol.fleet import Role, WorkerDraining, WorkerLeft, WorkerRegistered
 from tests.contract.worker_kinds import KINDS, PLACEHOLDER, kinds_with
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground, post
-from tests.integration.agent_http import CHAT, COMPLETIONS
+from tests.system.integration.agent_http import CHAT, COMPLETIONS
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url
 from worker_agent.api.disaggregated import handoff_of_json
 from worker_agent.media.encode_wire import PATH
@@ -128,7 +128,7 @@ async def test_a_decode_worker_serves_alone_where_it_is_told_to(ground: Ground, 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", [name for name in kinds_with("decode") if KINDS[name].requires_handoff])
-async def test_a_decode_worker_refuses_what_nobody_prefilled(ground: Ground, kind: str) -> None:
+async def test_a_decode_worker_refuses_a_request_without_a_handoff(ground: Ground, kind: str) -> None:
     async with KINDS[kind].start(ground, "decode", f"strict-{kind}") as decode:
         refused = await decode.ask(COMPLETIONS, {"prompt": decode.fresh_prompt(), "max_tokens": TOKENS})
     assert (refused.status, refused.body["error"]["param"]) == (400, "disaggregated_params")

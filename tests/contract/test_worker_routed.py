@@ -11,7 +11,7 @@ from tests.contract.worker_kinds import KINDS, kinds_with
 from tests.contract.worker_kinds_real import TEXT
 from tests.contract.worker_router import Router, routing
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground
-from tests.integration.agent_http import CHAT, COMPLETIONS
+from tests.system.integration.agent_http import CHAT, COMPLETIONS
 
 __all__ = ["ground"]
 

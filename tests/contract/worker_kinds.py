@@ -11,7 +11,7 @@
 Ranks are those of aggregated workers, all others have one. Routers speak no handoffs of vLLM's: it has one role here.
 `serve` and `attach` run whole, as they are composed, as tasks of this process; engines' servers beside them. That is
 where the fake lets decode engines take what prefill engines hold; TensorRT-LLM's engines as processes of their own are
-in `tests/e2e/test_trtllm_workers.py`. Real ones: `worker_kinds_real.py`.
+in `tests/system/e2e/test_trtllm_workers.py`. Real ones: `worker_kinds_real.py`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kv_protocol.fleet import Role
-from kv_runtime.config import load_settings
+from kv_runtime.config.loading import load_settings
 from tests.contract.worker_kinds_attached import attached_trtllm_serve, attached_vllm
 from tests.contract.worker_kinds_real import TEXT, real_trtllm, real_trtllm_serve, real_vllm, roles_there
 from tests.contract.worker_runs import (

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import load_settings
+from kv_runtime.config.loading import load_settings
 from tests.contract.engine_servers import ComputingTrtllmServe, ComputingVllm, completions, engine_running, publishing
 from tests.contract.engines import trtllm_engine
 from tests.contract.worker_runs import (
@@ -24,9 +24,9 @@ from tests.contract.worker_runs import (
     trtllm_arguments,
 )
 from tests.contract.workers import Ground, Worker
-from tests.e2e.test_attached_engines import published
-from tests.integration.engine_doubles import Rank
-from tests.integration.event_path import zmq_context
+from tests.system.e2e.test_attached_engines import published
+from tests.system.integration.engine_doubles import Rank
+from tests.system.integration.event_path import zmq_context
 from worker_agent.commands.attach import run_attached
 from worker_agent.engines.attached.config import AttachSettings
 from worker_agent.engines.simulated.scheduler import Simulator

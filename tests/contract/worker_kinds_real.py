@@ -28,11 +28,12 @@ from itertools import count
 import psutil
 import pytest
 
+from bench.processes import ChildProcess
 from kv_protocol.fleet import Role
-from kv_runtime.config import load_settings
+from kv_runtime.config.loading import load_settings
 from tests.contract.worker_kinds_attached import attached
 from tests.contract.workers import Ground, Worker, comes
-from tests.support.processes import AgentProcess, agent_process
+from tests.support.processes import agent_process
 from worker_agent.engines.attached.config import AttachSettings
 
 _SERVE = "KV_CONTRACT_TRTLLM"
@@ -100,8 +101,8 @@ def _trtllm_arguments(path: str, role: Role, model: str) -> list[str]:
     ]
 
 
-async def _until_end(process: AgentProcess) -> str:
-    return process.output if await process.exit_code() else ""
+async def _until_end(process: ChildProcess) -> str:
+    return process.output if await process.until_ended() else ""
 
 
 # -------------------------------------------------------------------------------------------------------- attached

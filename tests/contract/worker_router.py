@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bench.processes import Process
+from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
 from tests.contract.workers import PROMPT_BLOCKS, WAIT_S, Ground, Worker, post
-from tests.integration.agent_http import Answered
+from tests.system.integration.agent_http import Answered
 
 
 class Router(NamedTuple):
@@ -75,7 +75,7 @@ async def routing(ground: Ground, text: str) -> AsyncIterator[Router]:
     """Be where a router in mode kv runs."""
     command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
     place = ("--nats-url", ground.nats_url, "--text", text, "--set", "telemetry.log_level=warning")
-    process = Process("router", [*command, *place])
+    process = ChildProcess("router", [*command, *place])
     async with asyncio.TaskGroup() as group:
         await process.start(group)
         try:

@@ -89,8 +89,7 @@ class Executors:
 
     async def kill(self) -> None:
         """They have had a fatal error."""
-        for each in self._own:
-            each._set_fatal_error(RuntimeError("CUDA error: as was planned"))
+        self._control.kill(RuntimeError("CUDA error: as was planned"), among=self._own)
 
 
 @contextmanager

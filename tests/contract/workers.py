@@ -34,10 +34,10 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import LoadReport
 from kv_runtime.event_log import EventLog, LogMessage
-from tests.integration.agent_http import COMPLETIONS, Answered
-from tests.integration.broker import eventually, running_broker
-from tests.integration.event_path import connected, running_index
 from tests.support.trtllm import Fake, installed
+from tests.system.integration.agent_http import COMPLETIONS, Answered
+from tests.system.integration.broker import eventually, running_broker
+from tests.system.integration.event_path import connected, running_index
 
 WAIT_S = float(os.environ.get("KV_CONTRACT_WAIT_S", "30"))
 """How long what must come is waited for; planted bugs wait less."""

@@ -76,11 +76,11 @@ class Agent:
             lambda: random.getrandbits(64),
             outbox_bytes_max=setup.outbox_bytes_max,
             ring_bytes_max=setup.ring_bytes_max,
+            window_messages=setup.window,
             chunk_blocks=setup.total_kv_blocks // CHUNKS,
         )
         self.connection = connect(self._register)
         for dp_rank in self.dp_ranks:
-            self.core.outbox(dp_rank)._window = setup.window
             Answering(self.rank(dp_rank), self.core, self.connection, timeline, setup.answer_part_s, chronicle.answers)
         self._publishings = {
             dp_rank: Publishing(self.rank(dp_rank), self.core.outbox(dp_rank), self.connection, timeline)
@@ -97,7 +97,7 @@ class Agent:
 
     def mirrored(self, dp_rank: int) -> Held:
         """Return what the consolidation knows that the rank holds, whatever it answers."""
-        return held_set(self.core._mirrors[dp_rank].dump())
+        return held_set(self.core.mirror(dp_rank).dump())
 
     def _turn(self) -> bool:
         if self.is_alive:

@@ -13,7 +13,7 @@ from tests.simulation.connection import Connection
 from tests.simulation.timeline import Timeline
 from tests.simulation.traffic import Answers
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.questions import Question, Questions
+from worker_agent.events.questions import PendingRecovery, Questions
 
 
 class Answering:
@@ -38,7 +38,7 @@ class Answering:
 
     def _on_question(self, _: WorkerRank, data: bytes, reply: str) -> None:
         try:
-            question = Question(reply, recovery.decode_recover_request(data))
+            question = PendingRecovery(reply, recovery.decode_recover_request(data))
         except MalformedMessage:
             return
         newest, request_id = self._newest.get(reply, 0), question.request.request_id
@@ -56,7 +56,7 @@ class Answering:
             self._answers.on_begin(question.asker, self._rank, question.request, self._core)
             self._go_on(question, iter(self._core.recover(self._rank.dp_rank, question.request)))
 
-    def _go_on(self, question: Question, parts: Iterator[Answer]) -> None:
+    def _go_on(self, question: PendingRecovery, parts: Iterator[Answer]) -> None:
         part = next(parts, None) if self._questions.is_current(question) else None
         if part is None:
             self._next()

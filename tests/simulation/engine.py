@@ -16,7 +16,7 @@ from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
 from worker_agent.engines.simulated.events import render
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import EngineTiming
@@ -182,5 +182,5 @@ class TrueEngine:
 
     def reused_blocks(self, dp_rank: int, request: EngineRequest) -> int:
         """Return how many blocks of the GPU the rank would reuse for a prompt that begins with the request's."""
-        pool = self._simulator._ranks[dp_rank].pool
-        return len(pool.match((*request.prompt, 0), Namespace.of(request.lora_name, request.cache_salt)))
+        namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
+        return self._simulator.reused_blocks(dp_rank, (*request.prompt, 0), namespace)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from indexer.follow.fold import IndexFold, OverlapColumns, RankView
+from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
     BytesRefused,
@@ -22,6 +23,7 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.follow.messages import read_message
+from indexer.follow.rank_stream import FollowedRank
 from indexer.index.reference import ReferenceIndex
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
@@ -60,6 +62,7 @@ class Index:
         self.fold = IndexFold(ReferenceIndex(), setup.follower)
         self.traffic = Traffic()
         self.on_fleet: Callable[[bytes], None] = lambda _: None
+        self.newest_question: dict[WorkerRank, int] = {}
         self._inbox = f"inbox {name} {life}"
         self._places = {EVENTS: Place(), FLEET: Place()}
         self._target_seq: int | None = None
@@ -108,13 +111,23 @@ class Index:
     def _ask(self, questions: list[Question]) -> None:
         for question in questions:
             self.traffic.questions += 1
+            self.newest_question[question.rank] = question.request.request_id
             reader = self._as_reader(question.rank)
             self._answers.on_question(reader, question.rank, question.request, self._timeline.now_s)
             data = recovery.encode(question.request)
             self.connection.announce(f"recover {question.rank}", question.rank, data, self._inbox)
 
+    def follower(self, rank: WorkerRank) -> StreamFollower:
+        """Return what follows the rank's stream."""
+        return self._stream(rank).follower
+
+    def _stream(self, rank: WorkerRank) -> FollowedRank:
+        stream = self.fold.stream(rank)
+        assert stream is not None, f"{rank}: no stream"
+        return stream
+
     def _as_reader(self, rank: WorkerRank) -> Reader:
-        stream = self.fold._ranks[rank]
+        stream = self._stream(rank)
         counts, place = stream.follower.statistics().counts, stream.follower.position
         beginnings = counts.replays + counts.repairs + counts.resyncs + counts.restarts
         return Reader(self._inbox, stream, beginnings, *place, frozenset(self.fold.held(rank)))

@@ -14,6 +14,8 @@ class Planted(NamedTuple):
     within: int
     beside: tuple[str, object] | None = None
     """Another bug and its place, without which this one would be harmless."""
+    found_by: int = 0
+    """The seed that is tried first: one that found the bug when it was planted. Changed worlds may need another."""
 
     @property
     def name(self) -> str:

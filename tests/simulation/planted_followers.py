@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from indexer.follow.answer_parts import AnswerParts, RankState
+from indexer.follow.answer_parts import AnsweredState, AnswerParts
 from indexer.follow.effects import ApplyEvent, Effect
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import AHEAD_MAX, FollowerLimits, StreamFollower, StreamState
@@ -14,6 +14,7 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Tier
 from kv_protocol.recovery import DumpChunk
 from tests.simulation.planted import Planted
+from tests.support.planting import inside, plant
 
 
 class AppliesOverGaps(StreamFollower):
@@ -68,9 +69,10 @@ class WaitsForWhatCame(StreamFollower):
     """Lets the late answer to a question replace what closed the hole by itself."""
 
     def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
-        is_open, request_id = self._question._is_open, self._question.request_id
+        is_open, request_id = inside(self._question, "_is_open"), self._question.request_id
         effects = super()._settle(now_s, answered_seq)
-        self._question._is_open = is_open and answered_seq is None and request_id == self._question.request_id
+        is_open = is_open and answered_seq is None and request_id == self._question.request_id
+        plant(self._question, "_is_open", is_open)
         return effects
 
 
@@ -113,7 +115,7 @@ class PartsOfAnyAnswer(AnswerParts):
         as_if = {"epoch": first.epoch, "last_seq": first.last_seq, "of": first.of, "buckets": first.buckets}
         return part.chunk < first.of and super().add(msgspec.structs.replace(part, **as_if))
 
-    def complete_answer(self) -> RankState | None:
+    def complete_answer(self) -> AnsweredState | None:
         if (state := super().complete_answer()) is not None:
             self._parts.clear()
         return state
@@ -202,7 +204,7 @@ PLANTED = (
     Planted(FOLLOWER, NeverMissesTheLast, "faulty", 20),
     Planted(FOLLOWER, BelievesAnyDigest, "silent", 20),
     Planted(FOLLOWER, BelievesJumps, "silent", 20),
-    Planted(FOLLOWER, WaitsForWhatCame, "faulty", 120),
+    Planted(FOLLOWER, WaitsForWhatCame, "faulty", 120, found_by=43),
     Planted(FOLLOWER, RequestsGapsAtOnce, "faulty", 20),
     Planted(FOLLOWER, RequestsAllForAGap, "faulty", 20),
     Planted(FOLLOWER, RequestsAllForADoubt, "silent", 20),

@@ -8,15 +8,16 @@ from typing_extensions import Buffer
 from indexer.follow.checkpoint import RankCheckpoint
 from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.question import OpenQuestion
-from indexer.follow.rank_stream import RankStream
+from indexer.follow.rank_stream import FollowedRank
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.digest import BUCKET_TABLE_BYTES, is_in_buckets
 from kv_protocol.events import Tier
 from kv_protocol.recovery import BlockColumns, RecoverRequest, block_columns
 from tests.simulation.planted import Planted
+from tests.support.planting import inside
 
 
-class RepairsAll(RankStream):
+class RepairsAll(FollowedRank):
     """Takes the blocks of some buckets for all that there are."""
 
     def perform(self, effects: list[Effect], now_s: float) -> None:
@@ -25,14 +26,14 @@ class RepairsAll(RankStream):
         )
 
 
-class RepairsAsOfOld(RankStream):
+class RepairsAsOfOld(FollowedRank):
     """Says of itself what was true of an empty rank."""
 
     def _table(self) -> bytes:
         return bytes(BUCKET_TABLE_BYTES)
 
 
-class AsksForTooLittle(RankStream):
+class AsksForTooLittle(FollowedRank):
     """Takes for missing what comes after the batch that is missing."""
 
     def _request(self, question: OpenQuestion) -> RecoverRequest:
@@ -42,12 +43,12 @@ class AsksForTooLittle(RankStream):
         )
 
 
-class CheckpointsWhatWaits(RankStream):
+class CheckpointsWhatWaits(FollowedRank):
     """Takes the batches behind a hole for applied, where a snapshot is taken before it is closed."""
 
     def checkpoint(self) -> RankCheckpoint:
         checkpoint = super().checkpoint()
-        return msgspec.structs.replace(checkpoint, seq=checkpoint.seq + len(self.follower._reorder_buffer))
+        return msgspec.structs.replace(checkpoint, seq=checkpoint.seq + len(inside(self.follower, "_reorder_buffer")))
 
 
 class IgnoresHostRemovals(ReferenceIndex):
@@ -92,7 +93,7 @@ class RestoresAnEmptyIndex(ReferenceIndex):
             self.clear(rank)
 
 
-STREAM = "indexer.follow.fold.RankStream"
+STREAM = "indexer.follow.fold.FollowedRank"
 TREE = "tests.simulation.index.ReferenceIndex"
 
 PLANTED = (

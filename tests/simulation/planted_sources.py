@@ -1,10 +1,12 @@
 """Bugs of those who read hop A."""
 
 from tests.simulation.planted import Planted
+from tests.support.planting import inside
+from worker_agent.events import source_cursor
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.dialects.trtllm_wire import Head
+from worker_agent.events.dialects.trtllm_wire import TrtllmHead
 from worker_agent.events.relearning import Relearning
-from worker_agent.events.source_cursor import Delivery, SourceCursor, _Question
+from worker_agent.events.source_cursor import Delivery, SourceCursor
 
 
 class JumpsHoles(SourceCursor):
@@ -27,7 +29,7 @@ class NeverGivesUp(SourceCursor):
     """Asks for ever for what is lost for good."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._question, self._replayed_max = _Question(-1, in_doubt=False), -1
+        self._question, self._replayed_max = inside(source_cursor, "_Question")(-1, in_doubt=False), -1
         return super().on_replay_end(now_s)
 
 
@@ -41,7 +43,7 @@ class WaitsForEver(SourceCursor):
 class IgnoresIdJumps(TrtllmRules):
     """Goes on after the engine's buffer overflowed."""
 
-    def _continues(self, head: Head) -> bool:
+    def _continues(self, head: TrtllmHead) -> bool:
         return super()._continues(head) or True
 
 
@@ -62,6 +64,6 @@ PLANTED = (
     Planted(CURSOR, GivesUpYoungHoles, "faulty", 80),
     Planted(CURSOR, NeverGivesUp, "faulty", 40),
     Planted(CURSOR, WaitsForEver, "faulty", 40),
-    Planted(RELEARNING, NeverRelearns, "faulty", 120),
-    Planted(RULES, IgnoresIdJumps, "faulty", 120),
+    Planted(RELEARNING, NeverRelearns, "faulty", 120, found_by=71),
+    Planted(RULES, IgnoresIdJumps, "faulty", 120, found_by=33),
 )

@@ -16,7 +16,7 @@ from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.held_blocks import HeldBlocks
 from worker_agent.events.mirror import RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, Outbox, OutMessage
-from worker_agent.events.questions import Question, QuestionOutcome, Questions
+from worker_agent.events.questions import PendingRecovery, QuestionOutcome, Questions
 
 
 class DumpsOneSeqAhead(Consolidation):
@@ -63,7 +63,7 @@ class AnswersTwice(Consolidation):
 class AnswersTheLatestToCome(Questions):
     """Takes a question that was overtaken on its way for the newest one."""
 
-    def ask(self, question: Question) -> QuestionOutcome:
+    def ask(self, question: PendingRecovery) -> QuestionOutcome:
         present = self._waiting.get(question.asker) or self._answered
         if super().ask(question) != "overtaken":
             return "taken"
@@ -198,7 +198,7 @@ PLANTED = (
     Planted(CONSOLIDATION, DumpsTheDead, "faulty", 20),
     Planted(CONSOLIDATION, DumpsForEveryQuestion, "faulty", 20),
     Planted(CONSOLIDATION, AnswersTwice, "faulty", 20),
-    Planted(QUESTIONS, AnswersTheLatestToCome, "restless", 120),
+    Planted(QUESTIONS, AnswersTheLatestToCome, "restless", 120, found_by=32),
     Planted(HELD, DumpsChildrenFirst, "faulty", 20),
     Planted(CONSOLIDATION, ForgetsInSilence, "faulty", 40),
     Planted(CONSOLIDATION, ForgetsNothing, "faulty", 40),

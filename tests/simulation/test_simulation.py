@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from tests.simulation.broker import EVENTS
 from tests.simulation.seeds import failure, kind_of, lived
 from tests.simulation.timeline import Timeline
 from tests.simulation.world import World
+from tests.support.paths import ROOT
 
 SEEDS = 48
 CALM_SEEDS = 6
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_world_to_another_process() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
         ).stdout
         for hash_seed in ("1", "2")
     }
@@ -126,9 +126,9 @@ def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
 
 def test_a_world_that_goes_round_in_circles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def arrive_again(world: World) -> None:
-        world.timeline.after(0.0, world._arrive)
+        world.timeline.after(0.0, world.arrive)
 
-    monkeypatch.setattr(World, "_arrive", arrive_again)
+    monkeypatch.setattr(World, "arrive", arrive_again)
     assert "livelock" in failure(0)
 
 

@@ -19,7 +19,6 @@ from indexer.follow.checkpoint import decode_checkpoint
 from indexer.follow.fold import RankView
 from kv_protocol.codec import decode_message
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from tests.simulation.agent import Agent
@@ -46,18 +45,22 @@ class _Place:
 
     def __init__(self, index: Index, rank: WorkerRank, view: RankView) -> None:
         self.view = view
-        self._follower = index.fold._ranks[rank].follower
-        self._restarts = self._follower._counts.restarts
+        self._follower = index.follower(rank)
+        self._restarts = self._follower.statistics().counts.restarts
 
     def differs(self, before: "_Place") -> bool:
         """Whether anything happened since."""
         here, there = self.view, before.view
         return (here.seq, here.epoch, here.stale) != (there.seq, there.epoch, there.stale)
 
+    @property
+    def life(self) -> tuple[int, int]:
+        """The life of the stream, while this place is remembered."""
+        return id(self._follower), self._restarts
+
     def is_behind(self, before: "_Place") -> bool:
         """Whether it is the same life of the stream, and not as far."""
-        is_same = self._follower is before._follower and self._restarts == before._restarts
-        return is_same and self.view.seq < before.view.seq
+        return self.life == before.life and self.view.seq < before.view.seq
 
 
 class Truth:
@@ -145,11 +148,11 @@ class Truth:
         assert view.overlap_blocks == true, f"{where}: overlap {view.overlap_blocks} is {true}"
 
     def _check_asking(self, life: int, index: Index, rank: WorkerRank) -> None:
-        follower, now_s = index.fold._ranks[rank].follower, index.clock.now()
+        follower, now_s = index.follower(rank), index.clock.now()
         if not follower.is_recovering or follower.is_in_flight(now_s) or not index.connection.is_connected:
             self._silences.pop((life, rank), None)
             return
-        request_id = follower._question.request_id
+        request_id = index.newest_question.get(rank, 0)
         known, newest_id, since_s = self._silences.get((life, rank), (follower, -1, now_s))
         if known is not follower or newest_id != request_id:  # another follower: the rank was forgotten meanwhile
             since_s = now_s
@@ -190,7 +193,8 @@ class Truth:
             held, mirrored = held_set(index.fold.held(rank)), agent.mirrored(rank.dp_rank)
             truth = agent.engine.held(rank.dp_rank)
             assert held == mirrored, f"{index.name}: {rank}: wrong in {held ^ mirrored}"
-            digests = [index.fold._index.digest(index.fold._ranks[rank].slot, tier) for tier in TIERS]
+            state = index.fold.state(rank)
+            digests = () if state is None else state.digests
             told = agent.core.heartbeat(rank.dp_rank).tiers
             assert tuple(each for each in digests if each.block_count) == told, f"{index.name}: {rank}: digests differ"
             assert held <= truth, f"{index.name}: {rank}: invented {held - truth}"

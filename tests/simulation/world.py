@@ -78,7 +78,7 @@ class World:
         for name in self.readers():
             self.begin_reader(name)
         timeline.every(TURN_S, self._tick)
-        timeline.after(ARRIVALS_FROM_S, self._arrive)
+        timeline.after(ARRIVALS_FROM_S, self.arrive)
         Troublemaker(self).arrange(setup.troubles, FAULTS_S)
         timeline.run(FAULTS_S)
         self._make_peace()
@@ -190,14 +190,14 @@ class World:
         for _, index in self.indexes():
             index.connection.set_faults(NO_FAULTS)
 
-    def _arrive(self) -> None:
+    def arrive(self) -> None:
         if self.routers:
             router = self.random.choice(list(self.routers.values()))
             router.route(self.workload.request())
             if self.random.random() < 0.1 and router.running:
                 router.leave(self.random.choice(list(router.running)))
         if self.timeline.now_s < WORK_S:
-            self.timeline.after(self.random.expovariate(self.setup.arrivals_per_s), self._arrive)
+            self.timeline.after(self.random.expovariate(self.setup.arrivals_per_s), self.arrive)
 
     def _tick(self) -> bool:
         self.broker.expire()

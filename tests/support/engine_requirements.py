@@ -1,13 +1,13 @@
 """What engines require, as recorded in tests/golden/engine_requirements/: each file names its source."""
 
-from pathlib import Path
-
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-DIRECTORY = Path(__file__).parents[1] / "golden" / "engine_requirements"
+from tests.support.paths import RECORDINGS
+
+DIRECTORY = RECORDINGS / "engine_requirements"
 ENGINES = (
     "tensorrt-llm-1.0.0",
     "tensorrt-llm-1.2.1",

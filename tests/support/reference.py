@@ -4,17 +4,18 @@ A test compares what stands in `docs/reference/` with what would be written.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from indexer.config import IndexerSettings
-from kv_runtime.config_text import settings_of
+from kv_runtime.config.rendering import settings_of
 from router.config import RouterSettings
+from tests.support.metrics_page import metrics_page
+from tests.support.paths import ROOT
 from worker_agent.config import AgentSettings
 from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER = ROOT / "docs" / "reference"
 COMMANDS: dict[str, type[BaseModel]] = {
     "router": RouterSettings,
     "indexer serve": IndexerSettings,
@@ -47,7 +48,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"settings.md": settings_page}
+PAGES = {"metrics.md": metrics_page, "settings.md": settings_page}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 OURS = ("kv_protocol", "kv_runtime", "worker_agent", "indexer", "router")
 """Top-level packages of a wheel."""
 

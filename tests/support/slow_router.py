@@ -3,12 +3,12 @@
 import asyncio
 
 from router.__main__ import main
-from router.request.bodies import BodyReader, ReadBody
+from router.request.bodies import BodyParser, ReadBody
 
-_read = BodyReader.read
+_read = BodyParser.read
 
 
-def _read_slowly(self: BodyReader, path: str, data: bytes | bytearray) -> ReadBody | asyncio.Future[ReadBody]:
+def _read_slowly(self: BodyParser, path: str, data: bytes | bytearray) -> ReadBody | asyncio.Future[ReadBody]:
     """Count, for each object, those before it: a thousand cost nothing, ten thousand a second."""
     at = data.find(b"{")
     while at >= 0:
@@ -18,5 +18,5 @@ def _read_slowly(self: BodyReader, path: str, data: bytes | bytearray) -> ReadBo
 
 
 if __name__ == "__main__":
-    BodyReader.read = _read_slowly  # type: ignore[method-assign]
+    BodyParser.read = _read_slowly  # type: ignore[method-assign]
     main()

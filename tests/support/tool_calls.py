@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from tests.support.paths import RECORDINGS
+from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.events import (
     ContentDelta,
     Event,
@@ -15,7 +16,7 @@ from worker_agent.api.parsers.events import (
 )
 from worker_agent.api.parsers.families import AnswerFormat
 
-_DIRECTORY = Path(__file__).parents[1] / "golden" / "tool_calls"
+_DIRECTORY = RECORDINGS / "tool_calls"
 
 
 class Read(NamedTuple):
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 
     def parser(self) -> AnswerParser:
         answer_format = AnswerFormat(self.tool_call_parser, self.reasoning_parser)
-        wishes = Wishes(finds_calls=True, tools=self.tools)
+        wishes = AnswerOptions(finds_calls=True, tools=self.tools)
         parser = answer_format.parser(wishes, answer_id="chatcmpl-1", choice=0, prompt_end=self.prompt_end)
         assert parser is not None
         return parser

@@ -9,7 +9,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from tests.support.engine_requirements import DIRECTORY, ENGINES, PYTHON, overlap, required_by, required_with_pins
-from tests.support.requirements import ROOT, declared
+from tests.support.paths import ROOT
+from tests.support.requirements import declared
 
 UV = Path(sys.executable).with_name("uv")
 LEFT_OUT = {

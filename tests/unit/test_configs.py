@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from indexer.config import IndexerSettings
-from kv_runtime.config import Settings, load_settings
+from kv_runtime.config.loading import load_settings
+from kv_runtime.config.sections import Settings
 from router.config import RouterSettings
+from tests.support.paths import ROOT
 from worker_agent.config import AgentSettings
 from worker_agent.engines.attached.config import ConsolidateSettings
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 KINDS: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "worker": AgentSettings,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.requirements import ROOT
+from tests.support.paths import ROOT
 
 CONTAINERS = ROOT / "containers"
 FILES = sorted(CONTAINERS.glob("*.Containerfile"), key=lambda path: path.name)

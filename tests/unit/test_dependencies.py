@@ -11,7 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.requirements import ROOT, declared
+from tests.support.paths import ROOT
+from tests.support.requirements import declared
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = {
@@ -24,7 +25,7 @@ PACKAGES = {
 INCLUDED = {"": (), "router": (), "bench": ("bench",), "dev": ("dev", "bench")}
 """Extras that such a package may use beside its own."""
 ELSEWHERE = {
-    "worker_agent/engines/trtllm/library.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
+    "worker_agent/engines/trtllm/bindings.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
     "router/compiled/__main__.py": {"mypy", "setuptools"},  # part of the build
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
 }

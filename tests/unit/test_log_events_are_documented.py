@@ -3,9 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 LEVELS = ("info", "warning", "error", "exception")
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+")
 

@@ -4,7 +4,7 @@ import pytest
 from typing_extensions import Buffer
 
 from indexer.index.buffers import checked_hashes
-from indexer.index.prefix_index import Hashes, Refusal
+from indexer.index.prefix_index import Hashes, RefusedEvent
 from indexer.index.reference import ReferenceIndex
 from indexer.native.fuzz.agreement import differences
 from indexer.native.fuzz.programs import MakeIndex
@@ -24,7 +24,7 @@ class ClearsAllTiers(ReferenceIndex):
 
 
 class ForgetsARefusal(ReferenceIndex):
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         return super().apply_batch(rank, message, now_s)[1:]
 
 

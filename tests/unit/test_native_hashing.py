@@ -3,7 +3,6 @@
 import json
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from threading import Thread
 from typing import Any
@@ -15,10 +14,9 @@ from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import hash_seed, pack_tokens, sequence_hashes
 from kv_protocol.ids import BLOCK_SIZE_MAX
+from tests.support.paths import RECORDINGS
 
-VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" / "hash_vectors.json").read_bytes())[
-    "sequence_hash_vectors"
-]
+VECTORS: list[dict[str, Any]] = json.loads((RECORDINGS / "hash_vectors.json").read_bytes())["sequence_hash_vectors"]
 TOKEN_MAX = 2**32 - 1
 LONG = 100_000
 """Tokens of a prompt during which the extension lets other threads run."""

@@ -1,9 +1,18 @@
 """The pages in `docs/reference/` are what the code says now."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
-from kv_runtime.config_text import settings_of
+from kv_runtime.config.rendering import settings_of
+from tests.support.metric_families import COMMANDS as METRICS
+from tests.support.paths import ROOT
 from tests.support.reference import COMMANDS, FOLDER, PAGES
+
+DOCUMENTS = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
+MAKERS = {"counter", "gauge", "histogram", "summary", "Histogram"}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -14,3 +23,27 @@ def test_a_reference_page_is_up_to_date(name: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_setting_has_a_meaning(command: str) -> None:
     assert [each.path for each in settings_of(COMMANDS[command]) if not each.meaning] == []
+
+
+def makes_families(path: Path) -> bool:
+    """Return whether a function of the module calls a maker of metric families."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Name) and called.id in MAKERS for called in calls)
+
+
+def test_every_module_that_makes_metrics_is_on_the_page() -> None:
+    packages = ("kv_runtime", "indexer", "router", "worker_agent")
+    modules = [path for package in packages for path in (ROOT / package).rglob("*.py") if makes_families(path)]
+    listed = {family.module for families in METRICS.values() for family in families.values()}
+    assert listed == {str(path.relative_to(ROOT)) for path in modules}
+
+
+def test_every_metric_is_on_the_page_once() -> None:
+    rows = re.findall(r"^\| `(kvrouter_\w+)`", PAGES["metrics.md"](), re.MULTILINE)
+    assert sorted(rows) == sorted({name for families in METRICS.values() for name in families})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_metric_that_a_document_names_exists(document: Path) -> None:
+    named = set(re.findall(r"kvrouter_[a-z_]+", document.read_text()))
+    assert named - {name for families in METRICS.values() for name in families} == set()

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
-from kv_protocol.openai import ChatRequest, Request
-from kv_runtime.text import Text
-from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from kv_protocol.openai.requests import ChatRequest, Request
+from kv_runtime.text.model import Text
+from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.families import AnswerFormat
 
 _PROMPT_END_TOKENS = 16
@@ -59,9 +59,9 @@ class AnswerParsing:
         return detokenizer.push(prompt[-_PROMPT_END_TOKENS:]) + detokenizer.flush()
 
 
-def _wishes(request: ChatRequest) -> Wishes:
+def _wishes(request: ChatRequest) -> AnswerOptions:
     finds_calls = bool(request.tools) and request.tool_choice != "none"
-    return Wishes(
+    return AnswerOptions(
         finds_calls=finds_calls,
         tools=tuple(request.tools or ()) if finds_calls else (),
         only_first_call=request.parallel_tool_calls is False,

@@ -7,12 +7,20 @@
     a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
                          prompt_token_ids, if the engine computed another prompt than the request's
 
-If the worker has parsers, `answer_events.py` makes message and delta.
+If the worker has parsers, their events become
+
+    delta      {content, reasoning_content, tool_calls: [{index, id, type, function: {name, arguments}}]}: only keys
+               with a value. Only a call's first delta has `id`, `type` and `name`
+    message    {role, content, refusal, reasoning_content, tool_calls: [{id, type, function: {name, arguments}}]}: the
+               last two only with a value; empty content beside them is null
+
+`reasoning_content` is TensorRT-LLM's and SGLang's name; vLLM had it too, and now has `reasoning`.
 
 A stream of n choices opens with the role of each, and closes each with its reason; all carry their index. An answer
 that another worker began keeps its id, and does not open again.
 Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
-`tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface.
+`tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface; `reasoning`: vllm-project/vllm,
+`docs/features/reasoning_outputs.md`.
 """
 
 from collections.abc import Sequence
@@ -20,18 +28,17 @@ from typing import Any
 
 import msgspec
 
-from kv_protocol.openai import ChatRequest, Request
-from worker_agent.api.answer_events import delta_of, message_of
+from kv_protocol.openai.requests import ChatRequest, Request
 from worker_agent.api.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.disaggregated import Handoff, handoff_keys, without_media
-from worker_agent.api.parsers.events import ContentDelta
+from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStarted
 from worker_agent.api.sampling import TokenLogprobs
 
 _DONE = b"data: [DONE]\n\n"
 
 
-class Answer:
+class CompletionAnswer:
     """Renders one request's answer. `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`."""
 
     def __init__(self, request: Request, request_id: str, created: int, token_bytes: TokenBytes) -> None:
@@ -98,7 +105,7 @@ class Answer:
     def _delta(self, piece: Piece) -> bytes:
         part = msgspec.structs.replace(piece, finish_reason=None, handoff=None)
         if piece.events is not None:
-            return self._chunk(part, delta_of(piece.events))
+            return self._chunk(part, _delta_of(piece.events))
         return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
 
     def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
@@ -109,7 +116,7 @@ class Answer:
         if not self._is_chat:
             return self._choice(piece, {"text": piece.text})
         events = (ContentDelta(piece.text),) if piece.events is None else piece.events
-        return self._choice(piece, {"message": message_of(events)})
+        return self._choice(piece, {"message": _message_of(events)})
 
     def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}
@@ -136,6 +143,40 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def _delta_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return a chunk's delta; without events that of an empty text."""
+    content, reasoning = _texts(events)
+    calls = [{"index": index, **call} for index, call in _calls(events).items()]
+    parts = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}
+    return {name: part for name, part in parts.items() if part} or {"content": ""}
+
+
+def _message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return an unstreamed answer's message."""
+    content, reasoning = _texts(events)
+    parts = {"reasoning_content": reasoning, "tool_calls": list(_calls(events).values())}
+    others = {name: part for name, part in parts.items() if part}
+    return {"role": "assistant", "content": content or (None if others else ""), "refusal": None, **others}
+
+
+def _texts(events: Sequence[Event]) -> tuple[str, str]:
+    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+    return content, "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+
+
+def _calls(events: Sequence[Event]) -> dict[int, dict[str, Any]]:
+    """Return the delta of each call, by its index."""
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, ToolCallStarted):
+            function = {"name": event.name, "arguments": ""}
+            calls[event.index] = {"id": event.id, "type": "function", "function": function}
+        elif not isinstance(event, ContentDelta | ReasoningDelta):
+            call = calls.setdefault(event.index, {"function": {"arguments": ""}})
+            call["function"]["arguments"] += event.delta
+    return calls
 
 
 def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:

@@ -16,23 +16,25 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, PATHS, ApiEndpoint
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
-from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
-from kv_runtime.text import Text
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PATHS, ApiEndpoint
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.metrics import metrics_handler
+from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.api.bodies import DEFAULT_LIMITS
 from worker_agent.api.completions import Completions
 from worker_agent.api.embeddings_endpoint import Embeddings
 from worker_agent.api.in_flight import InFlight, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
-from worker_agent.api.prompts import Prompts
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.engines.port import Engine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_BARRIER_S = 5.0
+BARRIER_S = 5.0
 _OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
@@ -43,7 +45,7 @@ class AgentApi:
         self,
         engine: Engine,
         text: Text,
-        prompts: Prompts,
+        prompts: EnginePrompts,
         *,
         served_names: tuple[str, ...],
         default_max_tokens: int,
@@ -157,10 +159,10 @@ class AgentApi:
 
     async def _kv_position(self, _: web.Request) -> web.Response:
         try:
-            async with asyncio.timeout(_BARRIER_S):
+            async with asyncio.timeout(BARRIER_S):
                 position = await self._position()
         except TimeoutError:
-            message = f"what the engine flushed was not read within {_BARRIER_S} s"
+            message = f"what the engine flushed was not read within {BARRIER_S} s"
             return error_response(504, message, "server_error", code="not_reached")
         return json_response(
             {"ranks": [{"dp_rank": rank, "epoch": epoch, "seq": seq} for rank, (epoch, seq) in position.items()]}

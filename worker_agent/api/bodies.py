@@ -12,9 +12,9 @@ from typing import Generic, NamedTuple, TypeVar
 from aiohttp import web
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
-from kv_runtime.chat_messages import TextError
-from kv_runtime.http import error_response
+from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
+from kv_runtime.http.answers import error_response
+from kv_runtime.text.chat_messages import TextError
 
 DEFAULT_LIMITS = BodyLimits(section="worker")
 _Done = TypeVar("_Done")
@@ -67,7 +67,7 @@ def refusal(error: RequestInvalid | TextError) -> web.Response:
 
 
 def no_such_model(model: str, names: Iterable[str]) -> web.Response:
-    """Return the answer to a request whose model is not one of `names`."""
+    """Return the answer to a request for a model that is not one of `names`."""
     message = f"model: found {as_json(model)}, allowed {', '.join(names)}"
     return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
 

@@ -33,7 +33,7 @@ class Detokenizer(Protocol):
 
 
 class TokenSpan(NamedTuple):
-    """A shown token: the offset of its text in the choice's text, in characters, and its log probabilities."""
+    """A token whose text is passed on: its offset in the choice's text, in characters, and its log probabilities."""
 
     token_id: int
     start: int
@@ -71,7 +71,7 @@ class ChoiceText:
         self.is_over = False
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Process tokens whose text another worker has shown already; text that they withhold stays withheld."""
+        """Process tokens that another worker has shown already; text that they withhold stays withheld."""
         self.push(EngineOutput(token_ids=tuple(token_ids), cached_tokens=0))
 
     def push(self, output: EngineOutput) -> Piece:

@@ -27,21 +27,20 @@ from functools import partial
 
 from aiohttp import web
 
-from kv_protocol import openai
 from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
-from kv_protocol.openai import Request, RequestInvalid
-from kv_runtime.chat_template import TextError
-from kv_runtime.http import error_body, error_response
-from kv_runtime.text import Text
+from kv_protocol.openai.requests import Request, RequestInvalid, decode_chat, decode_completion
+from kv_runtime.http.answers import error_body, error_response
+from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import AnswerParsing
-from worker_agent.api.answers import Answer
+from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
 from worker_agent.api.generation import Generation
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN
-from worker_agent.api.prompts import Prompts
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.api.response_answers import ResponseAnswer
 from worker_agent.api.response_requests import ResponseChat, decode_response
@@ -64,7 +63,7 @@ class Completions:
         self,
         engine: Engine,
         text: Text,
-        prompts: Prompts,
+        prompts: EnginePrompts,
         rules: RequestRules,
         *,
         names: tuple[str, ...],
@@ -82,11 +81,11 @@ class Completions:
 
     async def chat(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
-        return await self._answered(http, openai.decode_chat)
+        return await self._answered(http, decode_chat)
 
     async def completion(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/completions`, and how the request ended."""
-        return await self._answered(http, openai.decode_completion)
+        return await self._answered(http, decode_completion)
 
     async def response(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/responses`, and how the request ended."""
@@ -110,11 +109,11 @@ class Completions:
         except EngineError as error:
             return _failed(error), "failed"
 
-    def _answer(self, request: Request, request_id: str) -> Answer | ResponseAnswer:
+    def _answer(self, request: Request, request_id: str) -> CompletionAnswer | ResponseAnswer:
         created = self._wall_ns() // _NS_PER_S
         if isinstance(request, ResponseChat):
             return ResponseAnswer(request, request_id, created)
-        return Answer(request, request_id, created, self._text.token_bytes)
+        return CompletionAnswer(request, request_id, created, self._text.token_bytes)
 
     async def _engine_request(
         self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]
@@ -143,7 +142,7 @@ class Completions:
         http: web.Request,
         request: Request,
         generation: Generation,
-        answer: Answer | ResponseAnswer,
+        answer: CompletionAnswer | ResponseAnswer,
         engine_request: EngineRequest,
     ) -> HandledRequest:
         if request.stream:
@@ -169,7 +168,7 @@ class Completions:
         )
 
     async def _unstreamed(
-        self, generation: Generation, answer: Answer | ResponseAnswer, engine_request: EngineRequest
+        self, generation: Generation, answer: CompletionAnswer | ResponseAnswer, engine_request: EngineRequest
     ) -> HandledRequest:
         pieces = await generation.full_pieces()
         has_prompt_logprobs = engine_request.sampling.prompt_logprobs is not None
@@ -193,7 +192,12 @@ class Completions:
         return web.Response(body=body, content_type="application/json", headers=headers), "ok"
 
     async def _stream(
-        self, http: web.Request, generation: Generation, answer: Answer | ResponseAnswer, *, include_usage: bool
+        self,
+        http: web.Request,
+        generation: Generation,
+        answer: CompletionAnswer | ResponseAnswer,
+        *,
+        include_usage: bool,
     ) -> HandledRequest:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         outcome: RequestOutcome = "failed"

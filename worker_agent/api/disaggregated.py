@@ -31,10 +31,10 @@ from typing import Annotated, Any
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, shortened
-from kv_protocol.openai import RequestInvalid
-from kv_protocol.openai_errors import explained
-from kv_protocol.openai_option_table import LOGPROBS_MAX
-from kv_protocol.openai_parts import ABSENT, OptionalPart
+from kv_protocol.openai.errors import explained
+from kv_protocol.openai.option_table import LOGPROBS_MAX
+from kv_protocol.openai.parts import ABSENT, OptionalPart
+from kv_protocol.openai.requests import RequestInvalid
 from worker_agent.api.sampling import TokenLogprob, bounded_logprob
 
 STATE_BYTES_MAX = 1 << 20
@@ -86,7 +86,7 @@ class Handoff(_KnownKeys, frozen=True, kw_only=True):
     others: dict[str, Any] = {}
 
 
-class _Wire(_KnownKeys, frozen=True, kw_only=True):
+class _HandoffKeys(_KnownKeys, frozen=True, kw_only=True):
     """The known keys, and the dropped ones."""
 
     first_gen_logits: msgspec.Raw = ABSENT
@@ -102,10 +102,10 @@ class HandoffInvalid(Exception):
 _COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
 _MEDIA_PREFIXES = ("multimodal_", "mrope_")
 _MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
-_KEYS = frozenset(_Wire.__struct_encode_fields__)
-_decoder = msgspec.json.Decoder(_Wire)
+_KEYS = frozenset(_HandoffKeys.__struct_encode_fields__)
+_decoder = msgspec.json.Decoder(_HandoffKeys)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_part = OptionalPart[_Wire](_Wire)
+_part = OptionalPart[_HandoffKeys](_HandoffKeys)
 
 
 def handoff_json(handoff: Handoff) -> bytes:
@@ -131,7 +131,7 @@ def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
     except RequestInvalid as error:
         raise HandoffInvalid(str(error)) from error
     except UNDECODABLE as error:
-        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _Wire, _FIELD))) from error
+        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _HandoffKeys, _FIELD))) from error
 
 
 def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
@@ -207,7 +207,7 @@ class TransferIds:
         return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._node_id | self._count
 
 
-def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
+def _without_dropped(wire: _HandoffKeys, data: bytes | msgspec.Raw) -> Handoff:
     """Return the handoff with the unknown keys of `data`; raise `RequestInvalid` for too many."""
     known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
     unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
@@ -227,7 +227,7 @@ def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
         return
     for field in fields(params):
         value = getattr(params, field.name, None)
-        if field.name not in _Wire.__struct_fields__ and value is not None and _is_json(value):
+        if field.name not in _HandoffKeys.__struct_fields__ and value is not None and _is_json(value):
             yield field.name, value
 
 

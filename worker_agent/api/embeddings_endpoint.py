@@ -13,9 +13,9 @@ from aiohttp import web
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai_errors import RequestInvalid
-from kv_runtime.chat_messages import TextError
-from kv_runtime.text import Text
+from kv_protocol.openai.errors import RequestInvalid
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
 from worker_agent.api.bodies import DEFAULT_LIMITS, RequestBodies, no_such_model, refusal
 from worker_agent.api.embeddings import (
     DIMENSIONS,

@@ -24,9 +24,10 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from kv_protocol.api_endpoints import PATHS
-from kv_protocol.openai_errors import as_json
-from kv_runtime.http import error_response, openai_errors, require_token
+from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.errors import as_json
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, openai_errors
 from worker_agent.api.forwarding import ROUTER_RANK_HEADER, engine_headers, response_headers, without_prompt_ids
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from kv_runtime.text import Text
+from kv_runtime.text.model import Text
 from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
 from worker_agent.api.parsers.answer import AnswerParser

@@ -15,7 +15,7 @@ from typing import Literal
 
 from aiohttp import web
 
-from kv_runtime.http import error_response
+from kv_runtime.http.answers import error_response
 
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]

@@ -13,8 +13,8 @@ import msgspec
 
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid, is_given
-from kv_runtime.text import Text
+from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is_given
+from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import prompt_field, prompt_ids
@@ -29,7 +29,7 @@ _SLICE = 256 << 10
 _TOKEN_BYTES = 4
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class EnginePrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
 
     `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
@@ -41,13 +41,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     handoff: Handoff | None = None
 
 
-class Prompts:
+class EnginePrompts:
     """Prompts of one worker's requests; without `media` it accepts only text."""
 
     def __init__(self, text: Text, media: ChatMedia | None = None) -> None:
         self._text, self._media = text, media
 
-    async def prompt(self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX) -> Prompt:
+    async def prompt(self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX) -> EnginePrompt:
         """Return the request's prompt, of `tokens_max` tokens at most; `body` has the images that are cut out of it.
 
         Raises:
@@ -58,16 +58,16 @@ class Prompts:
         if isinstance(request, ChatRequest):
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
-                return Prompt(tokens=await worked(is_long, work))
+                return EnginePrompt(tokens=await worked(is_long, work))
             chat = await self._with_media(request, body)
             if chat is not None:
                 return chat
         tokens = await worked(is_long, lambda: _tokens(self._packed(request), prompt_field(request), tokens_max))
         if self._media is not None:
             self._media.check(tokens, 0, prompt_field(request))
-        return Prompt(tokens=tokens)
+        return EnginePrompt(tokens=tokens)
 
-    async def _with_media(self, request: ChatRequest, body: Body) -> Prompt | None:
+    async def _with_media(self, request: ChatRequest, body: Body) -> EnginePrompt | None:
         if self._media is None:
             if names_media(request.messages):
                 raise MediaRefused(
@@ -78,7 +78,7 @@ class Prompts:
         if chat is None:
             return None
         became = chat.media
-        return Prompt(tokens=tuple(chat.tokens), text=chat.text, media=became.media, handoff=became.handoff)
+        return EnginePrompt(tokens=tuple(chat.tokens), text=chat.text, media=became.media, handoff=became.handoff)
 
     def _packed(self, request: Request) -> bytes:
         if request.kv_prompt_ids is not None:

@@ -15,7 +15,7 @@ Source: as of `disaggregated.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/opena
 import msgspec
 
 from kv_protocol.fleet import Role
-from kv_protocol.openai import Request, RequestInvalid
+from kv_protocol.openai.requests import Request, RequestInvalid
 from worker_agent.api.disaggregated import Handoff, handoff_of_request
 
 _FIELD = "disaggregated_params"

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import msgspec
 
 from kv_protocol.fleet import Role
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid
-from kv_protocol.openai_errors import Verbatim
+from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_phases import phase_of
 from worker_agent.api.request_sampling import check_size, guide_field, sampling_of
@@ -57,7 +57,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Options that no engine supports, and their neutral values."""
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
 
     handoff: Handoff | None
@@ -97,7 +97,7 @@ class RequestRules:
         tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
         return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
 
-    def wishes(self, request: Request) -> Wishes:
+    def wishes(self, request: Request) -> RequestOptions:
         """Return the request's options; raise `RequestInvalid` if this worker does not support one."""
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
@@ -106,7 +106,7 @@ class RequestRules:
             found = Verbatim(f"{len(processors)} names")
             raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
         check_supported(request, sampling, processors, SKILLS.get(self._description.event_source, ALL_SKILLS))
-        return Wishes(
+        return RequestOptions(
             **msgspec.structs.asdict(phase),
             lora_name=request.model if request.model in self._loras else None,
             cache_salt=request.salt or None,
@@ -121,7 +121,7 @@ class RequestRules:
     def engine_request(
         self,
         request: Request,
-        wishes: Wishes,
+        wishes: RequestOptions,
         prompt: tuple[int, ...],
         *,
         request_id: str,

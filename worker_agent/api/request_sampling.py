@@ -20,9 +20,8 @@ vLLM's for `guided_*` and `structured_outputs`.
 
 from collections.abc import Iterator
 
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid
-from kv_protocol.openai_errors import Verbatim
-from kv_protocol.openai_option_table import (
+from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.option_table import (
     LOGPROBS_MAX,
     AnyFormat,
     EbnfFormat,
@@ -33,6 +32,7 @@ from kv_protocol.openai_option_table import (
     StructuralTagFormat,
     plain,
 )
+from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from worker_agent.api.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 
 _COPIED = (

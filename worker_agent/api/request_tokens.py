@@ -12,8 +12,8 @@ Source: the OpenAI interface (`logit_bias`); vLLM's for `bad_words` and `stop_to
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from kv_protocol.openai import Request, RequestInvalid
-from kv_protocol.openai_errors import Verbatim
+from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.requests import Request, RequestInvalid
 
 STOP_TOKENS_MAX = 128
 BIASES_MAX = 1024

@@ -62,7 +62,7 @@ class ResponseItems:
         """All closed items, in order."""
 
     def feed(self, event: Event) -> list[StreamEvent]:
-        """Return the stream events of the answer's next event."""
+        """Take the next event of the answer; return the events that it adds to the response's stream."""
         if isinstance(event, ToolCallStarted):
             return self.close() + self._opened("function_call", event)
         if isinstance(event, ToolCallArguments):

@@ -1,17 +1,17 @@
-"""Turns a request to `/v1/responses` into the chat that it means.
+"""Turns a request to `/v1/responses` into an equivalent chat.
 
     of the response                      of the chat
     ----------------------------------   ----------------------------------------------------------------------
-    instructions, input, tools           messages, tools (`kv_protocol/responses_chat.py`)
+    instructions, input, tools           messages, tools (`kv_protocol/openai/responses_chat.py`)
     max_output_tokens                    max_completion_tokens
     reasoning.effort                     reasoning_effort
     text.format, text.verbosity          response_format, verbosity
-    tool_choice of a function            the same as a chat names it
-    truncation, include, top_logprobs    refused, but for values that ask for nothing
-    what needs a store                   refused (`kv_protocol/openai_responses.py`)
+    tool_choice of a function            the same in a chat's form
+    truncation, include, top_logprobs    refused, unless they have their neutral values
+    options that need a store            refused (`kv_protocol/openai/responses.py`)
     any other key                        the same
 
-What the answer repeats of the request goes along as `kv_response`.
+The fields of the request that the answer repeats are in `kv_response`.
 Source: the OpenAI API reference, "Create a model response" and "Migrate to the Responses API".
 """
 
@@ -21,13 +21,13 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai import ChatRequest, RequestInvalid, check_combinations
-from kv_protocol.openai_decoding import check_utf8
-from kv_protocol.openai_errors import explained
-from kv_protocol.openai_keys import ALLOWED
-from kv_protocol.openai_option_table import Count
-from kv_protocol.openai_responses import NOT_OF_RESPONSES, STATEFUL_KEYS, check_stateless, read_input
-from kv_protocol.responses_chat import chat_messages, chat_tools
+from kv_protocol.openai.decoding import check_utf8
+from kv_protocol.openai.errors import explained
+from kv_protocol.openai.keys import ALLOWED
+from kv_protocol.openai.option_table import Count
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_combinations
+from kv_protocol.openai.responses import NOT_OF_RESPONSES, STATEFUL_KEYS, check_stateless, read_input
+from kv_protocol.openai.responses_chat import chat_messages, chat_tools
 
 _NOT_OF_RESPONSES = NOT_OF_RESPONSES | {
     "add_generation_prompt", "continue_final_message", "documents", "functions", "kv_continue", "kv_response",
@@ -39,7 +39,7 @@ _NOTHING_INCLUDED = ("reasoning.encrypted_content",)
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The chat of a response; `kv_response` is what the answer repeats."""
+    """The chat of a response; `kv_response` has the fields that the answer repeats."""
 
     kv_response: dict[str, Any]
 
@@ -125,7 +125,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
 
 
 def _response_format(text_format: object) -> dict[str, Any] | None:
-    """Return the form of the answer as a chat has it; None where it is text."""
+    """Return the answer's format in a chat's form; None if it is text."""
     if text_format is None:
         return None
     kind = text_format.get("type") if isinstance(text_format, dict) else None
@@ -137,7 +137,7 @@ def _response_format(text_format: object) -> dict[str, Any] | None:
 
 
 def _repeated(own: _Own, others: dict[str, msgspec.Raw]) -> dict[str, Any]:
-    """Return what the answer says of the request. Source: the OpenAI API reference, "The response object"."""
+    """Return the request's fields that the answer repeats. Source: the OpenAI API reference, "The response object"."""
 
     def other(key: str, default: object) -> object:
         value = msgspec.json.decode(others[key]) if key in others else None

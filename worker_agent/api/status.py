@@ -10,7 +10,9 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_runtime.http import json_response, metrics_handler, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import json_response, openai_errors
+from kv_runtime.http.metrics import metrics_handler
 from worker_agent.events.consolidator import Consolidator
 
 

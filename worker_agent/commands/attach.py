@@ -26,13 +26,14 @@ import zmq.asyncio
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.config import ConfigurationError
-from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog, log_families
-from kv_runtime.http import HttpServer
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import Projection, new_registry
-from kv_runtime.text import Text, load_text
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.status import StatusApi
 from worker_agent.commands.unrun import end_unrun

@@ -8,10 +8,10 @@ from importlib.metadata import version
 import zmq.asyncio
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError
-from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog, log_families
-from kv_runtime.http import HttpServer
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
 from worker_agent.api.status import StatusApi

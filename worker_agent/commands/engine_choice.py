@@ -22,12 +22,14 @@ import structlog
 
 from kv_protocol.errors import LimitExceeded
 from kv_runtime.clock import Clock
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.main_thread import ThreadCall
-from kv_runtime.text import BYTE_MODEL, Text, load_text
+from kv_runtime.text.byte_model import BYTE_MODEL
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import EngineArgsInvalid, Finding
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_model, load_engine_args
 from worker_agent.engines.port import Engine
@@ -243,7 +245,7 @@ def _check_together(settings: AgentSettings, args: EngineArgs) -> None:
 def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> None:
     expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
     problems = [
-        Finding(severity="error", place=place, found="another", expected=expected)
+        ArgumentFinding(severity="error", place=place, found="another", expected=expected)
         for place in _flags_in(sources, circumstances)
     ]
     if problems:

@@ -12,14 +12,14 @@ import msgspec
 
 from kv_runtime.telemetry import configure_logs
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
 from worker_agent.engine_args.layers import Replacement, dotted
 from worker_agent.engine_args.rules import Circumstances, Role
 from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
 
 _ENGINE_DEFAULT = "engine default"
 INVALID = 2
-"""What a process ends with whose engine arguments may not be."""
+"""The exit code of a process with invalid engine arguments."""
 _COUNT = click.IntRange(1)
 _NAMED: dict[str, Any] = {
     "backend": {"type": click.Choice(["pytorch", "_autodeploy"]), "help": "the engine's backend"},
@@ -48,9 +48,9 @@ DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 _OTHERS = (
     click.option("--extra-engine-args", type=click.Path(path_type=Path), help="YAML file of engine arguments"),
     click.option("--override-engine-args", help="JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"),
-    click.option("--publish-kv-events", is_flag=True, help="the fleet is told what the KV cache holds"),
+    click.option("--publish-kv-events", is_flag=True, help="publish what the KV cache holds to the fleet"),
     click.option("--connector", type=click.Choice(["none", "kvbm"]), default="none", show_default=True,
-                 help="who keeps KV blocks beyond the engine's own cache"),
+                 help="what keeps KV blocks beyond the engine's own cache"),
     click.option("--modality", type=click.Choice(["text", "multimodal"]), default="text", show_default=True,
                  help="what prompts are made of"),
     click.option("--gpu-count", type=click.IntRange(0), help="GPUs for the engine, on all nodes; absent: not checked"),
@@ -63,7 +63,7 @@ _OTHERS = (
 def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of the engine's arguments; it is called with `sources` and `circumstances` of them.
 
-    Model and role are not among them: both mean more to a worker, so each command has flags of its own for them.
+    Model and role are not among them: a worker uses both for more, so each command has flags of its own for them.
     """
 
     @wraps(command)
@@ -116,13 +116,13 @@ def print_engine_args(
     """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
 
     An argument that has a flag and is not set is shown as `engine default`: it is not sent, and the default of the
-    engine or of the model holds. The layer `default` has the agent's own few.
+    engine or of the model holds. The layer `default` has the agent's own defaults.
 
     \b
     default < flag < file (--extra-engine-args) < override (--override-engine-args, --trtllm.*) < forced
 
-    What one layer replaced of another is logged. The exit code is 2 when something may not be: file and line, path,
-    what is expected, what was found. Values that look like secrets are not shown.
+    A value that one layer replaces in another is logged. The exit code is 2 if an argument is invalid: file and line,
+    path, what is expected and what was found are printed. Values that look like secrets are not shown.
 
     \b
     Example:  worker-agent print-engine-args --extra-engine-args engine.yaml --publish-kv-events
@@ -184,7 +184,7 @@ def _replaced_as_json(replacement: Replacement) -> dict[str, Any]:
     }
 
 
-def _warning_as_json(warning: Finding) -> dict[str, str]:
+def _warning_as_json(warning: ArgumentFinding) -> dict[str, str]:
     return {
         "place": warning.place,
         "path": ".".join(warning.path),

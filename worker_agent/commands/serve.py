@@ -29,11 +29,11 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, log_families
-from kv_runtime.http import HttpServer
+from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
-from kv_runtime.text import Text
+from kv_runtime.text.model import Text
 from worker_agent.api.app import AgentApi
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
@@ -63,7 +63,7 @@ _ABORTS_S = 2.0
 """Time for a decode worker's aborted requests to fetch the blocks that a prefill worker holds for them."""
 
 
-class _Worker(NamedTuple):
+class _WorkerParts(NamedTuple):
     """The shared parts of the process, once the engine is loaded."""
 
     settings: AgentSettings
@@ -116,7 +116,7 @@ async def run_served(
             names = served_names(settings, chosen)
             events = ServedEvents(settings, chosen, built, names[0], instance, log, context, clock)
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
-            worker = _Worker(settings, chosen, built, text, media, names, instance, clock, log, events, worker_id)
+            worker = _WorkerParts(settings, chosen, built, text, media, names, instance, clock, log, events, worker_id)
             parts = await _parts(worker, found, cleanup, report)
             until_run.pop_all()  # from here on the parts end engine and events
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
@@ -135,7 +135,7 @@ async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: Asy
 
 
 async def _parts(
-    worker: _Worker, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
+    worker: _WorkerParts, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
     """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
     idle, registry, events = _canary(worker), new_registry(), worker.events
@@ -195,12 +195,12 @@ class _EngineLife:
         await self._engine.stop(_ABORTS_S)
 
 
-def _canary(worker: _Worker) -> Canary | None:
+def _canary(worker: _WorkerParts) -> Canary | None:
     wait_s = worker.settings.worker.canary_wait_s
     return Canary(worker.built.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
 
 
-def _loads(worker: _Worker, api: AgentApi) -> LoadReports:
+def _loads(worker: _WorkerParts, api: AgentApi) -> LoadReports:
     return LoadReports(
         worker.built.engine,
         worker.log,
@@ -214,7 +214,7 @@ def _loads(worker: _Worker, api: AgentApi) -> LoadReports:
     )
 
 
-def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
+def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
     settings, engine, trtllm = worker.settings, worker.built.engine, worker.built.trtllm
     return AgentApi(
         engine if idle is None else MonitoredEngine(engine, idle, worker.clock),
@@ -237,7 +237,7 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
     )
 
 
-def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
+def _http(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
     section = worker.settings.worker
     app = _app(worker, api, registry)
     return HttpServer(
@@ -250,7 +250,7 @@ def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpSe
     )
 
 
-def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.Application:
+def _app(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> web.Application:
     """Return all endpoints of the worker, with those of an encode worker."""
     section, encoder = worker.settings.worker, worker.built.trtllm or worker.built.simulated
     app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
@@ -261,7 +261,7 @@ def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.App
     return app
 
 
-def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> CanaryWatch:
+def _canary_watch(worker: _WorkerParts, idle: Canary, membership: Membership) -> CanaryWatch:
     section = worker.settings.worker
     return CanaryWatch(
         worker.built.engine,
@@ -274,7 +274,7 @@ def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> Cana
     )
 
 
-def _registration(worker: _Worker, api: AgentApi, port: int) -> WorkerRegistered:
+def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegistered:
     settings, engine, text = worker.settings, worker.built.engine.describe(), worker.text
     return WorkerRegistered(
         worker_id=settings.worker.id,

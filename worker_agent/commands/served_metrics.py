@@ -25,20 +25,22 @@ class ServedMetrics:
         """Yield all families but those of requests, events and load."""
         at, engine = (self._worker,), self._trtllm
         load_s = None if engine is None else engine.load_s
-        meaning = "How long loading the engine took"
+        meaning = "Time that loading the engine took"
         yield gauge("engine_load_seconds", meaning, ("worker",), [] if load_s is None else [(at, load_s)])
         is_dead = [] if engine is None else [(at, float(engine.fault is not None))]
-        yield gauge("engine_dead", "1 once the engine is known to be dead", ("worker",), is_dead)
+        yield gauge("engine_dead", "1 once TensorRT-LLM is known to be dead", ("worker",), is_dead)
         failed = [] if engine is None else [(at, float(engine.failed_requests_total))]
         yield counter(
-            "engine_failed_requests", "Requests that the engine itself refused or failed", ("worker",), failed
+            "engine_failed_requests", "Requests that TensorRT-LLM itself refused or failed", ("worker",), failed
         )
         errors = {} if engine is None else engine.logits_errors_total
         samples = [((self._worker, name), float(count)) for name, count in errors.items()]
-        meaning = "Calls of logits processors that failed, and left the logits as they were"
+        meaning = "Failed calls of a logits processor; the logits stayed unchanged"
         yield counter("logits_processor_errors", meaning, ("worker", "processor"), samples)
         canary_requests = {} if self._canary is None else self._canary.requests_total
         outcomes = [((self._worker, outcome), float(count)) for outcome, count in canary_requests.items()]
         if self._simulated is not None:
             yield from transfer_families(self._worker, self._simulated)
-        yield counter("engine_canaries", "Tokens asked of the idle engine, by outcome", ("worker", "outcome"), outcomes)
+        yield counter(
+            "engine_canaries", "Canary requests to the idle engine, by outcome", ("worker", "outcome"), outcomes
+        )

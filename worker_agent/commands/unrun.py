@@ -9,7 +9,7 @@ _END_S = 5.0
 
 
 async def end_unrun(parts: Iterable[Part]) -> None:
-    """Run the parts to their end at once, so that they close their sockets.
+    """Run the parts with `stop` set, so that they close their sockets and end.
 
     A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
     """

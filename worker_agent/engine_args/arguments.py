@@ -3,13 +3,13 @@
 An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
 
     default < flag < file < override < forced                 engine_layers: merged, each value with its origin
-    each layer: names and types                               engine_fields
+    each layer: names, and types of what the agent reads      engine_fields
     merged: forced values, arguments that the backend lacks   engine_rules
     merged: conflicting arguments                             engine_checks
 
-An argument that `engine_fields` does not know is an error: the engine refuses unknown names too, but only after its
-start, and a misspelt name is likelier than one of a newer engine. For the latter `allows_unknown` passes it on with a
-warning.
+A name that `fields.py` does not have is an error where no engine is installed: a misspelt name is likelier than one of
+a newer engine, for which `allows_unknown` passes it on with a warning. With an installed engine there is the warning
+alone: the engine refuses what it does not know, before the model is loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ import msgspec
 from worker_agent.engine_args import checks as engine_checks
 from worker_agent.engine_args.field_kinds import Field, found
 from worker_agent.engine_args.fields import CLASS_BY_TYPE, ENGINE
-from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
 from worker_agent.engine_args.layers import (
     LAYERS,
+    EffectiveValue,
     Layer,
-    Origin,
     Path,
     Replacement,
-    Setting,
     Tree,
+    ValueOrigin,
     at,
     dotted,
     is_section,
@@ -56,9 +56,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's arguments. `settings` are by path; `replaced` is in the order of the layers, with pruned ones."""
 
     role: Role
-    settings: tuple[Setting, ...]
+    settings: tuple[EffectiveValue, ...]
     replaced: tuple[Replacement, ...]
-    warnings: tuple[Finding, ...]
+    warnings: tuple[ArgumentFinding, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a new copy of the arguments as nested mappings."""
@@ -68,7 +68,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         """Return a copy of the value at `path`, a section as a mapping; None without a value."""
         return at(self._tree, *path)
 
-    def origin(self, *path: str) -> Origin | None:
+    def origin(self, *path: str) -> ValueOrigin | None:
         """Return the origin of the value at `path`; None without a value, or for a section with values."""
         return next((setting.origin for setting in self.settings if setting.path == path), None)
 
@@ -99,17 +99,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> EngineArgs:
-    """Return what the engine gets, where every value names the highest layer that has it.
+    """Return the engine's arguments; each value has the highest layer that sets it as its origin.
 
     `layers` are flags, file and override, in any order, each at most once; none of them is changed.
 
     Raises:
-        EngineArgsInvalid: with all that is wrong in the layers, or, where nothing is, with the whole.
+        EngineArgsInvalid: with all errors of the layers, or, if there are none, of the merged arguments.
     """
     layers = sorted([DEFAULTS, *layers], key=lambda layer: LAYERS.index(layer.name))
-    findings = [
-        finding for layer in layers for finding in _layer_findings(layer, allows_unknown=circumstances.allows_unknown)
-    ]
+    passes_unknown = circumstances.allows_unknown or bool(circumstances.engine_version)
+    findings = [finding for layer in layers for finding in _layer_findings(layer, allows_unknown=passes_unknown)]
     _refuse_errors(findings)
     tree: Tree = {}
     replaced: list[Replacement] = []
@@ -125,7 +124,7 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
 
 
 def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
-    """Return which sections the engine knows as which class, the deeper before those that hold them.
+    """Return the engine's class of each section, a section before the one that contains it.
 
     The names are those of `tensorrt_llm.llmapi.llm_args`; a section that is not named stays a mapping, which the engine
     reads itself.
@@ -152,14 +151,14 @@ def _class_name(path: Path, field: Field, value: dict[str, Any]) -> str:
     return by_type.get(str(value.get(names)), field.class_name)
 
 
-def _layer_findings(layer: Layer, *, allows_unknown: bool) -> list[Finding]:
-    """Return which names of the layer nobody knows, and which values are of another kind or range than they may be."""
+def _layer_findings(layer: Layer, *, allows_unknown: bool) -> list[ArgumentFinding]:
+    """Return the layer's unknown names, and its values of a wrong type or out of range."""
     return list(_section_findings(layer, ENGINE, layer.values, (), allows_unknown=allows_unknown))
 
 
 def _section_findings(
     layer: Layer, field: Field, values: Mapping[str, Any], above: Path, *, allows_unknown: bool
-) -> Iterator[Finding]:
+) -> Iterator[ArgumentFinding]:
     for name, value in values.items():
         path = (*above, str(name))
         known = field.fields.get(name)
@@ -168,15 +167,17 @@ def _section_findings(
         elif not known.fits(value) or (known.kind == "section" and value is not None and not is_section(value)):
             has_names = known.kind != "section" or not isinstance(value, dict)
             what = found(shown(path, value)) if has_names else "a mapping with a name that is no text"
-            yield Finding(severity="error", place=layer.place_of(path), path=path, expected=known.expected, found=what)
+            yield ArgumentFinding(
+                severity="error", place=layer.place_of(path), path=path, expected=known.expected, found=what
+            )
         elif known.kind == "section" and value is not None:
             yield from _section_findings(layer, known, value, path, allows_unknown=allows_unknown)
 
 
-def _unknown(layer: Layer, field: Field, path: Path, *, allows_unknown: bool) -> Finding:
+def _unknown(layer: Layer, field: Field, path: Path, *, allows_unknown: bool) -> ArgumentFinding:
     near = get_close_matches(path[-1], field.fields, n=1)
     of = field.class_name or "the engine"
-    return Finding(
+    return ArgumentFinding(
         severity="warning" if allows_unknown else "error",
         place=layer.place_of(path),
         path=path,
@@ -191,7 +192,7 @@ def _put(tree: Tree, layer: Layer, replaced: list[Replacement]) -> Tree:
     return merge(tree, upper)
 
 
-def _refuse_errors(findings: Sequence[Finding]) -> None:
+def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise EngineArgsInvalid(errors)

@@ -1,58 +1,54 @@
-"""Checks across engine arguments: those that do not go together, or not with the installed engine.
+"""Checks across engine arguments: conflicts with each other, or with the installed engine.
 
-    found                                                               severity   because
-    reuse off under event publishing                                    warning    it serves, but the engine then has no
-                                                                                   events: routing is load balancing
+    found                                                               severity   reason
+    reuse off under event publishing                                    warning    the engine serves without events:
+                                                                                   routing is only load balancing
     transceiver buffer < longest input, of a prefill worker             error      such an input is never transferred:
                                                                                    KV blocks run out under load
     the same of a decode worker                                         warning    its inputs may be bounded by prefill
-    transceiver missing or without backend, of a prefill/decode worker  warning    the environment may choose it
+    transceiver missing or without backend, of a prefill/decode worker  warning    the environment may set it
     moe tensor x expert x cluster parallel != tensor parallel           error      the engine's mapping refuses it
     moe size that does not divide tensor parallel                       error      likewise
     tensor x pipeline x context parallel > GPUs                         error      the engine's processes do not start
     attention DP with one rank                                          warning    nothing is parallel
     more attention-DP ranks than a worker may have                      error      the registration is refused
     attention_dp_config without attention DP                            warning    it is ignored
-    beam search, or more requests than tokens, under `_autodeploy`      error      the engine refuses it
-    the MoE backend `WIDEEP` with a version that has it no more         error      the engine refuses it
     an installed engine outside the supported versions                  error      its arguments, handovers and events
-                                                                                   are others; a warning where unknown
+                                                                                   differ; a warning if unknown
                                                                                    arguments are allowed
 
-The longest input is `max_seq_len` - 1: one token is generated at least. Where `max_seq_len` is not given, the model
-says it, and what depends on it is not checked. What a prefill and a decode worker have to agree in is checked where
-both are known: by the router (`router/decision/pairs.py`).
+The longest input is `max_seq_len` - 1: one token is generated at least. If `max_seq_len` is not given, the model
+defines it, and the checks that depend on it are skipped. The router checks that a prefill and a decode worker fit
+together (`router/decision/pairs.py`).
 
 Source: `docs/SOURCES.md` D4.2 (buffer) and 6.3 (reuse); `docs/SOURCES.md` E1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
-`_autodeploy`: as in `engine_fields` (`ensure_no_beam_search`, `cap_max_batch_size_to_max_num_tokens`); versions:
-`kv_protocol/trtllm_versions.py`.
+versions: `kv_protocol/trtllm_versions.py`.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from kv_protocol.ids import DP_RANK_MAX
-from kv_protocol.trtllm_versions import SUPPORTED, WITHOUT_WIDEEP, is_before, is_supported, parse_version
-from worker_agent.engine_args.findings import Finding
+from kv_protocol.trtllm_versions import SUPPORTED, is_supported
+from worker_agent.engine_args.findings import ArgumentFinding
 from worker_agent.engine_args.layers import Path, Tree, at, node_at
 from worker_agent.engine_args.rules import Circumstances
 
 _REUSE: Path = ("kv_cache_config", "enable_block_reuse")
 _BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
 _TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
-_MOE_BACKEND: Path = ("moe_config", "backend")
 _MOE: tuple[Path, ...] = (("moe_tensor_parallel_size",), ("moe_expert_parallel_size",), ("moe_cluster_parallel_size",))
 _WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
 
 Severity = Literal["error", "warning"]
-Check = Callable[[Tree, Circumstances], Iterator[Finding]]
+Check = Callable[[Tree, Circumstances], Iterator[ArgumentFinding]]
 
 
-def findings(tree: Tree, circumstances: Circumstances) -> list[Finding]:
-    """Return what the table finds in the arguments that the engine gets."""
+def findings(tree: Tree, circumstances: Circumstances) -> list[ArgumentFinding]:
+    """Return what the checks in the table above find in the engine's arguments."""
     checks: list[Check] = [
-        _version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp, _autodeploy_sizes, _moe_backend,
+        _version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp,
     ]  # fmt: skip
     return [finding for check in checks for finding in check(tree, circumstances)]
 
@@ -71,18 +67,18 @@ def attention_dp_size(tree: Tree) -> int:
 
 
 def longest_input(tree: Tree) -> int | None:
-    """Return the tokens of the longest prompt that the engine takes; None: the model says it."""
+    """Return the tokens of the longest prompt that the engine takes; None: the model defines it."""
     max_seq_len = at(tree, "max_seq_len")
     return None if max_seq_len is None else max_seq_len - 1
 
 
-def _reuse(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+def _reuse(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     if circumstances.publishes_kv_events and at(tree, *_REUSE) is False:
         expected = "true where KV events are published (without reuse the engine has none: routing is load balancing)"
         yield _finding("warning", tree, _REUSE, "false", expected)
 
 
-def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     role = circumstances.role
     if role not in ("prefill", "decode"):
         return
@@ -94,7 +90,7 @@ def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
         yield _finding("error" if role == "prefill" else "warning", tree, _BUFFER, str(buffer), expected)
 
 
-def _parallelism(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding]:
+def _parallelism(tree: Tree, _circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     """The engine computes a size that is not given from the others, rounding down."""
     tensor = at(tree, *_WORLD[0]) or 1
     if at(tree, "backend") == "_autodeploy" or (at(tree, *_WORLD[2]) or 1) > 1:
@@ -110,7 +106,7 @@ def _parallelism(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding]
         yield _finding("error", tree, next(iter(given)), f"{words} = {product}", expected)
 
 
-def _gpus(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+def _gpus(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     count, needed = circumstances.gpu_count, world_size(tree)
     if count is None or needed <= count:
         return
@@ -121,7 +117,7 @@ def _gpus(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
         yield _finding("error", tree, _WORLD[0], f"{words} = {needed}", f"at most {count} together, the GPUs there are")
 
 
-def _attention_dp(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding]:
+def _attention_dp(tree: Tree, _circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     size = attention_dp_size(tree)
     if at(tree, "enable_attention_dp") and size == 1:
         expected = "tensor_parallel_size above 1 with it (attention_dp_size is 1: nothing is parallel)"
@@ -134,33 +130,15 @@ def _attention_dp(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding
         yield _finding("warning", tree, ("attention_dp_config",), "a mapping", expected)
 
 
-def _autodeploy_sizes(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding]:
-    if at(tree, "backend") != "_autodeploy":
-        return
-    width, requests, tokens = (at(tree, name) for name in ("max_beam_width", "max_batch_size", "max_num_tokens"))
-    if (width or 1) > 1:
-        yield _finding("error", tree, ("max_beam_width",), str(width), "1 under backend _autodeploy")
-    if requests and tokens and requests > tokens:
-        expected = f"at most max_num_tokens, {tokens}, under backend _autodeploy"
-        yield _finding("error", tree, ("max_batch_size",), str(requests), expected)
-
-
-def _moe_backend(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
-    version = circumstances.engine_version
-    if at(tree, *_MOE_BACKEND) == "WIDEEP" and parse_version(version) and not is_before(version, WITHOUT_WIDEEP):
-        expected = f"another backend with TensorRT-LLM {version}, which has it no more: DEEPGEMM, CUTEDSL, TRTLLM"
-        yield _finding("error", tree, _MOE_BACKEND, "WIDEEP", expected)
-
-
-def _version(_tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+def _version(_tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     version = circumstances.engine_version
     if version and not is_supported(version):
         severity: Severity = "warning" if circumstances.allows_unknown else "error"
-        yield Finding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
+        yield ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
 
 
-def _finding(severity: Severity, tree: Tree, path: Path, found: str, expected: str) -> Finding:
-    return Finding(severity=severity, place=_place(tree, path), path=path, found=found, expected=expected)
+def _finding(severity: Severity, tree: Tree, path: Path, found: str, expected: str) -> ArgumentFinding:
+    return ArgumentFinding(severity=severity, place=_place(tree, path), path=path, found=found, expected=expected)
 
 
 def _place(tree: Tree, path: Path) -> str:

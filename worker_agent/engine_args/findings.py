@@ -1,7 +1,7 @@
 """Findings about engine arguments: an error ends the start, a warning is printed.
 
-Both name the place (a file's line, a flag), the dotted path, what is expected there and what was found. Of values that
-look like secrets only the kind is shown: those whose name says so, and texts with the marks of well-known keys.
+Both name the place (a file's line, a flag), the dotted path, what is expected there and what was found. For values that
+look like secrets only the kind is shown: values with the name of a secret, and texts with the marks of well-known keys.
 """
 
 import re
@@ -23,7 +23,7 @@ _SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class ArgumentFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem of the arguments. `found` and `expected` are texts without secrets."""
 
     severity: Literal["error", "warning"]
@@ -40,13 +40,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class EngineArgsInvalid(Exception):
     """The engine arguments are invalid; `findings` are all errors."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
+    def __init__(self, findings: Sequence[ArgumentFinding]) -> None:
         super().__init__("\n".join(["engine arguments:", *(f"  {finding}" for finding in findings)]))
         self.findings = tuple(findings)
 
 
 def shown(path: Path, value: Any) -> Any:  # noqa: ANN401 - whatever YAML and JSON can say
-    """Return the value as it may be printed: what looks like a secret, at any depth, is `MASK`."""
+    """Return the value for printing: anything that looks like a secret, at any depth, is `MASK`."""
     if isinstance(value, Mapping):
         return {name: shown((*path, str(name)), inner) for name, inner in value.items()}
     if isinstance(value, list):

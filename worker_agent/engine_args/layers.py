@@ -1,14 +1,14 @@
 """Merges layers of engine arguments and keeps for each value which layer it is from.
 
-A layer is a tree: a mapping whose keys are texts is a section; all else (a number, a list, null, any other mapping) is
-a value, which is taken or replaced whole. What `merge` puts at one name:
+A layer is a tree: a mapping with only texts as keys is a section; anything else (a number, a list, null, any other
+mapping) is a value, which is kept or replaced as a whole. The result of `merge` at one name:
 
     lower   upper: absent   value   section                      cut section
     absent         -        upper   upper                        upper
     value          lower    upper   upper, from now on cut       upper
     section        lower    upper   both, name by name           upper
 
-A section that came over a value is *cut*: it lets nothing through of what lies deeper still. So merging is associative,
+A section that replaced a value is *cut*: nothing of a still lower layer is merged into it. So merging is associative,
 and layers can be merged in any grouping: `{x: {a: 1}}`, `{x: 5}`, `{x: {b: 2}}` make `{x: {b: 2}}` either way.
 
     merge(merge(a, b), c) == merge(a, merge(b, c))          merge({}, a) == a == merge(a, {})
@@ -23,7 +23,7 @@ import msgspec
 
 LayerName = Literal["default", "flag", "file", "override", "forced"]
 LAYERS: tuple[LayerName, ...] = get_args(LayerName)
-"""From the one that gives way to all to the one that gives way to none."""
+"""From the lowest to the highest; a higher layer replaces values of a lower one."""
 
 Path = tuple[str, ...]
 
@@ -37,12 +37,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[Path, str] = {}
 
     def place_of(self, path: Path) -> str:
-        """Return where the source says what is at `path`."""
+        """Return the place in the source of the value at `path`."""
         longest = next((path[:size] for size in range(len(path), 0, -1) if path[:size] in self.places), None)
         return self.place if longest is None else self.places[longest]
 
 
-class Origin(msgspec.Struct, frozen=True):
+class ValueOrigin(msgspec.Struct, frozen=True):
     """The layer of a value, and the place in it: a file's line, a flag, the reason for a forced value."""
 
     layer: LayerName
@@ -52,30 +52,30 @@ class Origin(msgspec.Struct, frozen=True):
         return self.layer if self.layer == self.place else f"{self.layer} ({self.place})"
 
 
-class Value(msgspec.Struct, frozen=True):
+class Leaf(msgspec.Struct, frozen=True):
     """A leaf of the tree."""
 
     found: Any
-    origin: Origin
+    origin: ValueOrigin
 
 
-class Section(msgspec.Struct, frozen=True):
+class Branch(msgspec.Struct, frozen=True):
     """A branch of the tree; `origin` is the last layer that names it."""
 
-    below: dict[str, "Value | Section"]
-    origin: Origin
+    below: dict[str, "Leaf | Branch"]
+    origin: ValueOrigin
     is_cut: bool = False
 
 
-Tree = dict[str, Value | Section]
+Tree = dict[str, Leaf | Branch]
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """An effective value, an empty section being one too."""
+class EffectiveValue(msgspec.Struct, frozen=True):
+    """An effective value; an empty section is one too."""
 
     path: Path
     value: Any
-    origin: Origin
+    origin: ValueOrigin
 
     @property
     def name(self) -> str:
@@ -89,8 +89,8 @@ class Replacement(msgspec.Struct, frozen=True):
     path: Path
     old: Any
     new: Any
-    old_origin: Origin
-    new_origin: Origin
+    old_origin: ValueOrigin
+    new_origin: ValueOrigin
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class Replacement(msgspec.Struct, frozen=True):
 
 
 def dotted(path: Path) -> str:
-    """Return the path as it is written: `a.b.c`; a name that has a dot itself, or is empty, stands in quotes."""
+    """Return the path as it is written: `a.b.c`; an empty name, or one with a dot, is quoted."""
     return ".".join(json.dumps(name) if "." in name or not name else name for name in path)
 
 
@@ -109,14 +109,14 @@ def is_section(value: object) -> bool:
 
 
 def tree_of(layer: Layer) -> Tree:
-    """Return the layer as a tree; its values are the layer's own, of which `plain` and `settings` give copies."""
+    """Return the layer as a tree; its values are the layer's own, `plain` and `settings` return copies."""
 
     def nodes(values: Mapping[str, Any], above: Path) -> Tree:
         return {name: node(value, (*above, name)) for name, value in values.items()}
 
-    def node(value: Any, path: Path) -> Value | Section:  # noqa: ANN401 - whatever YAML and JSON can say
-        origin = Origin(layer.name, layer.place_of(path))
-        return Section(nodes(value, path), origin) if is_section(value) else Value(value, origin)
+    def node(value: Any, path: Path) -> Leaf | Branch:  # noqa: ANN401 - whatever YAML and JSON can say
+        origin = ValueOrigin(layer.name, layer.place_of(path))
+        return Branch(nodes(value, path), origin) if is_section(value) else Leaf(value, origin)
 
     return nodes(layer.values, ())
 
@@ -126,19 +126,19 @@ def merge(lower: Tree, upper: Tree) -> Tree:
     return {**lower, **{name: _over(lower.get(name), node) for name, node in upper.items()}}
 
 
-def _over(lower: Value | Section | None, upper: Value | Section) -> Value | Section:
-    if lower is None or isinstance(upper, Value) or upper.is_cut:
+def _over(lower: Leaf | Branch | None, upper: Leaf | Branch) -> Leaf | Branch:
+    if lower is None or isinstance(upper, Leaf) or upper.is_cut:
         return upper
-    if isinstance(lower, Value):
-        return Section(upper.below, upper.origin, is_cut=True)
-    return Section(merge(lower.below, upper.below), upper.origin, lower.is_cut)
+    if isinstance(lower, Leaf):
+        return Branch(upper.below, upper.origin, is_cut=True)
+    return Branch(merge(lower.below, upper.below), upper.origin, lower.is_cut)
 
 
 def replacements(lower: Tree, upper: Tree, above: Path = ()) -> Iterator[Replacement]:
-    """Yield what merging `upper` over `lower` replaces with something else; saying the same again replaces nothing."""
+    """Yield the replacements of merging `upper` over `lower`; an equal value is no replacement."""
     for name, node in upper.items():
         under = lower.get(name)
-        if isinstance(under, Section) and isinstance(node, Section) and not node.is_cut:
+        if isinstance(under, Branch) and isinstance(node, Branch) and not node.is_cut:
             yield from replacements(under.below, node.below, (*above, name))
         elif under is not None:
             old, new = plain(under), plain(node)
@@ -152,48 +152,48 @@ def without(tree: Tree, path: Path) -> Tree:
     node = tree.get(name)
     if not deeper:
         return {other: kept for other, kept in tree.items() if other != name}
-    if not isinstance(node, Section):
+    if not isinstance(node, Branch):
         return tree
-    return {**tree, name: Section(without(node.below, tuple(deeper)), node.origin, node.is_cut)}
+    return {**tree, name: Branch(without(node.below, tuple(deeper)), node.origin, node.is_cut)}
 
 
-def node_at(tree: Tree, path: Path) -> Value | Section | None:
-    """Return what is at `path`; None where nobody says anything."""
+def node_at(tree: Tree, path: Path) -> Leaf | Branch | None:
+    """Return the node at `path`; None if no layer has one."""
     name, *deeper = path
     node = tree.get(name)
     if not deeper:
         return node
-    return node_at(node.below, tuple(deeper)) if isinstance(node, Section) else None
+    return node_at(node.below, tuple(deeper)) if isinstance(node, Branch) else None
 
 
 def at(tree: Tree, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
-    """Return a copy of the value at `path`, a section as a mapping; None where nobody says anything, or null."""
+    """Return a copy of the value at `path`, a section as a mapping; None if no layer has one, or it is null."""
     node = node_at(tree, path)
     return None if node is None else plain(node)
 
 
-def settings(tree: Tree) -> tuple[Setting, ...]:
+def settings(tree: Tree) -> tuple[EffectiveValue, ...]:
     """Return every value with its path and origin, by path."""
 
-    def walk(below: Tree, above: Path) -> Iterator[Setting]:
+    def walk(below: Tree, above: Path) -> Iterator[EffectiveValue]:
         for name, node in sorted(below.items()):
             path = (*above, name)
-            if isinstance(node, Section) and node.below:
+            if isinstance(node, Branch) and node.below:
                 yield from walk(node.below, path)
             else:
-                yield Setting(path, plain(node), node.origin)
+                yield EffectiveValue(path, plain(node), node.origin)
 
     return tuple(walk(tree, ()))
 
 
-def plain(node: Value | Section) -> Any:  # noqa: ANN401
-    """Return what the node means as YAML and JSON do, in a copy of its own."""
-    if isinstance(node, Section):
+def plain(node: Leaf | Branch) -> Any:  # noqa: ANN401
+    """Return a copy of the node as plain values, as YAML and JSON have them."""
+    if isinstance(node, Branch):
         return {name: plain(inner) for name, inner in node.below.items()}
     return deepcopy(node.found)
 
 
-def nested(effective: tuple[Setting, ...]) -> dict[str, Any]:
+def nested(effective: tuple[EffectiveValue, ...]) -> dict[str, Any]:
     """Return the settings as one mapping of mappings that shares nothing with them."""
     values: dict[str, Any] = {}
     for setting in effective:

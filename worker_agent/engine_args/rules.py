@@ -1,6 +1,6 @@
 """Engine arguments that the agent sets itself: named flags, forced values, omissions.
 
-    forced                                     to                    because
+    forced                                     to                    reason
     backend                                    pytorch               KV events are published, and `_autodeploy` with the
                                                                      runtime `demollm` has none
     kv_cache_config.event_buffer_max_size      100000                KV events are polled, and it is unset or 0
@@ -10,14 +10,14 @@
     disable_overlap_scheduler                  true                  a prefill worker, and the engine's version refuses
                                                                      context-only requests otherwise (below 1.3.0rc1)
 
-    left out                                                         because
-    what the backend does not know             each with a warning   the engine refuses it
+    left out                                                         reason
+    arguments that the backend lacks           each with a warning   the engine refuses it
     num_postprocess_workers                    with a warning        the agent does that work itself
     all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
 
-The engine gets what a user gave and what stands here, nothing else: every other argument is the engine's own default,
-which a model's defaults may replace only while the argument is unset. On an encode worker, which has neither KV cache
-nor tokenizer of ours, nothing is forced.
+The engine gets only a user's arguments and these: every other argument has the engine's own default, which a model's
+defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
+gets no forced arguments.
 
 Source: `docs/SOURCES.md` D6.2 and D6.3 (flags, forced values, the encoder's list), E2.1 (100000). NVIDIA/TensorRT-LLM:
 `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own tokenizer);
@@ -34,8 +34,8 @@ import msgspec
 from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
 from worker_agent.engine_args.field_kinds import Backend, found
 from worker_agent.engine_args.fields import ENGINE
-from worker_agent.engine_args.findings import Finding, shown
-from worker_agent.engine_args.layers import Layer, Origin, Path, Section, Tree, Value, at, plain, without
+from worker_agent.engine_args.findings import ArgumentFinding, shown
+from worker_agent.engine_args.layers import Branch, Layer, Leaf, Path, Tree, ValueOrigin, at, plain, without
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EVENT_BUFFER_SIZE = 100_000
@@ -46,14 +46,14 @@ KVBM: Mapping[str, str] = {
     "connector_scheduler_class": "DynamoKVBMConnectorLeader",
     "connector_worker_class": "DynamoKVBMConnectorWorker",
 }
-"""What the preset `kvbm` of newer versions stands for. Every supported version takes it in full."""
+"""The arguments of the preset `kvbm` of newer versions. Every supported version takes them written out."""
 
 DEFAULTS = Layer(
     name="default",
     place="default",
     values={"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True},
 )
-"""What the agent wants otherwise than the engine: a model, and no tokenizer, because the agent itself tokenizes."""
+"""The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
 
 FLAGS: Mapping[str, Path] = {
     "model": ("model",),
@@ -80,7 +80,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's options that engine arguments depend on.
 
     `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: arguments that
-    `engine_fields` does not know are passed on with a warning each, and an engine of an unsupported version is used.
+    `fields.py` does not know are passed on with a warning each, and an engine of an unsupported version is used.
     `engine_version` is the installed engine's; empty: none is installed, or it is unknown.
     """
 
@@ -157,7 +157,7 @@ def backend_of(tree: Tree) -> Backend:
     return "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
 
 
-def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
+def pruned(tree: Tree, role: Role) -> tuple[Tree, list[ArgumentFinding]]:
     """Return the tree without pruned arguments, and a warning for each of them that a user gave."""
     warnings = []
     for name, why in _left_out(tree, role):
@@ -182,14 +182,14 @@ def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
             yield name, f"under backend {backend}: {field.pruned[backend]}"
 
 
-def _left_out_finding(path: Path, node: Value | Section, origin: Origin, why: str) -> Finding:
+def _left_out_finding(path: Path, node: Leaf | Branch, origin: ValueOrigin, why: str) -> ArgumentFinding:
     what = found(shown(path, plain(node)))
-    return Finding(
+    return ArgumentFinding(
         severity="warning", place=origin.place, path=path, expected=f"nothing {why}", found=f"{what}; left out"
     )
 
 
-def _origins(node: Value | Section) -> list[Origin]:
-    if isinstance(node, Value) or not node.below:
+def _origins(node: Leaf | Branch) -> list[ValueOrigin]:
+    if isinstance(node, Leaf) or not node.below:
         return [node.origin]
     return [origin for inner in node.below.values() for origin in _origins(inner)]

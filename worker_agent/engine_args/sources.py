@@ -4,7 +4,7 @@
     --override-engine-args JSON       over both; or, instead, any number of
     --trtllm.a.b.c VALUE
 
-The layers and what they mean stand in `arguments.py`. No value that looks like a secret is logged.
+`arguments.py` defines the layers. No value that looks like a secret is logged.
 
 The version of the installed engine is read from its `version.py`, which states it in every release, without importing
 the package: an import takes seconds and wants a GPU. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/version.py`.
@@ -22,7 +22,7 @@ import structlog
 
 from kv_protocol.errors import shortened
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
-from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
 from worker_agent.engine_args.layers import Layer, Replacement
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engine_args.text import FLAG_PREFIX, read_file, read_flags, read_json
@@ -37,7 +37,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re
 
 
 class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Where arguments are given: `flags` by name (`engine_rules.FLAGS`), None: not given; `dynamic`: what is left."""
+    """The sources of arguments: `flags` by name (`rules.FLAGS`), None: not given; `dynamic`: the remaining flags."""
 
     flags: Mapping[str, Any] = {}
     extra: Path | None = None
@@ -46,10 +46,10 @@ class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> EngineArgs:
-    """Return the effective arguments; what one layer replaced of another, and every warning, is logged.
+    """Return the effective arguments; every replacement of one layer by another, and every warning, is logged.
 
     Raises:
-        EngineArgsInvalid: with every source that cannot be read, or else with all that may not be.
+        EngineArgsInvalid: with every source that cannot be read, or else with every invalid argument.
     """
     circumstances = msgspec.structs.replace(circumstances, engine_version=installed_version())
     args = effective_args(_layers(sources, circumstances), circumstances)
@@ -76,7 +76,7 @@ def installed_version() -> str:
 
 
 def check_model(args: EngineArgs) -> None:
-    """Return where the model is a directory that has a `config.json`, or a name on the hub (`org/name`).
+    """Check that the model is a directory that has a `config.json`, or a name on the hub (`org/name`).
 
     A directory comes first, as in the engine itself. Whether the hub has the name is not asked.
 
@@ -88,12 +88,12 @@ def check_model(args: EngineArgs) -> None:
         expected = "a directory with config.json, or a name on the hub (org/name)"
         found = f"{shortened(model)!r}, {found}"
         raise EngineArgsInvalid(
-            [Finding(severity="error", place=origin.place, path=("model",), found=found, expected=expected)]
+            [ArgumentFinding(severity="error", place=origin.place, path=("model",), found=found, expected=expected)]
         )
 
 
 def _model_problem(model: str) -> str:
-    """Return why no engine loads `model`; empty where it is a model's directory or may be a name on the hub."""
+    """Return why no engine loads `model`; empty if it is a model's directory or may be a name on the hub."""
     path = Path(model)
     if path.is_dir():
         return "" if (path / "config.json").is_file() else "a directory without config.json"
@@ -103,13 +103,13 @@ def _model_problem(model: str) -> str:
 
 
 def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Layer]:
-    problems: list[Finding] = []
+    problems: list[ArgumentFinding] = []
     layers = [flag_layer(sources.flags, circumstances)]
     if sources.extra is not None:
         layers += _read(partial(read_file, sources.extra, "file"), problems)
     if sources.override is not None and sources.dynamic:
         found, expected = f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them"
-        problems.append(Finding(severity="error", place=_OVERRIDE, found=found, expected=expected))
+        problems.append(ArgumentFinding(severity="error", place=_OVERRIDE, found=found, expected=expected))
     elif sources.override is not None:
         layers += _read(partial(read_json, sources.override, _OVERRIDE, "override"), problems)
     elif sources.dynamic:
@@ -119,7 +119,7 @@ def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[La
     return layers
 
 
-def _read(read: Callable[[], Layer], problems: list[Finding]) -> list[Layer]:
+def _read(read: Callable[[], Layer], problems: list[ArgumentFinding]) -> list[Layer]:
     try:
         return [read()]
     except EngineArgsInvalid as error:
@@ -128,7 +128,7 @@ def _read(read: Callable[[], Layer], problems: list[Finding]) -> list[Layer]:
 
 
 def _log_replacement(replacement: Replacement) -> None:
-    """Replacing is what the layers are for; only where the agent overrules what somebody said, it is a warning."""
+    """Log the replacement: a warning if a forced value replaces a user's, else information."""
     is_overruled = replacement.new_origin.layer == "forced" and replacement.old_origin.layer != "default"
     log = _log.warning if is_overruled else _log.info
     log(

@@ -1,11 +1,11 @@
 """Engine arguments as text: YAML with line numbers, JSON, and `--trtllm.a.b.c value` flags.
 
-What may not be is told together, each with its place. Nothing is constructed but texts, numbers, booleans, null, lists
-and mappings; a name stands once in a mapping; a text is at most `BYTES_MAX`, has at most `VALUES_MAX` values (an alias
-counts as often as it is used), `DEPTH_MAX` deep.
+All errors are reported together, each with its place. Only texts, numbers, booleans, null, lists and mappings are
+constructed; a name occurs once in a mapping; a text has at most `BYTES_MAX` bytes, `VALUES_MAX` values (an alias counts
+at each use) and `DEPTH_MAX` levels.
 
-A flag's value is null (`none`, `null`), a boolean, an integer, a number, else a text; where `engine_fields` wants a
-text it stays one, so that `--trtllm.revision 12` needs no quotes.
+A flag's value is null (`none`, `null`), a boolean, an integer, a number, else a text. If `fields` requires a text, it
+is a text, so that `--trtllm.revision 12` needs no quotes.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from worker_agent.engine_args.fields import field_at
-from worker_agent.engine_args.findings import EngineArgsInvalid, Finding
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.layers import Layer, LayerName, Path
 
 BYTES_MAX = 1 << 20
@@ -36,10 +36,10 @@ _TOO_MUCH = f"at most {VALUES_MAX} values, {DEPTH_MAX} deep"
 
 
 def read_file(file: File, name: LayerName) -> Layer:
-    """Return what a YAML file says; an empty one says nothing.
+    """Return the layer of a YAML file; an empty file is an empty layer.
 
     Raises:
-        EngineArgsInvalid: it cannot be read, or with all that may not be in it.
+        EngineArgsInvalid: the file cannot be read; or with all of its errors.
     """
     try:
         with file.open("rb") as opened:
@@ -54,10 +54,10 @@ def read_file(file: File, name: LayerName) -> Layer:
 
 
 def read_json(text: str, place: str, name: LayerName) -> Layer:
-    """Return what a JSON object says.
+    """Return a JSON object's values as a layer of engine arguments.
 
     Raises:
-        EngineArgsInvalid: it is no such object.
+        EngineArgsInvalid: the text is not a JSON object, has a name twice, or exceeds a limit.
     """
     if len(text) > BYTES_MAX:
         raise _invalid(place, "a longer text", f"at most {BYTES_MAX} characters")
@@ -78,14 +78,14 @@ def read_json(text: str, place: str, name: LayerName) -> Layer:
 
 
 def read_flags(arguments: Sequence[str], name: LayerName) -> Layer:
-    """Return what `--trtllm.a.b.c value` or `--trtllm.a.b.c=value` flags say.
+    """Return the layer of flags `--trtllm.a.b.c value` or `--trtllm.a.b.c=value`.
 
     Raises:
-        EngineArgsInvalid: with every argument that is no such flag, lacks its value, or contradicts an earlier one.
+        EngineArgsInvalid: with every argument that is not such a flag, lacks its value, or contradicts an earlier one.
     """
     values: dict[str, Any] = {}
     places: dict[Path, str] = {}
-    problems: list[Finding] = []
+    problems: list[ArgumentFinding] = []
     for flag, text in _pairs(arguments, problems):
         path = tuple(flag.removeprefix(FLAG_PREFIX).split("."))
         if not all(map(_NAME.fullmatch, path)) or len(path) > DEPTH_MAX:
@@ -100,7 +100,7 @@ def read_flags(arguments: Sequence[str], name: LayerName) -> Layer:
 
 
 def typed(text: str, path: Path) -> Any:  # noqa: ANN401 - one of the types above
-    """Return the value that a flag's text means at `path`."""
+    """Return the value of a flag's text at `path`."""
     field, small = field_at(path), text.lower()
     if small in _NULLS and "null" not in (field.choices if field else ()):
         return None
@@ -116,17 +116,17 @@ def typed(text: str, path: Path) -> Any:  # noqa: ANN401 - one of the types abov
 
 
 class _Yaml:
-    """One document, walked as nodes: they know their lines, and aliases are counted before they are followed."""
+    """One document, read as nodes: nodes have line numbers, and aliases are counted before they are followed."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._places: dict[Path, str] = {}
-        self._problems: list[Finding] = []
+        self._problems: list[ArgumentFinding] = []
         self._values = 0
         self._loader = yaml.SafeLoader("")
 
     def layer(self, text: str, name: LayerName) -> Layer:
-        """Return what the document says."""
+        """Return the document's values."""
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
             values = {} if root is None or root.tag.endswith(":null") else self._value(root, (), 0)
@@ -156,7 +156,7 @@ class _Yaml:
         return self._scalar(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[Any, Any]:
-        """A merge key's mappings give way to the names that stand beside it, and to each other in their order."""
+        """Names beside a merge key override its mappings; of several mappings an earlier one overrides a later one."""
         values: dict[Any, Any] = {}
         for merged in reversed([other for key, other in node.value if key.tag == _MERGE]):
             for one in reversed(merged.value if isinstance(merged, yaml.SequenceNode) else [merged]):
@@ -195,7 +195,7 @@ class _Yaml:
         return self._file if mark is None else f"{self._file}:{mark.line + 1}"
 
 
-def _pairs(arguments: Sequence[str], problems: list[Finding]) -> Iterator[tuple[str, str]]:
+def _pairs(arguments: Sequence[str], problems: list[ArgumentFinding]) -> Iterator[tuple[str, str]]:
     rest = iter(arguments)
     for argument in rest:
         flag, has_value, text = argument.partition("=")
@@ -243,8 +243,8 @@ def _depths(value: object, depth: int) -> Iterator[int]:
         yield from _depths(each, depth + 1)
 
 
-def _problem(place: str, found: str, expected: str, path: Path = ()) -> Finding:
-    return Finding(severity="error", place=place, path=path, found=found, expected=expected)
+def _problem(place: str, found: str, expected: str, path: Path = ()) -> ArgumentFinding:
+    return ArgumentFinding(severity="error", place=place, path=path, found=found, expected=expected)
 
 
 def _invalid(place: str, found: str, expected: str) -> EngineArgsInvalid:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from kv_protocol.openai_errors import as_json
+from kv_protocol.openai.errors import as_json
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import Sampling, TokenLogprobs
 from worker_agent.media.parts import Media

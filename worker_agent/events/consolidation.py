@@ -30,7 +30,7 @@ from worker_agent.events import recoveries
 from worker_agent.events.dialects.batches import BatchDecoder, DecoderCounts
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
-from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
+from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_MESSAGES, Outbox
 from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
 _STALE_CHARACTERS_MAX = 1000
@@ -82,7 +82,7 @@ class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[Origin, OriginStatistics]
 
 
-class _Reader:
+class _PublisherState:
     """The state of one publisher."""
 
     def __init__(self) -> None:
@@ -116,16 +116,19 @@ class Consolidation:
         is_eagle: bool = False,
         outbox_bytes_max: int = OUTBOX_BYTES_MAX,
         ring_bytes_max: int = RING_BYTES_MAX,
+        window_messages: int = WINDOW_MESSAGES,
         chunk_blocks: int = recoveries.CHUNK_BLOCKS,
     ) -> None:
         self._instance = instance
         self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
         self._outboxes = {
-            dp_rank: Outbox(draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max)
+            dp_rank: Outbox(
+                draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max, window=window_messages
+            )
             for dp_rank in dp_ranks
         }
         self._chunk_blocks = chunk_blocks
-        self._readers = {origin: _Reader() for origin in origins}
+        self._readers = {origin: _PublisherState() for origin in origins}
         self._stale: dict[tuple[int, str], str] = {}
 
     @property
@@ -136,6 +139,10 @@ class Consolidation:
     def ranks_of(self, origin: Origin) -> tuple[int, ...]:
         """Return the ranks of a publisher."""
         return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
+
+    def mirror(self, dp_rank: int) -> RankMirror:
+        """Return what the rank holds."""
+        return self._mirrors[dp_rank]
 
     def outbox(self, dp_rank: int) -> Outbox:
         """Return the rank's stream."""

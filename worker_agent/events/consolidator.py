@@ -19,7 +19,7 @@ from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.rank_answers import RankAnswers
-from worker_agent.events.rank_stream import RankStream
+from worker_agent.events.rank_stream import RankStreamSender
 from worker_agent.events.source_cursor import Delivery
 
 _log = structlog.get_logger("consolidator")
@@ -44,7 +44,7 @@ class Consolidator:
         self._source_stale = source_stale
         self._logged_stale: dict[int, str] = {}
         ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
-        self.streams = {at: RankStream(model, rank, core.outbox(at), log, clock) for at, rank in ranks.items()}
+        self.streams = {at: RankStreamSender(model, rank, core.outbox(at), log, clock) for at, rank in ranks.items()}
         self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
 
     @property

@@ -38,7 +38,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]")
 
 
 def is_streaming(args: EngineArgs) -> bool:
-    """Return whether the engine publishes its KV events itself, so that nobody may poll them."""
+    """Return whether the engine publishes its KV events itself, so that the agent must not poll them."""
     is_on = args.value(*_CONFIG, "enable_kv_cache_events") is True
     return is_on and args.value(*_CONFIG, "publisher") in (None, "zmq")
 
@@ -101,7 +101,7 @@ def _address(field: str, endpoint: str, host: str, dp_rank: int, nodes: int) -> 
 
 
 def _check_apart(publish: str, replay: str, ranks: int) -> None:
-    """The ports of publishers and of replays are `ranks` each, and none of both."""
+    """Check that publishers and replays have `ranks` ports each, and share none."""
     ports = [int(found[2]) for found in map(_TCP.fullmatch, (publish, replay)) if found is not None]
     is_twice = publish == replay or (len(ports) == 2 and abs(ports[0] - ports[1]) < ranks)  # noqa: PLR2004 - both
     if replay and is_twice:

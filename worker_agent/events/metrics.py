@@ -15,13 +15,13 @@ _MIRROR_COUNTS = (
     *("unknown_parent", "unknown_name", "unknown_removal", "unfit", "ambiguous"),
 )
 _HOP_A_COUNTS = {
-    "zmq_gaps": "Holes found on hop A",
-    "zmq_replays": "Replays asked for on hop A",
-    "zmq_lost": "Holes on hop A that no replay filled; each clears its source",
-    "zmq_restarts": "Publishers that began anew; each clears its source",
-    "refused_messages": "Hop A messages that could not be read",
-    "refused_batches": "Hop A batches that could not be read",
-    "foreign_rank_batches": "Hop A batches of a rank that their publisher does not speak for",
+    "zmq_gaps": "Gaps in a publisher's engine events",
+    "zmq_replays": "Replays requested from a publisher, idle probes included",
+    "zmq_lost": "Gaps that no replay filled; each clears the source",
+    "zmq_restarts": "Restarts of a publisher, or lost connections without a replay endpoint; each clears the source",
+    "refused_messages": "Messages of a publisher that could not be read",
+    "refused_batches": "Batches of a publisher that could not be read",
+    "foreign_rank_batches": "Batches of a rank that is not the publisher's, or not the worker's",
 }
 
 
@@ -46,10 +46,14 @@ class ConsolidatorMetrics:
     def _stream_families(self) -> Iterator[Family]:
         ranks, labels = list(self._ranks()), ("worker", "dp_rank")
         for name, meaning, field in (
-            ("outbox_bytes", "Bytes that the log did not take yet", "waiting_bytes"),
-            ("batch_ring_bytes", "Memory of published batches that can be told again", "ring_bytes"),
-            ("stream_seq", "Last seq given out", "last_seq"),
-            ("stream_published_seq", "Seq up to which the log has all that was not dropped", "published_seq"),
+            ("outbox_bytes", "Bytes of batches that the log has not confirmed yet", "waiting_bytes"),
+            ("batch_ring_bytes", "Memory of published batches, kept for replays", "ring_bytes"),
+            ("stream_seq", "Last sequence number of the rank's stream", "last_seq"),
+            (
+                "stream_published_seq",
+                "Sequence number up to which the log has every batch that was not dropped",
+                "published_seq",
+            ),
         ):
             yield gauge(name, meaning, labels, [(at, float(getattr(s, field))) for at, s in ranks])
         dropped = [(at, float(s.dropped_batches_total)) for at, s in ranks]
@@ -69,14 +73,14 @@ class ConsolidatorMetrics:
             for source, counts in s.counts.items()
             for kind in _MIRROR_COUNTS
         ]
-        meaning = "Blocks by what the mirror made of a source's events"
+        meaning = "Blocks in a source's events, by what they changed in the mirror"
         yield counter("mirror_blocks_changed", meaning, (*labels, "source", "kind"), changes)
 
     def _recovery_families(self) -> Iterator[Family]:
         answers = [(each.worker_id, list(each.answers.values())) for each in self._consolidators]
         for name, meaning, field in (
-            ("recoveries_answered", "Answers to readers that lacked something, whole ones", "answered_total"),
-            ("recovery_bytes", "Bytes of such answers", "bytes_total"),
+            ("recoveries_answered", "Complete answers to recovery questions of indexes", "answered_total"),
+            ("recovery_bytes", "Bytes of answers to recovery questions", "bytes_total"),
         ):
             samples = [
                 ((worker, kind), float(sum(getattr(each, field)[kind] for each in of_worker)))
@@ -85,15 +89,23 @@ class ConsolidatorMetrics:
             ]
             yield counter(name, meaning, ("worker", "kind"), samples)
         for name, meaning, field in (
-            ("refused_recover_requests", "Questions of readers that were not taken", "refused_total"),
-            ("dropped_recover_requests", "Questions that were repeated, or gave way to a later one", "dropped_total"),
+            (
+                "refused_recover_requests",
+                "Recovery questions refused: unreadable, or 256 were waiting",
+                "refused_total",
+            ),
+            (
+                "dropped_recover_requests",
+                "Recovery questions dropped: repeated, or replaced by a later one of the same index",
+                "dropped_total",
+            ),
         ):
             counts = [((worker,), float(sum(getattr(each, field) for each in all_))) for worker, all_ in answers]
             yield counter(name, meaning, ("worker",), counts)
 
     def _source_families(self) -> Iterator[Family]:
         counts, events = self._source_counts()
-        meaning = "Hop A events by what became of them before the mirror"
+        meaning = "Events of a publisher, by what became of them before the mirror"
         decoded = [(labels, float(count)) for labels, count in events.items()]
         yield counter("hop_a_events", meaning, ("worker", "source", "kind"), decoded)
         for name, meaning in _HOP_A_COUNTS.items():

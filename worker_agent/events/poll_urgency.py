@@ -1,4 +1,4 @@
-"""How urgently a source is polled whose buffer drops its oldest events when full.
+"""How urgently a source is polled; its buffer drops the oldest events when full.
 
     pace      begins                                     a cycle                                      ends
     -------   ----------------------------------------   ------------------------------------------   ------------------

@@ -58,7 +58,7 @@ class PolledEvents:
         """
         try:
             events = self._events(time.monotonic() + self._answer_s)
-        except _Failed as error:
+        except _PollFailed as error:
             self.requests_total[error.outcome] += 1
             raise EngineError(f"POST {self._path}: {error}") from error
         self.requests_total["ok"] += 1
@@ -73,29 +73,29 @@ class PolledEvents:
             connection.request("POST", self._path, body=b"", headers=self._headers)
             return _decoded(self._body(connection.getresponse(), end_s))
         except TimeoutError as error:
-            raise _Failed("slow", f"no answer within {self._answer_s} s") from error
+            raise _PollFailed("slow", f"no answer within {self._answer_s} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise _Failed("unreachable", str(error) or type(error).__name__) from error
+            raise _PollFailed("unreachable", str(error) or type(error).__name__) from error
         finally:
             connection.close()
 
     def _body(self, response: http.client.HTTPResponse, end_s: float) -> bytes:
         if response.status != _OK:
-            raise _Failed("status", f"status {response.status}")
+            raise _PollFailed("status", f"status {response.status}")
         parts, size = [], 0
         while part := response.read1(_CHUNK_BYTES):
             parts.append(part)
             size += len(part)
             if size > self._bytes_max:
-                raise _Failed("oversize", f"more than {self._bytes_max} bytes")
+                raise _PollFailed("oversize", f"more than {self._bytes_max} bytes")
             if time.monotonic() > end_s:
-                raise _Failed("slow", f"no whole answer within {self._answer_s} s")
+                raise _PollFailed("slow", f"no whole answer within {self._answer_s} s")
         if response.length:
-            raise _Failed("unreachable", f"the answer was cut {response.length} bytes before its end")
+            raise _PollFailed("unreachable", f"the answer was cut {response.length} bytes before its end")
         return b"".join(parts)
 
 
-class _Failed(Exception):
+class _PollFailed(Exception):
     def __init__(self, outcome: FetchOutcome, message: str) -> None:
         super().__init__(message)
         self.outcome: FetchOutcome = outcome
@@ -105,4 +105,4 @@ def _decoded(body: bytes) -> list[Any]:
     try:
         return _decoder.decode(body)
     except UNDECODABLE as error:
-        raise _Failed("unreadable", str(error)) from error
+        raise _PollFailed("unreadable", str(error)) from error

@@ -40,7 +40,7 @@ from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Drained
 
 _HWM_MESSAGES = 100_000
-_REPLAY_HWM_MESSAGES = 1000
+REPLAY_HWM_MESSAGES = 1000
 """Messages of a replay in the server's queue; the rest waits in the ring, without a second copy."""
 _LINGER_MS = 1000
 _SENT_AT_ONCE = 32
@@ -226,7 +226,7 @@ class ReplayServer:
         self._ring = ring
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.SNDHWM, _REPLAY_HWM_MESSAGES)
+        self._socket.set(zmq.SNDHWM, REPLAY_HWM_MESSAGES)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending waits for a full queue; without it, messages are lost
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)

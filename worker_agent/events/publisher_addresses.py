@@ -3,17 +3,17 @@
     tcp://host:port    `*` is this machine: the engine binds it, we connect
     ipc://path         a socket of this machine
 
-One publisher a rank: rank r has port + r, or path + `_dp<r>` but for rank 0.
+One publisher a rank: rank r has port + r, or path + `_dp<r>`; rank 0 has the path itself.
 Source: `docs/SOURCES.md` E3.5.
 """
 
 import re
 
-from kv_runtime.hosts import is_loopback
+from kv_runtime.http.hosts import is_loopback
 
 PORT_MAX = 65_535
 IPC_PATH_BYTES_MAX = 107
-"""What a Unix socket's address has room for."""
+"""The longest path of a Unix socket's address, in bytes."""
 
 _TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _IPC = re.compile(r"ipc://\S+")

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from kv_protocol.ids import DP_RANK_MAX
-from kv_runtime.config import Section
+from kv_runtime.config.sections import Section
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import checked_endpoint
 
@@ -15,7 +15,7 @@ RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
 class PublisherSection(Section):
     """One publisher of hop A."""
 
-    source: str = Field(ENGINE, pattern="^[a-z0-9_-]{1,32}$", description="whose events these are: engine, host, ...")
+    source: str = Field(ENGINE, pattern="^[a-z0-9_-]{1,32}$", description="the source of its events: engine, host, ...")
     endpoint: str = Field(description="its PUB socket: tcp://host:port or ipc://path")
     replay_endpoint: str = Field("", description="its ROUTER socket; empty: it has none, and every gap is a loss")
     dp_rank: RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")

@@ -18,7 +18,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.questions import Question, Questions
+from worker_agent.events.questions import PendingRecovery, Questions
 from worker_agent.events.recoveries import Kind, kind_of
 
 RefusalCause = Literal["unreadable", "no_reply", "full"]
@@ -56,7 +56,7 @@ class RankAnswers:
 
     async def _on_question(self, message: LogMessage) -> None:
         try:
-            question = Question(message.reply, recovery.decode_recover_request(message.data))
+            question = PendingRecovery(message.reply, recovery.decode_recover_request(message.data))
         except MalformedMessage as error:
             self._refuse("unreadable", str(error))
             return
@@ -73,7 +73,7 @@ class RankAnswers:
         self.refused_total += 1
         self._refusals.warning("recover_request_refused", key=cause, rank=str(self._rank), reason=reason)
 
-    async def _answer(self, question: Question) -> None:
+    async def _answer(self, question: PendingRecovery) -> None:
         try:
             for part in self._core.recover(self._rank.dp_rank, question.request):
                 kind, data = kind_of(part), recovery.encode(part)

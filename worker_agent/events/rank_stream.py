@@ -26,7 +26,7 @@ _RETRY_MAX_S = 2.0
 _log = structlog.get_logger("rank_stream")
 
 
-class RankStream:
+class RankStreamSender:
     """A part of a process, `run`; `wake` signals new batches in the outbox."""
 
     def __init__(self, model: str, rank: WorkerRank, outbox: Outbox, log: EventLog, clock: Clock) -> None:

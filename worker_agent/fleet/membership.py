@@ -22,7 +22,7 @@ from worker_agent.fleet.worker_id import WorkerId
 CHECK_PERIOD_S = 5.0
 """Time between two checks of the registration without a fleet event of the id: a purge is not announced."""
 REPAIR_PAUSE_S = 1.0
-"""Least time between two checks: bounds how often an intruder can make an agent publish."""
+"""Least time between two checks: bounds how often forged fleet events make an agent publish."""
 _RETRY_S = 0.25
 _RETRY_MAX_S = 5.0
 
@@ -84,7 +84,7 @@ class Membership:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
-        meaning = "Registrations published again because they were overwritten, forged or purged"
+        meaning = "Times that the registration was published again because it was overwritten, forged or purged"
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
     def renew(self, registration: WorkerRegistered) -> None:

@@ -30,7 +30,7 @@ from worker_agent.load.reports import LoadRows, at_rest
 
 REPORT_PERIOD_S = 0.1
 REST_PERIOD_S = 1.0
-_FAILED_S = 0.1
+FAILED_S = 0.1
 """Pause after a failed poll."""
 
 _log = structlog.get_logger("load_reports")
@@ -100,7 +100,7 @@ class LoadReports:
             if not self.failure:
                 _log.warning("engine_stats_not_polled", reason=str(error))
             self.failure = f"cannot be polled: {error}"
-            stop.wait(_FAILED_S)
+            stop.wait(FAILED_S)
             return []
         self.failure = ""
         return rows

@@ -1,6 +1,6 @@
 """Which addresses media may be fetched from: public ones, and configured networks.
 
-    address                                    judged as
+    address                                    checked as
     one that serves a cloud's metadata         itself: never allowed, whatever the configuration names
     ::ffff:a.b.c.d (IPv4-mapped)               a.b.c.d
     64:ff9b::a.b.c.d (NAT64)                   a.b.c.d
@@ -9,8 +9,8 @@
     IPv6 outside 2000::/3                      refused: reserved
     any other                                  allowed
 
-The tables are ours, so that another Python's `is_global` decides nothing. Addresses that only tunnels know (6to4,
-Teredo, NAT64 of local prefixes) are refused whatever they hold.
+The tables are ours, because `is_global` differs between Python versions. Addresses of tunnels (6to4, Teredo, NAT64 of
+local prefixes) are refused, whatever address they contain.
 
 Source: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890 and its updates), RFC 6052 (NAT64), RFC
 3056 (6to4), RFC 4380 (Teredo). Metadata: AWS "Instance metadata" (169.254.169.254, fd00:ec2::254), ECS task metadata
@@ -81,12 +81,12 @@ _V4_MASK = 0xFFFF_FFFF
 
 
 def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first that is none."""
+    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first invalid one."""
     return tuple(ip_network(text) for text in texts)
 
 
 def real_address(address: Address) -> Address:
-    """Return the address that is reached: that of IPv4 behind a mapped or a NAT64 one, else the same without a zone."""
+    """Return the address that is reached: the IPv4 address in a mapped or NAT64 one, else the same without a zone."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -97,7 +97,7 @@ def real_address(address: Address) -> Address:
 
 
 def address_refusal(address: Address, networks: Sequence[Network] = ()) -> MediaReason | None:
-    """Return why nothing may be fetched from `address`; None where it may, as from any address of `networks`."""
+    """Return why nothing may be fetched from `address`; None if it is allowed, as any address of `networks` is."""
     real = real_address(address)
     if real in _METADATA:
         return "address_metadata"

@@ -15,14 +15,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kv_protocol.body_limits import Body
-from kv_protocol.openai import ChatRequest, RequestInvalid
-from kv_runtime.text import Text
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid
+from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
 from worker_agent.api.disaggregated import Handoff
-from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.image_models import ImageFacts, check_placeholders
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.mm_keys import check_placeholders
-from worker_agent.media.parts import Media, MediaPart, SplitChat, names_media
+from worker_agent.media.parts import Media, MediaChat, MediaPart, names_media
 from worker_agent.media.refusals import MediaRefused
 
 NO_IMAGES = Body(b"")
@@ -92,7 +91,7 @@ class ChatMedia:
             with self._loader.counting():
                 check_placeholders(tokens, self._facts.image_token_id, items, field)
 
-    def _split(self, request: ChatRequest) -> SplitChat | None:
+    def _split(self, request: ChatRequest) -> MediaChat | None:
         if not names_media(request.messages):
             return None
         if self._facts is None:

@@ -7,13 +7,14 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
-from kv_runtime.config import Section
+from kv_runtime.config.sections import Section
 from worker_agent.media.addresses import parsed_networks
 from worker_agent.media.parts import MediaRules
 from worker_agent.media.safetensors import EmbeddingLimits
+from worker_agent.media.types import IMAGE_TYPES, ImageType
 from worker_agent.media.urls import FetchRules
 
-_IMAGE_TYPE = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
+_RULES, _FETCH = MediaRules(), FetchRules()
 _PORT = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -21,30 +22,34 @@ class MediaSection(Section):
     """Images and embeddings of requests: accepted types, sizes and sources; by default only `data:` URLs."""
 
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
-        ("image",), description="what requests may bring; embeddings only as .safetensors"
+        _RULES.kinds, description="what requests may bring; embeddings only as .safetensors"
     )
-    image_types: tuple[_IMAGE_TYPE, ...] = Field(
-        ("image/jpeg", "image/png", "image/webp", "image/gif"), min_length=1, description="by how the bytes begin"
+    image_types: tuple[ImageType, ...] = Field(IMAGE_TYPES, min_length=1, description="by how the bytes begin")
+    parts_max: int = Field(_RULES.parts_max, ge=1, le=256, description="media of a request")
+    part_bytes_max: int = Field(_RULES.part_bytes_max, ge=1, le=1 << 32, description="bytes of one; more costs memory")
+    request_bytes_max: int = Field(
+        _RULES.request_bytes_max, ge=1, le=1 << 34, description="bytes of a request's media together"
     )
-    parts_max: int = Field(16, ge=1, le=256, description="media of a request")
-    part_bytes_max: int = Field(50 << 20, ge=1, le=1 << 32, description="bytes of one; more costs memory")
-    request_bytes_max: int = Field(128 << 20, ge=1, le=1 << 34, description="bytes of a request's media together")
-    pixels_max: int = Field(1 << 26, ge=1, le=1 << 32, description="width x height; a decoder takes 4 bytes for each")
+    pixels_max: int = Field(
+        _RULES.pixels_max, ge=1, le=1 << 32, description="width x height; a decoder takes 4 bytes for each"
+    )
     directories: tuple[str, ...] = Field(
         (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
     )
     schemes: tuple[Literal["https", "http"], ...] = Field(
         (), description="of URLs that are fetched for requests; empty: none"
     )
-    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="that are asked")
+    ports: tuple[_PORT, ...] = Field(_FETCH.ports, max_length=64, description="that are asked")
     networks: tuple[str, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
     redirects_max: int = Field(3, ge=0, le=10, description="that are followed, each checked anew")
     fetch_s: float = Field(10.0, gt=0, le=600, description="for one of a request's media, redirects included")
     fetches_max: int = Field(8, ge=1, le=256, description="loaded at a time, of all requests; others wait")
-    header_bytes_max: int = Field(64 << 10, ge=64, le=1 << 20, description="of a .safetensors file's header")
-    tensors_max: int = Field(64, ge=1, le=4096, description="in a .safetensors file")
+    header_bytes_max: int = Field(
+        _RULES.embeddings.header_bytes_max, ge=64, le=1 << 20, description="of a .safetensors file's header"
+    )
+    tensors_max: int = Field(_RULES.embeddings.tensors_max, ge=1, le=4096, description="in a .safetensors file")
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
 
     @field_validator("networks")

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from kv_runtime.http import error_response
+from kv_runtime.http.answers import error_response
 from worker_agent.api.bodies import no_such_model
 from worker_agent.api.disaggregated import Handoff, handoff_json
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
@@ -33,7 +33,7 @@ from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
 OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
-class Encoder(Protocol):
+class ImageEncoder(Protocol):
     """An engine that encodes images; `text` has one placeholder for each."""
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
@@ -48,7 +48,7 @@ class EncodeApi:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: ImageEncoder,
         loader: MediaLoader,
         facts: ImageFacts,
         transfer: EmbeddingTransfer,

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai_parts import ABSENT
+from kv_protocol.openai.parts import ABSENT
 from worker_agent.media.transfer import EmbeddingDescriptor
 
 PATH = "/v1/encode"

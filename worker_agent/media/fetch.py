@@ -67,7 +67,10 @@ class MediaFetch:
     async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> Fetched | HttpTarget:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
         try:
-            async with _session(addresses) as session, session.get(_yarl(target), allow_redirects=False) as response:
+            async with (
+                _session(addresses) as session,
+                session.get(client_url(target), allow_redirects=False) as response,
+            ):
                 if response.status in _REDIRECTS:
                     return redirected(target, response.headers.get(hdrs.LOCATION), field, self._rules)
                 return await _body(response, target, field, bytes_max)
@@ -117,7 +120,11 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
 def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
     """Return a session for one request, which connects only to `addresses`."""
     connector = aiohttp.TCPConnector(
-        resolver=_Checked(addresses), socket_factory=_gate(addresses), use_dns_cache=False, force_close=True, limit=1
+        resolver=_Checked(addresses),
+        socket_factory=checked_sockets(addresses),
+        use_dns_cache=False,
+        force_close=True,
+        limit=1,
     )
     return aiohttp.ClientSession(
         connector=connector,
@@ -147,19 +154,19 @@ class _Checked(AbstractResolver):
         """Do nothing: there is nothing to close."""
 
 
-def _gate(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
+def checked_sockets(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
     """Return a socket factory that only allows connections to `addresses`."""
 
     def make(info: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, peer = info
         if ip_address(str(peer[0])) not in addresses:
-            raise OSError(None, "an address that nobody checked")
+            raise OSError(None, "an address that was not checked")
         return socket.socket(family, kind, protocol)
 
     return make
 
 
-def _yarl(target: HttpTarget) -> URL:
+def client_url(target: HttpTarget) -> URL:
     """Return the target as aiohttp's URL, built from its parts: the text is not parsed a second time."""
     path, _, query = target.path.partition("?")
     return URL.build(scheme=target.scheme, authority=target.authority, path=path, query_string=query, encoded=True)

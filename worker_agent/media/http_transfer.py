@@ -19,7 +19,9 @@ from blake3 import blake3
 from yarl import URL
 
 from kv_runtime.clock import Clock
-from kv_runtime.http import HttpServer, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, until
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import EmbeddingTransferSection

@@ -1,4 +1,4 @@
-"""A model's image placeholder in chats, and its image token.
+"""A model's image placeholder in chats, its image token, and the check of a prompt's image tokens.
 
     image token     the settings, else the first of the model's `image_token_id`, `image_token_index` (LLaVA),
                     `media_placeholder_token_id` (Kimi)
@@ -18,12 +18,13 @@ Source: keys of `config.json` and `preprocessor_config.json`: the models' classe
 `docs/SOURCES.md` D4.3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
+from worker_agent.media.refusals import MediaRefused
 
 NO_STANDALONE_ENCODER = frozenset({"llama4"})
 TOKEN_KEYS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
@@ -104,6 +105,16 @@ def image_rule(
         tokens=tokens,
         cached_token_id=cached_token_id,
     )
+
+
+def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
+    """Raise `MediaRefused` unless the prompt, not yet expanded, has one image token for each item.
+
+    Additional ones come from the client's text, and would get other items' features.
+    """
+    found = prompt.count(image_token_id)
+    if found != items:
+        raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")
 
 
 def _qwen_tokens(config: Mapping[str, Any], processor: Mapping[str, Any]) -> QwenTokens | None:

@@ -1,4 +1,4 @@
-"""Media of a request as TensorRT-LLM takes them, and what keeps their blocks apart from other media's.
+"""Media of a request as TensorRT-LLM takes them, and the keys that distinguish their blocks from other media's.
 
     media         beside the prompt                                  keyed in the cache, and in events, by
     images        `multi_modal_data` {"image": [image, ..]}          `multi_modal_uuids`: our digests; and the pixels
@@ -6,14 +6,14 @@
     handles       `disaggregated_params`, an encode worker's         `multimodal_hashes`: our digests, 8 ints each
 
 The prompt is text, as the library's own server gives it: most models' processors place media in text and tokenize it
-themselves (`add_special_tokens` false: the chat's template wrote what the model wants). Without text it is token ids,
-which these processors turn into text again; an encoder's handles then have no place.
+themselves (`add_special_tokens` false: the chat's template wrote the special tokens). Without text it is token ids,
+which these processors turn into text again; an encoder's handles cannot be placed then.
 
-Embeddings have no hash of their own: two prompts with different ones are the same tokens to the cache, and the second
-would get what the first one computed. The salt keeps them apart; a salt of the client's is part of it.
+Embeddings have no hash of their own: two prompts with different ones have the same tokens in the cache, and the second
+would reuse the first one's blocks. The salt distinguishes them; it includes the client's salt.
 
-An encoder hashes pixels, which other components cannot repeat. Its hashes are replaced by the digests of the bytes that
-it was given: so the same prompt has the same blocks, whichever worker encoded its images.
+An encoder hashes pixels, which other components cannot compute. Its hashes are replaced by the digests of the images'
+bytes: so the same prompt has the same blocks, whichever worker encoded its images.
 
 Source: NVIDIA/TensorRT-LLM main, mid-2026: `tensorrt_llm/llmapi/llm.py`, `_preprocess`; `tensorrt_llm/inputs/data.py`
 (`multi_modal_uuids`); `tensorrt_llm/inputs/multimodal.py`, `apply_mm_hashes`, `hexdigest_to_int32` (eight signed ints,
@@ -36,7 +36,7 @@ _DIMENSIONS = 2
 
 
 def of_kind(media: Sequence[Media], kind: MediaKind) -> tuple[Media, ...]:
-    """Return those of the kind, in their order."""
+    """Return the media of this kind, in their order."""
     return tuple(each for each in media if each.kind == kind)
 
 
@@ -46,12 +46,12 @@ def has_handles(handoff: Handoff | None) -> bool:
 
 
 def has_media(request: EngineRequest) -> bool:
-    """Return whether the engine makes another prompt of the request's, with media in it."""
+    """Return whether the engine computes another prompt than the request's, with media in it."""
     return bool(request.media) or has_handles(request.handoff)
 
 
 def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rule]:
-    """Yield what has to hold of a request's media."""
+    """Yield the rules for a request's media."""
     kinds = sorted({each.kind for each in request.media})
     handles = has_handles(request.handoff) and not takes_transfer
     yield "media", " and ".join(kinds), "one kind: the engine takes images or embeddings", len(kinds) <= 1
@@ -67,7 +67,7 @@ def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rul
 
 
 def cache_salt_of(request: EngineRequest) -> str | None:
-    """Return what keeps the request's blocks apart from others': the client's salt, and its embeddings."""
+    """Return the salt of the request's blocks: the client's salt, and its embeddings."""
     embeddings = of_kind(request.media, "embeddings")
     if not embeddings:
         return request.cache_salt or None

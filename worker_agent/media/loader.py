@@ -19,7 +19,7 @@ from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import MediaFetch, Resolve
 from worker_agent.media.files import MediaFiles
-from worker_agent.media.parts import Media, MediaPart, SplitChat, check_total, checked_media, split_chat
+from worker_agent.media.parts import Media, MediaChat, MediaPart, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import decoded_data, file_path, scheme_of
 
@@ -38,7 +38,7 @@ class MediaLoader:
         self.loaded_bytes_total = 0
         self.refused_total: Counter[str] = Counter()
 
-    def split(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> SplitChat:
+    def split(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> MediaChat:
         """Return the chat as text, and the media to load; raise `MediaRefused`."""
         with self.counting():
             return split_chat(messages, self.rules, placeholder)

@@ -7,8 +7,8 @@ from typing import Any
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.images import ImageRule
-from kv_runtime.chat_messages import TextError
-from kv_runtime.text import Text
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
 from worker_agent.media.config import ImageModelSection
 from worker_agent.media.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule
 

@@ -47,7 +47,7 @@ _log = structlog.get_logger("nixl")
 Answer = TypeVar("Answer")
 
 
-class Memory:
+class RegisteredMemory:
     """Bytes at a fixed address; `registered` is NIXL's registration of them."""
 
     def __init__(self, size_bytes: int, data: bytes | None = None) -> None:
@@ -70,12 +70,12 @@ class NixlEmbeddingTransfer:
 
     def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
         self._section, self._clock = section, clock
-        self._offers: Offers[Memory] = Offers(section.store_bytes_max, section.ttl_s)
+        self._offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max, section.ttl_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
         self._knowing = asyncio.Lock()
-        self._stuck: list[Memory] = []
+        self._stuck: list[RegisteredMemory] = []
 
     async def start(self) -> None:
         """Create the agent; raise `EngineError` if the package is missing, or finds no transport."""
@@ -99,7 +99,7 @@ class NixlEmbeddingTransfer:
         if len(embeddings) > self._section.item_bytes_max:
             raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
         digest = await asyncio.to_thread(_digest, embeddings)
-        memory, token = Memory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
+        memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
         await self._let_go(self._offers.offer(token, memory, self._clock.now()))
         try:
             await self._register(memory)
@@ -119,7 +119,7 @@ class NixlEmbeddingTransfer:
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
         """Return the offered embeddings; raise `MediaRefused`."""
         checked = self._checked(descriptor)
-        memory = Memory(checked.size_bytes)
+        memory = RegisteredMemory(checked.size_bytes)
         try:
             await self._register(memory)
             async with asyncio.timeout(self._section.fetch_s), self._known(checked) as remote:
@@ -159,7 +159,7 @@ class NixlEmbeddingTransfer:
                     del self._readers[remote]
                     await self._quietly(lambda: self._agent.remove_remote_agent(remote))
 
-    async def _read(self, memory: Memory, descriptor: NixlDescriptor, remote: Any) -> None:  # noqa: ANN401 - NIXL's
+    async def _read(self, memory: RegisteredMemory, descriptor: NixlDescriptor, remote: Any) -> None:  # noqa: ANN401 - NIXL's
         agent, handles = self._agent, list[Any]()
 
         def begun() -> str:
@@ -201,18 +201,18 @@ class NixlEmbeddingTransfer:
         memory = self._offers.release(token)
         await self._let_go([] if memory is None else [memory])
 
-    async def _register(self, memory: Memory) -> None:
+    async def _register(self, memory: RegisteredMemory) -> None:
         def work() -> None:
             memory.registered = self._agent.register_memory([(memory.address, len(memory), 0, "")], _DRAM)
 
         await self._call(work)
 
-    async def _let_go(self, memories: list[Memory]) -> None:
+    async def _let_go(self, memories: list[RegisteredMemory]) -> None:
         for memory in memories:
             if not await self._quietly(partial(self._deregister, memory)):
                 self._stuck.append(memory)
 
-    def _deregister(self, memory: Memory) -> None:
+    def _deregister(self, memory: RegisteredMemory) -> None:
         """Deregister memory; runs on the agent's thread, after earlier calls."""
         if memory.registered is not None:
             self._agent.deregister_memory(memory.registered)

@@ -12,7 +12,8 @@
 `detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
 refused: it would be counted as an image, and the next image's features would replace it.
 
-    bytes     of an image: an allowed type of `types.py`, whatever type was declared, and not too many pixels
+    bytes     of an image: an allowed type, whatever type was declared (`kv_protocol/image_headers.py`), not too many
+              pixels
               of embeddings: a header of `safetensors.py`
 
 Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
@@ -26,9 +27,9 @@ from urllib.parse import unquote
 import msgspec
 from blake3 import blake3
 
+from kv_protocol.image_headers import IMAGE_TYPES, Pixels, image_pixels, image_type
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 from worker_agent.media.safetensors import EmbeddingLimits, Tensor, read_tensors
-from worker_agent.media.types import IMAGE_TYPES, Pixels, image_pixels, image_type
 from worker_agent.media.urls import scheme_of
 
 MediaKind = Literal["image", "embeddings"]
@@ -92,7 +93,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
         return f"Media({self.field}, {self.media_type}, {len(self.data)} bytes, {self.digest})"
 
 
-class SplitChat(msgspec.Struct, frozen=True, kw_only=True):
+class MediaChat(msgspec.Struct, frozen=True, kw_only=True):
     """A chat with only text, with a placeholder in place of each of the `parts`, in their order."""
 
     messages: list[dict[str, Any]]
@@ -114,7 +115,7 @@ def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> SplitChat:
+def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> MediaChat:
     """Return the chat as text, and its media; raise `MediaRefused`, which names the field.
 
     Only content that is a list of parts is read here: rendering checks the rest of a message.
@@ -128,7 +129,7 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeho
         elif isinstance(content, str):
             _check_text(where, content, placeholder)
         split.append({**message, "content": content} if "content" in message else dict(message))
-    return SplitChat(messages=split, parts=tuple(parts))
+    return MediaChat(messages=split, parts=tuple(parts))
 
 
 def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:

@@ -10,7 +10,7 @@ A query may have a signature, and the part before an `@` a password: neither is 
 
 from typing import Literal, get_args
 
-from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai.requests import RequestInvalid
 
 MediaReason = Literal[
     "text_only",
@@ -78,7 +78,7 @@ def shown_url(url: str) -> str:
     authority, slash, path = tail.partition("/")
     if "@" in authority or "%40" in authority:
         plain = f"{head}//...@{authority.replace('%40', '@').rpartition('@')[2]}{slash}{path}"
-    elif not authority and "@" in plain:  # whichever reader finds credentials there, they are not shown
+    elif not authority and "@" in plain:  # some URL parsers find credentials there: they are not shown
         plain = f"...@{plain.rpartition('@')[2]}"
     shown = "".join(character if character.isprintable() else "?" for character in plain)
     return shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."

@@ -1,4 +1,4 @@
-"""Reads the header of `.safetensors` files and checks it before anything is made of it.
+"""Reads the header of `.safetensors` files and checks it before the data is used.
 
     8 bytes   N, u64 little-endian
     N bytes   JSON in UTF-8 that begins with `{`: name -> {dtype, shape, data_offsets: [begin, end]}
@@ -8,6 +8,7 @@
 A name stands once; the tensors cover the rest without hole and overlap; `end - begin` = elements x bytes of an element.
 Beyond the format, here: N, the number of tensors and of dimensions are bounded, names are plain, no dimension is 0, and
 only the dtypes that embeddings have are taken. Nothing is ever unpickled.
+Why not the format's own library: ADR 24.
 
 Source: github.com/huggingface/safetensors, README, section "Format"; dtype names and that the buffer is covered without
 holes: its crate's `Dtype` and `SafeTensorError::MetadataIncompleteBuffer`.
@@ -27,7 +28,7 @@ DIMENSIONS_MAX = 8
 _DIMENSION_MAX = 1 << 31
 _PREFIX_BYTES = 8
 _ALIGNED_BYTES = 8
-"""Writers end the header so that the data begin at a multiple of it."""
+"""Writers pad the header so that the data begin at a multiple of it."""
 _METADATA = "__metadata__"
 _KEYS = frozenset({"dtype", "shape", "data_offsets"})
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -35,7 +36,7 @@ _FOUND_CHARACTERS_MAX = 60
 
 
 class EmbeddingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a header may say: its bytes, and its tensors."""
+    """Bounds of a header: its bytes, and its tensors."""
 
     header_bytes_max: int = 64 << 10
     tensors_max: int = 64
@@ -126,7 +127,7 @@ def _tensor(name: str, entry: object, start: int, field: str) -> Tensor:
 
 
 def _are_integers(values: object, least: int, most: int) -> bool:
-    """Return whether it is a list of integers within bounds; a bool is none, as in JSON."""
+    """Return whether it is a list of integers within bounds; a bool is not an integer, as in JSON."""
     return isinstance(values, list) and all(type(value) is int and least <= value <= most for value in values)
 
 

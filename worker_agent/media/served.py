@@ -1,31 +1,33 @@
 """Media of one served worker: its prompts' media, the registration's image rule, the encode endpoint.
 
 role                       `encode.url`              embeddings are
-aggregated, prefill        asked for its images      fetched, where `encode.form` says so
-decode                     refused                   not its business
-encode                     refused                   offered; its model takes images, or it has nothing to do
+aggregated, prefill        encodes its images        fetched, if `encode.form` is `embeddings`
+decode                     refused                   not used
+encode                     refused                   offered; a model that takes no images is refused
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Protocol
 
 from kv_protocol.fleet import Role
-from kv_runtime.chat_messages import TextError
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
-from kv_runtime.text import Text
-from worker_agent.api.prompts import Prompts
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
-from worker_agent.media.encode_api import EncodeApi, Encoder
+from worker_agent.media.encode_api import EncodeApi, ImageEncoder
 from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.metrics import encode_families, media_families
 from worker_agent.media.models import load_image_facts, load_image_rule
-from worker_agent.media.transports import embedding_transfer
+from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 
 
 class MediaSettings(Protocol):
@@ -33,7 +35,7 @@ class MediaSettings(Protocol):
 
     @property
     def media(self) -> MediaSection:
-        """What requests may bring."""
+        """Accepted media of requests."""
 
     @property
     def images(self) -> ImageModelSection:
@@ -52,7 +54,7 @@ class ServedMedia:
     """`model` is the worker's name in the fleet, `model_path` the directory that its text comes from.
 
     Raises:
-        TextError: what is known of the model's images does not fit together, or not the role.
+        TextError: the model's image settings contradict each other, or the role.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class ServedMedia:
         self._client = self._configured_client(model) if settings.encode.url else None
         self.rule = load_image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
-        self.prompts = Prompts(text, ChatMedia(text, self.loader, self._facts, self._client))
+        self.prompts = EnginePrompts(text, ChatMedia(text, self.loader, self._facts, self._client))
         self._api: EncodeApi | None = None
         self._cache = EmbeddingCache(settings.media.cache_bytes_max)
 
-    def encode_api(self, encoder: Encoder, *, served_names: tuple[str, ...], inflight_requests_max: int) -> EncodeApi:
+    def encode_api(
+        self, encoder: ImageEncoder, *, served_names: tuple[str, ...], inflight_requests_max: int
+    ) -> EncodeApi:
         """Return the encode worker's endpoint, once: its routes are for the worker's application."""
         assert self._api is None
         assert self._facts is not None
@@ -87,16 +91,16 @@ class ServedMedia:
         return self._api
 
     async def start(self) -> None:
-        """Embeddings can be offered and fetched, where that is this worker's business.
+        """Let embeddings be offered and fetched, if this worker's role does.
 
         Raises:
-            PortUsed, EngineError: the address is taken; there is no NIXL.
+            PortUsed, EngineError: the address is in use; NIXL is not installed.
         """
         if self._moves_embeddings:
             await self._transfer.start()
 
     def parts(self, stage: int) -> tuple[Part, ...]:
-        """Return what is to run, after `start`."""
+        """Return the parts to run, after `start`."""
         return self._transfer.parts(stage) if self._moves_embeddings else ()
 
     async def close(self) -> None:
@@ -125,6 +129,16 @@ class ServedMedia:
             token=section.token.get_secret_value(),
             answer_s=section.answer_s,
         )
+
+
+def embedding_transfer(
+    section: EmbeddingTransferSection, clock: Clock
+) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
+    """Return the transport of embeddings that the settings and the installed packages allow, not started."""
+    has_nixl = section.over == "auto" and find_spec("nixl") is not None
+    if section.over == "nixl" or has_nixl:
+        return NixlEmbeddingTransfer(section, clock)
+    return HttpEmbeddingTransfer(section, clock)
 
 
 def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:

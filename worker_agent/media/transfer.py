@@ -7,8 +7,8 @@
     fetch     the other worker gets them by the descriptor, once, and checks their digest
     release   the encoding worker frees them once it learns that no fetch will come; otherwise they expire
 
-A descriptor came over the network and may say anything: whoever fetches bounds and checks all of it first. It is as
-good as a key to the embeddings: it is not shown and not logged.
+A descriptor comes over the network and may have any content: the fetching worker bounds and checks all of it first. A
+process with a descriptor can read the embeddings: so it is not shown and not logged.
 """
 
 from typing import Annotated, Protocol
@@ -22,7 +22,7 @@ _TOKEN = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{43}\Z")]
 
 
 class _Descriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="over"):
-    """What embeddings are: the token that gets them once, their BLAKE3 and their bytes."""
+    """The token that fetches the embeddings once, their BLAKE3 and their number of bytes."""
 
     token: _TOKEN
     digest: _DIGEST
@@ -53,7 +53,7 @@ EmbeddingDescriptor = HttpDescriptor | NixlDescriptor
 
 
 class EmbeddingTransfer(Protocol):
-    """What carries embeddings from worker to worker."""
+    """Transfers embeddings from worker to worker."""
 
     async def offer(self, embeddings: bytes) -> EmbeddingDescriptor:
         """Offer `embeddings`, 1 byte or more, under the returned descriptor; raise `NoRoom` if they do not fit."""

@@ -1,11 +1,11 @@
-"""Parses addresses of media strictly: what two parsers could read differently is refused.
+"""Parses addresses of media strictly: an address that two parsers could read differently is refused.
 
     data:<type>;base64,<base64>           bytes, bounded before they are decoded
     file:///<path>, /<path>               a path: no host, no `..`, decoded once (`file:` only), no control characters
     http(s)://<host>[:<port>]/<path>      a target: scheme and port are allowed ones, no credentials, ASCII alone
 
-A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. A name whose last label is a
-number, or begins with 0x, is one of the old spellings of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`), and refused.
+A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. If its last label is a number
+or begins with 0x, it is an old spelling of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`) and is refused.
 
 Source: RFC 2397 (data), RFC 8089 (file), RFC 3986; the WHATWG URL standard, "ends in a number checker".
 """
@@ -22,7 +22,7 @@ from worker_agent.media.addresses import Address, Network, address_refusal
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 URL_CHARACTERS_MAX = 8192
-"""Of an URL that is fetched, or a path; one with data in it is bounded by the data."""
+"""Most characters of a fetched URL, or of a path; a `data:` URL is bounded by its data."""
 _DEFAULT_PORT = {"http": 80, "https": 443}
 _PORT_MAX = 65535
 _SAFE = re.compile(r"[\x21-\x7e]+")
@@ -37,7 +37,7 @@ _DATA_HEAD_CHARACTERS_MAX = 128
 
 
 class FetchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be fetched: schemes and ports, and networks besides the public ones."""
+    """The rules for fetched URLs: schemes and ports, and networks besides the public ones."""
 
     schemes: tuple[str, ...] = ()
     ports: tuple[int, ...] = (80, 443)

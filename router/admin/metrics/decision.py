@@ -92,21 +92,25 @@ class DecisionMetrics:
     def families(self) -> Iterator[Family]:
         """Yield the counters."""
         stages = [((stage,), seen) for stage, seen in self._stages.items()]
-        yield histogram("decision_duration_seconds", "How long a stage of decisions took", ("stage",), stages)
+        yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         decisions = [(at, float(count.value)) for at, count in self._decisions.items()]
-        yield counter("decisions", "Decisions by policy, and by what decided", ("policy", "reason"), decisions)
+        yield counter(
+            "decisions", "Decisions, by mode of the policy and by what decided", ("policy", "reason"), decisions
+        )
         for name, meaning, seen in (
             ("decision_margin_blocks", "Runner-up's cost minus the winner's", self._margin),
             ("regret_blocks", "Longest overlap of a candidate minus the winner's", self._regret),
         ):
             yield histogram(name, meaning, (), [((), seen)])
         yield from self._weighing.families()
-        meaning = "Blocks that the chosen rank was counted on to have because they were on their way there"
+        meaning = (
+            "Blocks that the chosen rank was expected to hold because an earlier request's blocks were on their way"
+        )
         yield counter("predicted_on_route_blocks", meaning, (), [((), float(self._on_their_way))])
         rows = [((why,), float(count)) for why, count in self._reroutes.items()]
-        yield counter("request_turns", "Requests that took another way than they began, by cause", ("reason",), rows)
+        yield counter("request_turns", "Requests that left their first plan, by cause", ("reason",), rows)
         placements = [((reason,), float(count)) for reason, count in self._placements.items()]
-        meaning = "Prompts of which it was decided whether a decode worker computes them, by what decided"
+        meaning = "Prompts placed on decode workers or prefill workers by disaggregation.conditional, by cause"
         yield counter("prefill_placements", meaning, ("reason",), placements)
         fallbacks = [((reason,), float(count)) for reason, count in self._fallbacks.items()]
-        yield counter("fallback", "What was not done as configured, by cause", ("reason",), fallbacks)
+        yield counter("fallback", "Decisions that were not made as configured, by cause", ("reason",), fallbacks)

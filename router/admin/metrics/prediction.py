@@ -67,12 +67,14 @@ class WorkerMetrics:
         """Yield the counters of the present workers."""
         self._follow_the_fleet()
         workers = [((worker_id,), seen) for worker_id, seen in sorted(self._workers.items())]
-        meaning = "Tokens that the index said a cache would give"
+        meaning = "Prompt tokens that the index predicted to be reused"
         predicted = [(at, float(seen.predicted)) for at, seen in workers]
         yield counter("predicted_cached_tokens", meaning, ("worker",), predicted)
         actual = [(at, float(seen.actual)) for at, seen in workers]
-        yield counter("actual_cached_tokens", "Tokens that workers said they reused", ("worker",), actual)
+        yield counter("actual_cached_tokens", "Prompt tokens that workers reported as reused", ("worker",), actual)
         errors = [(at, seen.error) for at, seen in workers]
-        yield histogram("prediction_error_tokens", "Predicted minus actual, by request", ("worker",), errors)
+        yield histogram(
+            "prediction_error_tokens", "Predicted minus actual reused tokens of a request", ("worker",), errors
+        )
         failures = [((*at, phase), float(count)) for at, seen in workers for phase, count in seen.failures.items()]
-        yield counter("worker_failures", "Requests that a worker failed", ("worker", "phase"), failures)
+        yield counter("worker_failures", "Attempts that failed at a worker, by phase", ("worker", "phase"), failures)

@@ -11,29 +11,35 @@ ENCODERS = ("byte", "hf", "fast")
 def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
     """Yield the figures of encoders, of the cache, and of the threads."""
     by_encoder = [((name,), float(name == statistics.encoder)) for name in ENCODERS]
-    yield gauge("encoder_info", "Who encodes prompts: 1 at one of byte, hf, fast", ("encoder",), by_encoder)
+    yield gauge(
+        "encoder_info", "1 for the encoder in use: byte, hf (tokenizers) or fast (fastokens)", ("encoder",), by_encoder
+    )
     by_knowledge = [
         (("known",), float(statistics.known_bytes)),
         (("new",), float(statistics.chat_bytes - statistics.known_bytes)),
     ]
-    yield counter("chat_bytes", "Rendered chats, by whether they were encoded before", ("part",), by_knowledge)
+    yield counter("chat_bytes", "Bytes of rendered chats: known from an earlier turn, or new", ("part",), by_knowledge)
     by_sight = [(("yes",), float(statistics.images_seen)), (("no",), float(statistics.images_unseen))]
-    yield counter("prompt_images", "Images in prompts, by whether routing saw them", ("seen",), by_sight)
+    yield counter("prompt_images", "Images in prompts: hashed for routing (yes) or not (no)", ("seen",), by_sight)
     for name, meaning, count in (
         (
             "encoder_failures",
-            "Texts at which the fast encoder failed, and the other did not",
+            "Texts that the fast encoder failed at; hf encoded them",
             statistics.encoder_failures,
         ),
-        ("prompts_off_loop", "Prompts that threads made", statistics.off_loop),
-        ("prompts_cancelled", "Prompts whose client left before a thread had made them", statistics.cancelled),
-        ("prompts_refused", "Prompts for which too much text waited", statistics.refused),
-        ("chat_cache_evictions", "Known chats that were forgotten for want of room", statistics.cache_evicted),
+        ("prompts_off_loop", "Prompts encoded by threads", statistics.off_loop),
+        (
+            "prompts_cancelled",
+            "Prompts dropped because their client left before they were encoded",
+            statistics.cancelled,
+        ),
+        ("prompts_refused", "Prompts refused because `tokens.waiting_bytes_max` was reached", statistics.refused),
+        ("chat_cache_evictions", "Encoded chats dropped from the cache for room", statistics.cache_evicted),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     for name, meaning, value in (
-        ("prompts_waiting_bytes", "Text that waits for a thread, or is worked on", statistics.waiting_bytes),
-        ("chat_cache_bytes", "What known chats take", statistics.cache_bytes),
-        ("chat_cache_chats", "Chats that are known", statistics.cache_chats),
+        ("prompts_waiting_bytes", "Text that waits for a thread or is being encoded", statistics.waiting_bytes),
+        ("chat_cache_bytes", "Memory of the cache of encoded chats", statistics.cache_bytes),
+        ("chat_cache_chats", "Chats in the cache", statistics.cache_chats),
     ):
         yield gauge(name, meaning, (), [((), float(value))])

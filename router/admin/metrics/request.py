@@ -131,15 +131,19 @@ class RequestMetrics:
         yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)
         yield gauge("inflight_requests", "Requests being served", (), [((), float(self._inflight))])
         for name, meaning, by_mode in (
-            ("request_duration_seconds", "From head to last byte", self._duration),
-            ("time_to_first_token_seconds", "From being routed to the first token, where that is known", self._ttft),
-            ("inter_token_latency_seconds", "Mean time between an answer's tokens, by answer, where known", self._itl),
+            ("request_duration_seconds", "Time from a request's head to the last byte of its answer", self._duration),
+            (
+                "time_to_first_token_seconds",
+                "Time from the routing of a request to its first token, where known",
+                self._ttft,
+            ),
+            ("inter_token_latency_seconds", "Mean time between the tokens of an answer, where known", self._itl),
         ):
             yield histogram(name, meaning, ("mode",), [((mode,), seen) for mode, seen in by_mode.items()])
         for name, meaning, seen in (
-            ("input_tokens", "Prompt tokens of an answered request", self._input),
-            ("output_tokens", "Tokens of an answer", self._output),
-            ("queue_wait_seconds", "How long a request waited in the queue", self._queue_wait),
+            ("input_tokens", "Prompt tokens of answered requests; the sum is the base of a hit rate", self._input),
+            ("output_tokens", "Output tokens of answers that state their number", self._output),
+            ("queue_wait_seconds", "Time that a request waited in the queue", self._queue_wait),
         ):
             yield histogram(name, meaning, (), [((), seen)])
         yield from self._refusals()
@@ -150,4 +154,9 @@ class RequestMetrics:
         rejected = [((reason,), float(count)) for reason, count in self._rejected.items()]
         yield counter("rejected", "Requests refused for load", ("reason",), rejected)
         retries = [((phase,), float(count)) for phase, count in self._retries.items()]
-        yield counter("retries", "Attempts at another rank, by how the one before failed", ("phase",), retries)
+        yield counter(
+            "retries",
+            "Further attempts at another rank, by the phase in which the attempt before failed",
+            ("phase",),
+            retries,
+        )

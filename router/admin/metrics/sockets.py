@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kv_runtime.acceptor import ACCEPT_ERRORS
+from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, counter, gauge
 from router.server.plane import HttpStatistics
 
@@ -15,19 +15,29 @@ def http_families(statistics: HttpStatistics) -> Iterator[Family]:
     upstream = statistics.upstream
     sockets = {"clients": statistics.connections, "workers": upstream.open, "workers_idle": upstream.idle}
     by_side = [((side,), float(count)) for side, count in sockets.items()]
-    yield gauge("http_connections", "Connections that are open, to clients and to workers", ("side",), by_side)
+    yield gauge("http_connections", "Open connections: clients, workers, workers_idle", ("side",), by_side)
     bounds = {"clients": statistics.capacity.clients, "workers": statistics.capacity.workers}
     by_side = [((side,), float(count)) for side, count in bounds.items()]
-    yield gauge("http_connections_max", "Connections that may be open, as the open files allow", ("side",), by_side)
+    yield gauge(
+        "http_connections_max",
+        "Largest number of connections, as the setting and the limit of open files allow",
+        ("side",),
+        by_side,
+    )
     failures = dict.fromkeys(ACCEPT_ERRORS, 0) | statistics.accept_failures
     by_error = [((error,), float(count)) for error, count in failures.items()]
     yield counter("http_accept_failures", "Connections that could not be accepted, by error", ("error",), by_error)
     refused = dict.fromkeys(REFUSED_STATUSES, 0) | statistics.refused
     by_status = [((str(status),), float(count)) for status, count in refused.items()]
-    yield counter("http_refused", "What was no request, or too large, or too slow, by status", ("status",), by_status)
+    yield counter(
+        "http_refused",
+        "Requests refused before routing: malformed, too large or too slow, by status",
+        ("status",),
+        by_status,
+    )
     for name, meaning, count in (
-        ("http_clients_gone", "Clients that left before their answer was whole", statistics.gone),
+        ("http_clients_gone", "Clients that left before the end of their answer", statistics.gone),
         ("http_client_connections", "Connections that clients opened", statistics.accepted),
-        ("http_worker_connections", "Connections that were opened to workers", upstream.opened),
+        ("http_worker_connections", "Connections that the router opened to workers", upstream.opened),
     ):
         yield counter(name, meaning, (), [((), float(count))])

@@ -18,33 +18,48 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     labels = ("worker", "dp_rank")
     loads = [((rank.worker_id, str(rank.dp_rank)), load) for rank, load in state.ledger.loads().items()]
     for name, meaning in (
-        ("active_requests", "Requests promised to a rank and not over"),
-        ("active_blocks", "Distinct blocks of the requests promised to a rank"),
-        ("prefill_tokens_queued", "Uncached tokens promised to a rank and not past their first token"),
-        ("foreign_requests", "Requests that the rank's engine reports beyond what is promised, so others'"),
-        ("reported_running", "Requests that the rank's engine says it runs"),
-        ("reported_waiting", "Requests that wait, by the engine's word"),
-        ("reported_used_blocks", "Blocks in use, by the engine's word"),
+        ("active_requests", "Requests that have a lease on the rank"),
+        ("active_blocks", "Distinct blocks of the requests that have a lease on the rank"),
+        ("prefill_tokens_queued", "Uncached prompt tokens of the rank's leases that have no first token yet"),
+        ("foreign_requests", "Requests that the rank's engine reports beyond its leases"),
+        ("reported_running", "Running requests, as the rank's engine reports"),
+        ("reported_waiting", "Waiting requests, as the rank's engine reports"),
+        ("reported_used_blocks", "Blocks in use, as the rank's engine reports"),
     ):
         yield gauge(f"ledger_{name}", meaning, labels, [(at, float(getattr(load, name))) for at, load in loads])
     statistics = state.ledger.statistics()
     differences = [((rank.worker_id, str(rank.dp_rank)), float(by)) for rank, by in statistics.differences.items()]
-    meaning = "Requests that a rank's engine reported last, minus those promised to it"
+    meaning = "Requests in the rank engine's last report minus the rank's leases"
     yield gauge("ledger_difference_requests", meaning, labels, differences)
     for name, meaning, count in (
-        ("leases_expired", "Promises that nobody ended", statistics.expired_total),
-        ("leases_corrected", "Promises ended because the engine knows nothing of them", statistics.corrected_total),
+        (
+            "leases_expired",
+            "Leases that expired: nothing was heard of their request for `ledger.lease_s`",
+            statistics.expired_total,
+        ),
+        (
+            "leases_corrected",
+            "Leases ended because the engine does not report their requests",
+            statistics.corrected_total,
+        ),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     workers = list(state.fleet.workers())
     yield gauge("workers", "Workers that are registered", (), [((), float(len(workers)))])
     refused = float(feeds.refused_messages_total)
-    yield counter("feed_refused_messages", "Fleet and load messages that could not be read", (), [((), refused)])
+    yield counter(
+        "feed_refused_messages", "Fleet and load messages that were refused, for any reason", (), [((), refused)]
+    )
     gated, ineffective = feeds.gate.refused_total.items(), feeds.events_without_effect.items()
     by_reason = [((str(reason),), float(count)) for reason, count in (*gated, *ineffective)]
     yield counter("fleet_refused", "Fleet events that the router refused", ("reason",), by_reason)
     by_kind = [((kind,), float(count)) for kind, count in feeds.unregistered_messages.items()]
-    yield counter("unregistered_messages", "Messages of instances or ranks not registered", ("kind",), by_kind)
+    yield counter(
+        "unregistered_messages",
+        "Heartbeats of instances, and load reports of ranks, that are not registered",
+        ("kind",),
+        by_kind,
+    )
 
 
 def trust_families(routing: Routing) -> Iterator[Family]:
@@ -61,7 +76,7 @@ def trust_families(routing: Routing) -> Iterator[Family]:
     )
     yield gauge(
         "worker_parity",
-        "1 where the worker registered what prompts are hashed with, 0 where it differs",
+        "1 if the field of the worker's registration equals what the router hashes prompts with, else 0",
         ("worker", "field"),
         [
             ((worker_id, field), float(all(each.field != field for each in disparities)))
@@ -71,24 +86,34 @@ def trust_families(routing: Routing) -> Iterator[Family]:
     )
     approximate = routing.state.approximate.statistics()
     blocks = [((rank.worker_id, str(rank.dp_rank)), float(count)) for rank, count in approximate.blocks.items()]
-    yield gauge("approximate_blocks", "Blocks routed to a rank that count still", ("worker", "dp_rank"), blocks)
+    yield gauge("approximate_blocks", "Blocks in the approximate index, by rank", ("worker", "dp_rank"), blocks)
     forgotten = [
         (("expired",), float(approximate.expired_blocks_total)),
         (("evicted",), float(approximate.evicted_blocks_total)),
         (("left",), float(approximate.left_blocks_total)),
     ]
-    yield counter("approximate_forgotten_blocks", "Routed blocks that count no more, by cause", ("cause",), forgotten)
+    yield counter(
+        "approximate_forgotten_blocks",
+        "Blocks that left the approximate index: expired, evicted for room, or their worker left",
+        ("cause",),
+        forgotten,
+    )
 
 
 def build_families(index: str) -> Iterator[Family]:
     """Yield the running version, the `index` in use, and whether the hot path is machine code."""
     values = (version("kv-router"), index, hot_path())
-    yield gauge("build_info", "1 for what this process runs", ("version", "index", "hot_path"), [(values, 1.0)])
+    yield gauge(
+        "build_info",
+        "1 for the version, the index and the form of the hot path that this process runs",
+        ("version", "index", "hot_path"),
+        [(values, 1.0)],
+    )
 
 
 def policy_families(routing: Routing) -> Iterator[Family]:
     """Yield how the router chooses, and which ranks may be chosen."""
-    yield gauge("policy_info", "1 for the mode that chooses now", ("mode",), [((routing.policy.mode,), 1.0)])
+    yield gauge("policy_info", "1 for the mode in force", ("mode",), [((routing.policy.mode,), 1.0)])
     fleet, breakers, now_s = routing.state.fleet, routing.state.breakers, routing.clock.now()
     ranks = [(rank, worker) for worker in fleet.workers() for rank in worker.registration.ranks]
     labelled = [((rank.worker_id, str(rank.dp_rank)), rank, worker) for rank, worker in ranks]
@@ -107,7 +132,7 @@ def policy_families(routing: Routing) -> Iterator[Family]:
     statistics = breakers.statistics()
     for name, meaning, count in (
         ("breaker_openings", "Times that a breaker opened", statistics.opened_total),
-        ("worker_back_pressure", "Answers by which a worker asked to be left alone", statistics.back_pressure_total),
+        ("worker_back_pressure", "Answers 429 and 503 of workers", statistics.back_pressure_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])
 

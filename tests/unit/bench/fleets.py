@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from bench.fidelity.closed_loop import PLACEMENTS, ClosedLoop, EngineModel
-from bench.fidelity.fit_timing import Row
+from bench.fidelity.fit_timing import LatencyRow
 from bench.fidelity.recording import COLUMNS, FleetFigures, Recording, Session
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
@@ -79,7 +79,9 @@ def fleet_json(timing: EngineTiming = H200_8B, workers: int = 3, **changes: Any)
 
 def calibration_json() -> dict[str, Any]:
     """What would have been measured of one such engine."""
-    rows = [Row("ttft", isl, 1.0, cached=isl * part // 4) for isl in (64, 512, 2048, 16_384) for part in range(4)]
-    rows += [Row("itl", 1024, 1.0, batch=batch) for batch in (1, 8, 32, 64, 128, 256)]
+    rows = [
+        LatencyRow("ttft", isl, 1.0, cached=isl * part // 4) for isl in (64, 512, 2048, 16_384) for part in range(4)
+    ]
+    rows += [LatencyRow("itl", 1024, 1.0, batch=batch) for batch in (1, 8, 32, 64, 128, 256)]
     measured = [msgspec.structs.replace(row, ms=row.modelled_ms(H200_8B)) for row in rows]
     return {"engine": "e", "gpu": "g", "model": "m", "rows": [msgspec.structs.asdict(row) for row in measured]}

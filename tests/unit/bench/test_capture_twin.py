@@ -104,7 +104,7 @@ def test_sliding_window_groups_are_not_a_prefix() -> None:
     assert overlaps(captured, 1, 2) == [1, 2]
 
 
-def test_a_store_whose_parent_nobody_knows_changes_nothing_and_its_blocks_are_no_parents() -> None:
+def test_a_store_with_an_unknown_parent_changes_nothing_and_its_blocks_are_no_parents() -> None:
     captured = frames(one_batch(stored(2, 1)), one_batch(stored(2, 2, parent_block_hash=9)))
     assert overlaps(captured, 2, 3) == [1]
 

@@ -10,7 +10,7 @@ from bench.fidelity.closed_loop import (
     AsDrawn,
     ClosedLoop,
     EngineModel,
-    Placement,
+    Placer,
     Played,
     RoundRobin,
     Sticky,
@@ -28,7 +28,7 @@ MODEL = EngineModel(H200_8B)
 class Watched:
     """A placement that remembers what it was asked."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placer) -> None:
         self._placement = placement
         self.sessions: list[int] = []
         self.workers: list[int] = []
@@ -41,7 +41,7 @@ class Watched:
         return self.workers[-1]
 
 
-def check_conservation(workload: Recording, placement: Placement, workers: int, loop: type[ClosedLoop]) -> None:
+def check_conservation(workload: Recording, placement: Placer, workers: int, loop: type[ClosedLoop]) -> None:
     """Every turn of every session is sent once, sessions begin in order, and no more run than may."""
     watched = Watched(placement)
     played = loop(workload, MODEL, watched, workers=workers).play()

@@ -9,11 +9,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.dataplane.backend import Lost, Worker
+from bench.dataplane.backend import BackendConnection, CutStream
 from bench.dataplane.command import dataplane
 from bench.dataplane.load import LoadRole
-from bench.dataplane.report import Facts, as_json, tables, verdict_table
-from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, Results, Shape
+from bench.dataplane.report import DataplaneFacts, as_json, tables, verdict_table
+from bench.dataplane.run import (
+    BURST,
+    CRAWLED,
+    HELD,
+    HIGH_RATE,
+    IDLE,
+    LARGE,
+    LEFT,
+    PACED,
+    SMALL,
+    DataplaneResults,
+    MeasuredShape,
+)
 from bench.dataplane.systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, SystemAbsent, SystemPlan, found, start
 from bench.dataplane.verdicts import verdicts
 from bench.dataplane.wire import (
@@ -29,18 +41,18 @@ from bench.dataplane.wire import (
 from bench.events.child import Answer
 from bench.events.run import Child
 
-SHAPE = Shape(rounds=1, seconds=1.0, rate=200.0, streams=10, crawl_s=1.0, cores=(-1, -1))
+SHAPE = MeasuredShape(rounds=1, seconds=1.0, rate=200.0, streams=10, crawl_s=1.0, cores=(-1, -1))
 _STREAM = STREAM_HEAD + 3 * CHUNK + STREAM_END
 
 
 @asynccontextmanager
-async def worker(lost: list[Lost]) -> AsyncIterator[int]:
-    server = await asyncio.get_running_loop().create_server(lambda: Worker(lost), "127.0.0.1", 0)
+async def worker(lost: list[CutStream]) -> AsyncIterator[int]:
+    server = await asyncio.get_running_loop().create_server(lambda: BackendConnection(lost), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
 
-def asked(word: str, lost: list[Lost] | None = None, **told: float) -> Answer:
+def asked(word: str, lost: list[CutStream] | None = None, **told: float) -> Answer:
     async def ask() -> Answer:
         async with worker([] if lost is None else lost) as port:
             return await LoadRole().commands[word](port=port, **told)
@@ -97,7 +109,7 @@ def test_streams_held_at_once_are_whole() -> None:
 
 
 def test_a_client_that_leaves_is_seen_to_by_the_worker() -> None:
-    lost: list[Lost] = []
+    lost: list[CutStream] = []
     answer = asked("leave", lost, times=2, pause_ms=50)
     assert [each.pause_ms for each in lost] == [50, 50]
     assert all(each.at_ns > left for each, left in zip(lost, answer["left_ns"], strict=True))
@@ -162,8 +174,8 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
     asyncio.run(begin())
 
 
-def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> Results:
-    results = Results()
+def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> DataplaneResults:
+    results = DataplaneResults()
     results.systems = [
         SystemPlan(DIRECT, ""),
         SystemPlan(OURS, ROUND_ROBIN),
@@ -209,14 +221,14 @@ def test_without_peers_targets_that_need_one_are_not_measured() -> None:
 
 def test_the_tables_and_the_json_have_every_system() -> None:
     results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0})
-    facts = Facts("a machine", "abc", SHAPE, is_quick=True)
+    facts = DataplaneFacts("a machine", "abc", SHAPE, is_quick=True)
     names = [plan.name for plan in results.systems]
     assert [row[0] for row in tables(results)[1].rows] == names
     assert {each["system"] for each in json.loads(as_json(facts, results))["cells"]} == set(names)
     assert next(facts.lines(results)) == "a machine; not pinned to cores"
 
 
-def test_a_peer_that_nobody_knows_is_refused_by_name() -> None:
+def test_an_unknown_peer_is_refused_by_name() -> None:
     result = CliRunner().invoke(dataplane, ["--peer", "haproxy=/bin/true"])
     assert result.exit_code == 2
     assert "found 'haproxy=/bin/true'" in result.output

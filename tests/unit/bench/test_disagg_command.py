@@ -39,7 +39,7 @@ def test_another_seed_prints_other_json() -> None:
     assert typed(*few).stdout != typed(*few, "--seed", "2").stdout
 
 
-def test_tables_name_the_setting_every_cell_and_who_is_better(tmp_path: Path) -> None:
+def test_tables_name_the_setting_every_cell_and_the_better_layout(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     line = {"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [1, 2, 3]}
     file.write_text(json.dumps(line) + "\n" + json.dumps(line | {"timestamp": 9000}) + "\n")

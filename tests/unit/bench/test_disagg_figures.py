@@ -5,9 +5,9 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from bench.disagg.figures import Figures, comparisons, figures
-from bench.disagg.fleet import Run
-from bench.disagg.journey import Answer
+from bench.disagg.figures import DisaggFigures, comparisons, figures
+from bench.disagg.fleet import DisaggRun
+from bench.disagg.journey import JourneyAnswer
 from bench.disagg.layouts import Layout, layout_of, layouts_of
 from bench.disagg.plot import Point, frontier, pareto_svg
 from bench.routing.figures import Slo
@@ -27,11 +27,11 @@ def outcome(ttft_s: float, itl_s: float, cached_tokens: int = 0) -> RequestFigur
     return RequestFigures(0.0, 0, 100, 11, cached_tokens, 0, ttft_s, ttft_s + 10 * itl_s)
 
 
-RUN = Run(
+RUN = DisaggRun(
     [
-        Answer(outcome(0.5, 0.005, 60), "decode", 0.25, 0),
-        Answer(outcome(0.6, 0.020), "decode", 0.5, 2),
-        Answer(outcome(2.0, 0.005, 30), "alone", None, 0),
+        JourneyAnswer(outcome(0.5, 0.005, 60), "decode", 0.25, 0),
+        JourneyAnswer(outcome(0.6, 0.020), "decode", 0.5, 2),
+        JourneyAnswer(outcome(2.0, 0.005, 30), "alone", None, 0),
     ],
     failed=1,
     span_s=10.0,
@@ -63,7 +63,7 @@ def test_a_run_in_which_all_requests_failed_has_figures() -> None:
 def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_figure() -> None:
     mine = figures(RUN, gpus=2, slos=SLOS)
     faster = mine._replace(ttft_s=(0.3, 2.0), tokens_s_gpu=mine.tokens_s_gpu * 0.995, goodput_rps_gpu=(0.05, 0.05))
-    worse: Figures = mine._replace(ttft_s=(0.9, 3.0), tokens_s_gpu=0.1, goodput_rps_gpu=(0.01, 0.06))
+    worse: DisaggFigures = mine._replace(ttft_s=(0.9, 3.0), tokens_s_gpu=0.1, goodput_rps_gpu=(0.01, 0.06))
     found = {each.figure: each for each in comparisons(2.0, ("2a", mine), [("p", worse), ("q", faster)], SLOS)}
     assert {name: (each.best, each.winner) for name, each in found.items()} == {
         "TTFT p50, ms": ("q", "q"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bench.disagg.engine import RoleEngine
 from bench.disagg.figures import SLOS, figures
-from bench.disagg.fleet import DisaggFleet, Run, Setting
+from bench.disagg.fleet import DisaggFleet, DisaggRun, DisaggSetting
 from bench.disagg.layouts import layout_of
 from bench.routing.trace import TraceRequest, without_sharing
-from bench.routing.virtual_fleet import FleetShape, VirtualFleet
+from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
 from kv_protocol.decided import RequestPhase, promise
 from kv_protocol.ledger import Routed
 from router.decision.disaggregation import ConditionalLimits
@@ -25,19 +25,21 @@ from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.transfer import TransferRules
 
 LIMITS = ConditionalLimits(prefill_busy=0.3, decode_busy=0.8)
-SETTING = Setting(kv_tokens=24 * 512, limits=LIMITS, seed=7)
+SETTING = DisaggSetting(kv_tokens=24 * 512, limits=LIMITS, seed=7)
 LAYOUTS = ("3a", "1p2d", "2p2d+isl_bounding", "2p1d+isl_or_load", "1p2d@2500")
 
 
-def played(trace: Sequence[TraceRequest], layout: str, setting: Setting = SETTING) -> tuple[DisaggFleet, Run]:
+def played(
+    trace: Sequence[TraceRequest], layout: str, setting: DisaggSetting = SETTING
+) -> tuple[DisaggFleet, DisaggRun]:
     fleet = DisaggFleet(layout_of(layout), setting, trace)
     return fleet, fleet.run()
 
 
-def told(fleet: DisaggFleet, run: Run) -> tuple[Run, list[Any]]:
+def told(fleet: DisaggFleet, run: DisaggRun) -> tuple[DisaggRun, list[Any]]:
     """Return all that a run shows of itself: answers, and each engine's batches, blocks and counts."""
     return run, [
-        (engine._stream._seq, engine.simulator.held_hashes(0), engine.simulator._ranks[0].pool.statistics())
+        (engine.stream.seq, engine.simulator.held_hashes(0), engine.simulator.pool_statistics())
         for engine in fleet.engines
     ]
 
@@ -46,7 +48,7 @@ def told(fleet: DisaggFleet, run: Run) -> tuple[Run, list[Any]]:
 @pytest.mark.parametrize("mode", ["kv", "round-robin"])
 def test_aggregated_workers_are_the_fleet_of_the_routing_bench(seed: int, mode: str) -> None:
     trace, policy = random_trace(seed), Policy(mode=mode)
-    outcomes = VirtualFleet(FleetShape(workers=3, kv_tokens=24 * 512), policy, trace, seed=7).run()
+    outcomes = VirtualFleet(VirtualFleetShape(workers=3, kv_tokens=24 * 512), policy, trace, seed=7).run()
     _, run = played(trace, "3a", SETTING._replace(policy=policy))
     assert [each.outcome for each in run.answers] == outcomes
 
@@ -65,14 +67,14 @@ def test_every_request_ends_once_and_nothing_is_left_anywhere(layout: str, seed:
         buffer = fleet.exchange.buffer_of(engine.rank.worker_id)
         assert (buffer.used_tokens, buffer.waiting) == (0, 0)
         assert not engine.simulator.has_requests
-        assert engine.simulator._ranks[0].pool.statistics().used_blocks == 0
+        assert engine.simulator.pool_statistics().used_blocks == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_the_end_the_index_holds_what_the_engines_hold(layout: str) -> None:
     fleet, _ = played(random_trace(4), layout)
     for engine in fleet.engines:
-        held = {block.sequence_hash for block in fleet._index.held(engine.rank)}
+        held = {block.sequence_hash for block in fleet.index.held(engine.rank)}
         assert held == engine.simulator.held_hashes(0)
         assert held
 
@@ -144,7 +146,7 @@ def test_a_buffer_below_the_longest_prompt_fails_requests_and_one_for_it_fails_n
     assert sum(each.fetches_total["stalled"] for each in small.transfers) == 8  # once: there is no other to be tried
 
 
-def test_a_transfer_that_does_not_fit_is_tried_at_three_workers_and_who_waits_behind_it_waits_for_its_end() -> None:
+def test_a_transfer_that_does_not_fit_is_tried_at_three_workers_and_blocks_those_behind_it() -> None:
     short = [request(1.0 + 0.05 * n, *range(10 * n, 10 * n + 4), osl_tokens=300) for n in range(1, 7)]
     _, run = played([request(0.0, *range(5)), *short], "2p3d@2048")
     assert run.failed == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.demo.replay import Measured
-from bench.drain import LEAVES, Lost, Way, lost, verdicts
+from bench.drain import LEAVES, DrainLosses, Way, lost, verdicts
 
 CUT_S = 10.0
 
@@ -13,7 +13,7 @@ def request(sent_s: float, worker: str = "w0", cached_tokens: int = 0, error: st
     return Measured(sent_s, worker, "d", 100, cached_tokens, 0, 0.02, 0.03, error)
 
 
-def of_way(way: Way, first_hit_rate: float = 0.0, failed: int = 0) -> Lost:
+def of_way(way: Way, first_hit_rate: float = 0.0, failed: int = 0) -> DrainLosses:
     """Return a run that lost so much."""
     nothing = lost(way, [], CUT_S, None, None)
     return nothing._replace(first_hit_rate=first_hit_rate, failed=failed)
@@ -58,5 +58,5 @@ def test_a_failed_request_counts_as_failed_and_for_nothing_else() -> None:
         ),
     ],
 )
-def test_a_drain_loses_no_request_and_a_hand_over_wins_something(found: list[Lost], problems: list[str]) -> None:
+def test_a_drain_loses_no_request_and_a_hand_over_wins_something(found: list[DrainLosses], problems: list[str]) -> None:
     assert verdicts(found) == problems

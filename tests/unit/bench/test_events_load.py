@@ -2,12 +2,12 @@
 
 import pytest
 
-from bench.events.load import SEQUENCE_BLOCKS, SIDE_BY_SIDE, Flush, Load, engine_events, payloads, schedule
+from bench.events.load import SEQUENCE_BLOCKS, SIDE_BY_SIDE, EventLoad, Flush, engine_events, payloads, schedule
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineStored
 
-LOAD = Load(seed=3, blocks=3 * SEQUENCE_BLOCKS + 10, event_blocks=8, block_size=4)
+LOAD = EventLoad(seed=3, blocks=3 * SEQUENCE_BLOCKS + 10, event_blocks=8, block_size=4)
 
 
 def hashes(events: list[EngineStored]) -> list[int]:
@@ -34,7 +34,7 @@ def test_an_event_follows_the_last_block_that_was_told_of_its_sequence() -> None
 
 
 def test_sequences_grow_side_by_side() -> None:
-    load = Load(seed=1, blocks=20 * SEQUENCE_BLOCKS, event_blocks=8, block_size=1)
+    load = EventLoad(seed=1, blocks=20 * SEQUENCE_BLOCKS, event_blocks=8, block_size=1)
     firsts = [event.block_hashes[0] for event in engine_events(load)]
     begun = [(first - 1) // SEQUENCE_BLOCKS % (1 << 20) for first in firsts[: SIDE_BY_SIDE + 1]]
     assert len(set(begun)) == SIDE_BY_SIDE
@@ -68,6 +68,6 @@ def test_a_schedule_tells_all_blocks_at_the_rate_that_is_asked(blocks_s: float, 
 
 
 def test_a_slow_engine_flushes_each_event_by_itself() -> None:
-    flushes = schedule(Load(1, 16, 8, 1), 100.0)
+    flushes = schedule(EventLoad(1, 16, 8, 1), 100.0)
     assert [(flush.after_s, len(flush.events)) for flush in flushes] == [(0.08, 1), (0.16, 1)]
     assert isinstance(flushes[0], Flush)

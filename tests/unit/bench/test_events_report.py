@@ -2,11 +2,11 @@
 
 import msgspec
 
-from bench.events.cold import Cold, Snapshot, Start
+from bench.events.cold import Cold, SnapshotCost, StartTimes
 from bench.events.freshness import Freshness
 from bench.events.heartbeats import HeartbeatFigures, HeartbeatResults
 from bench.events.recovery import Recovery
-from bench.events.results import Results, as_plain
+from bench.events.results import EventResults, as_plain
 from bench.events.run import Busy, Cpu
 from bench.events.stages import Spread
 from bench.events.tables import tables, verdict_table
@@ -23,16 +23,16 @@ def fresh(name: str, p50_ms: float, p99_ms: float, busy: Busy | None = None) -> 
 OTHER = fresh("no GC", 7.0, 70.0)._replace(is_ours=False)
 
 
-def start(name: str, caught_up_s: float, proven_s: float) -> Start:
-    return Start(name, 1_000_000, 8_000_000, 0.9, caught_up_s, proven_s, None, 3)
+def start(name: str, caught_up_s: float, proven_s: float) -> StartTimes:
+    return StartTimes(name, 1_000_000, 8_000_000, 0.9, caught_up_s, proven_s, None, 3)
 
 
-ALL = Results(
+ALL = EventResults(
     freshness=[fresh("slow", 4.0, 49.0, Busy(Cpu(0.1, 0.2, 0.3), 0.4)), fresh("fast", 6.0, 51.0), OTHER],
     throughput=[Throughput(8, 1e5, 25, 174_000.0, Cpu(9.0, 0.3, 0.3), 8e6, Cpu(0.02, 0.07, 0.0), 3)],
     cold=Cold(
         [start("a snapshot", 1.5, 3.5), start("the log", 9.0, 9.5)],
-        [Snapshot(1_000_000, 8_000_000, 0.03, 0.02, 0.3, 0.09)],
+        [SnapshotCost(1_000_000, 8_000_000, 0.03, 0.02, 0.3, 0.09)],
     ),
     recovery=[Recovery("1 batches lost", "replay", 0.002, 0.006, 51, 296, 0.001, 3)],
     pulse=HeartbeatResults(
@@ -64,9 +64,9 @@ def test_what_is_not_as_it_serves_is_shown_and_not_judged() -> None:
 
 
 def test_what_was_not_measured_is_not_reached() -> None:
-    assert {verdict.holds for verdict in verdicts(Results())} == {None}
-    assert {row[-1] for row in verdict_table(verdicts(Results())).rows} == {"not measured"}
-    assert tables(Results()) == []
+    assert {verdict.holds for verdict in verdicts(EventResults())} == {None}
+    assert {row[-1] for row in verdict_table(verdicts(EventResults())).rows} == {"not measured"}
+    assert tables(EventResults()) == []
 
 
 def test_all_groups_have_tables_with_a_cell_for_each_column() -> None:

@@ -1,10 +1,10 @@
 """The engine that the event bench plays: what it tells of, and when."""
 
-from bench.events.load import Load, schedule
+from bench.events.load import EventLoad, schedule
 from bench.events.source import ScheduledEngine
 from worker_agent.events.engine_events import RankEvent
 
-FLUSHES = schedule(Load(1, 64, 8, 1), 400.0)
+FLUSHES = schedule(EventLoad(1, 64, 8, 1), 400.0)
 BEGAN_NS = 1_000_000_000
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bench.events.stages import STAGES, Age, BatchTimes, Sent, Spread, ages, medians_ms, spread
+from bench.events.stages import STAGES, Age, BatchTimes, SentBatches, Spread, ages, medians_ms, spread
 
 MS = 1_000_000
 BATCH = BatchTimes("w0/0", 2, 8, made_ns=102 * MS, stored_ns=105 * MS, delivered_ns=106 * MS, applied_ns=110 * MS)
 
 
 def test_a_batch_is_as_old_as_its_own_event_and_its_message_left_with_the_first_of_its_batches() -> None:
-    sent = Sent(flushed_ns=[90 * MS, 100 * MS, 101 * MS], handed_ns=[(1, 104 * MS), (3, 120 * MS)])
+    sent = SentBatches(flushed_ns=[90 * MS, 100 * MS, 101 * MS], handed_ns=[(1, 104 * MS), (3, 120 * MS)])
     (age,) = ages([BATCH], {"w0/0": sent})
     assert age.flushed_ns == 100 * MS
     assert age.total_s == pytest.approx(0.010)
@@ -23,7 +23,7 @@ def test_a_batch_is_as_old_as_its_own_event_and_its_message_left_with_the_first_
     assert age.total_s == pytest.approx(sum(each_s for stage, each_s in age.stages_s.items() if stage != "publish"))
 
 
-def test_of_a_rank_whose_engine_nobody_asked_the_age_counts_from_its_payload() -> None:
+def test_without_the_engine_s_flush_times_the_age_counts_from_the_payload() -> None:
     (age,) = ages([BATCH], {})
     assert age.total_s == pytest.approx(0.008)
     assert set(age.stages_s) == {"to log", "to index", "apply"}

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from bench.fidelity.recording import FleetFigures, RecordingInvalid, load_recording
+from tests.support.paths import CAPTURES
 from tests.unit.bench.fleets import SESSIONS, fleet_json, recording
 
-CAPTURE = Path(__file__).parents[3] / ".." / "shared" / "captures" / "h200_fleet_light.json"
+CAPTURE = CAPTURES / "h200_fleet_light.json"
 FLEET = fleet_json()
 
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from bench.index.cells import FILL_SEED
 from bench.index.child import WORK, make
-from bench.index.data import Request, Stored, chain, pack, write_requests
-from bench.index.run import BenchFailed, Process, SubjectAbsent
-from bench.index.subjects import Peer, Step, subject
+from bench.index.data import ScheduledRequest, ScheduledStore, chain, pack, write_requests
+from bench.index.run import BenchFailed, SubjectAbsent, SubjectProcess
+from bench.index.subjects import IndexCall, PeerTree, subject
 from router.__main__ import main
 
 TINY = ("--implementation", "python", "--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -33,8 +33,8 @@ def test_json_names_the_machine_the_commit_and_the_missing_peer() -> None:
     assert [(each["cell"], each["seat"], len(each["rounds"])) for each in told["cells"]] == [
         ("the same index twice", "buffers", 2),
         ("the same index twice", "twin", 2),
-        ("one block that nobody has", "buffers", 2),
-        ("one block that nobody has", "lists", 2),
+        ("one block that no rank has", "buffers", 2),
+        ("one block that no rank has", "lists", 2),
         ("an event without blocks", "buffers", 2),
         ("an event without blocks", "lists", 2),
     ]
@@ -68,11 +68,11 @@ def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> 
 
 def test_an_interpreter_without_the_subject_is_absent() -> None:
     with pytest.raises(SubjectAbsent, match="No module named"):
-        Process(sys.executable, "peer", core=-1)
+        SubjectProcess(sys.executable, "peer", core=-1)
 
 
 def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
-    with closing(Process(sys.executable, "python", core=-1)) as process:
+    with closing(SubjectProcess(sys.executable, "python", core=-1)) as process:
         with pytest.raises(BenchFailed, match="python: KeyError: 'nothing'"):
             process.call(make="a", work="nothing", shape="lists", parameters={})
         process.call(make="a", work="exact", shape="lists", parameters={"name": "hole"})
@@ -117,7 +117,9 @@ FOUND = {
 @pytest.mark.parametrize("work", FOUND)
 def test_every_kind_of_work_finds_what_the_tables_look_for(tmp_path: Path, work: str, shape: str) -> None:
     file = tmp_path / "schedule"
-    write_requests(file, iter([Request(1, 0, pack([1, 2]), b""), Request(1, 1, pack([1, 3]), pack([2]))]))
+    write_requests(
+        file, iter([ScheduledRequest(1, 0, pack([1, 2]), b""), ScheduledRequest(1, 1, pack([1, 3]), pack([2]))])
+    )
     cell = make("python", {"work": work, "shape": shape, "parameters": small(file)[work]})
     for seed in (1, 2):
         assert set(cell.round(seed)) - {"limit"} == FOUND[work] - {"limit"}
@@ -131,7 +133,7 @@ def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
-    assert of._index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
+    assert of.index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -155,11 +157,11 @@ def told_to_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ob
 
 
 def test_the_peer_is_told_the_same_in_its_own_form(told_to_peer: list[tuple[int, object]]) -> None:
-    peer = Peer()
+    peer = PeerTree()
     peer.fresh(1, 0)
     steps = [
-        peer.store(Stored(3, None, 0, pack([1, 2]))),
-        peer.store(Stored(4, 2, 2, pack([5]))),
+        peer.store(ScheduledStore(3, None, 0, pack([1, 2]))),
+        peer.store(ScheduledStore(4, 2, 2, pack([5]))),
         peer.remove(3, pack([2])),
     ]
     for call in peer.bind(steps):
@@ -188,7 +190,7 @@ def test_a_bulk_cell_warms_up_where_it_has_a_capacity_and_keeps_nothing_of_it(
         told.append((ranks, capacity))
         fresh(ranks, capacity)
 
-    def told_remove(rank: int, hashes: bytes) -> Step:
+    def told_remove(rank: int, hashes: bytes) -> IndexCall:
         removed.append(hashes)
         return remove(rank, hashes)
 
@@ -199,4 +201,4 @@ def test_a_bulk_cell_warms_up_where_it_has_a_capacity_and_keeps_nothing_of_it(
     assert len(removed) == warm_up_events
     assert not {chain(7, 0), chain(7, 1), chain(FILL_SEED, 0)} & set(removed)
     assert of.depths(chain(7, 1)) == {1: 512}
-    assert of._index.statistics().held_blocks == 2048  # type: ignore[attr-defined]
+    assert of.index.statistics().held_blocks == 2048  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import pytest
 
 from bench.index.data import (
     CHAIN_BLOCKS,
-    Request,
+    ScheduledRequest,
     chain,
     events,
     last,
@@ -55,7 +55,11 @@ def test_sequences_grow_side_by_side() -> None:
 
 
 def test_a_schedule_is_read_as_it_was_written(tmp_path: Path) -> None:
-    requests = [Request(3, 1, pack([1, 2]), pack([9])), Request(0, 0, pack([5]), b""), Request(1, 2, pack([1, 2]), b"")]
+    requests = [
+        ScheduledRequest(3, 1, pack([1, 2]), pack([9])),
+        ScheduledRequest(0, 0, pack([5]), b""),
+        ScheduledRequest(1, 2, pack([1, 2]), b""),
+    ]
     assert write_requests(tmp_path / "s", iter(requests)) == 3
     assert list(read_requests(tmp_path / "s")) == requests
 
@@ -68,7 +72,7 @@ def test_equal_prefixes_have_equal_hashes_and_partial_blocks_have_none() -> None
     assert not set(numbers(other)) & set(numbers(long))
 
 
-def played(seed: int, shape: ScheduleShape = SHAPE) -> Iterator[tuple[Request, list[int], set[int]]]:
+def played(seed: int, shape: ScheduleShape = SHAPE) -> Iterator[tuple[ScheduledRequest, list[int], set[int]]]:
     """Yield every request, its blocks, and what its rank has before it: a plain set, told by the schedule itself."""
     held: list[set[int]] = [set() for _ in range(shape.ranks)]
     for each in schedule(random_trace(seed, requests=120), shape):

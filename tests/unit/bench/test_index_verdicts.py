@@ -9,14 +9,14 @@ from rich.console import Console
 
 from bench.index.child import WORK
 from bench.index.exact import SCENARIOS
-from bench.index.plan import GROUPS, SEATS, UNSIZED, Cell, IndexPlan, cells
-from bench.index.report import Facts, as_json, as_markdown, show
-from bench.index.results import CPU, WALL, Results
+from bench.index.plan import GROUPS, SEATS, UNSIZED, IndexCell, IndexPlan, cells
+from bench.index.report import IndexFacts, as_json, as_markdown, show
+from bench.index.results import CPU, WALL, IndexResults
 from bench.index.tables import NONE, number, tables, times
 from bench.index.verdicts import verdicts
 
 PLAN = IndexPlan(schedule="file", is_huge=True)
-FACTS = Facts("a machine", "abc", "native", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
+FACTS = IndexFacts("a machine", "abc", "native", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
 TIMED = {
     "match": ("match",),
     "cold match": ("match",),
@@ -33,7 +33,7 @@ NUMBERS = {
 }
 
 
-def found(cell: Cell, cost: float, wrong: int) -> dict[str, Any]:
+def found(cell: IndexCell, cost: float, wrong: int) -> dict[str, Any]:
     """Return what a round of a cell finds where everything costs `cost`."""
     told: dict[str, Any] = {name: [cost * 10, cost * 20, 10] for name in TIMED.get(cell.work, ())}
     told |= dict.fromkeys(NUMBERS.get(cell.work, ()), cost)
@@ -46,9 +46,9 @@ def found(cell: Cell, cost: float, wrong: int) -> dict[str, Any]:
     return told | ({"wrong": wrong} if cell.work == "trace answers" else {})
 
 
-def results(ours: float, peer: float, *, wrong: int = 0, limit: float = 1.0, without: str = "") -> Results:
+def results(ours: float, peer: float, *, wrong: int = 0, limit: float = 1.0, without: str = "") -> IndexResults:
     """Return results of every cell: what we cost, what the peer costs, how many answers of ours are wrong."""
-    made = Results()
+    made = IndexResults()
     for cell in cells(PLAN):
         for seat in cell.seats:
             if SEATS[seat].process == without:
@@ -59,13 +59,13 @@ def results(ours: float, peer: float, *, wrong: int = 0, limit: float = 1.0, wit
     return made
 
 
-def said(made: Results) -> dict[str, bool | None]:
+def said(made: IndexResults) -> dict[str, bool | None]:
     return {verdict.target: verdict.holds for verdict in verdicts(made)}
 
 
 def test_a_figure_is_the_median_of_rounds_by_operation() -> None:
-    made = Results()
-    cell = Cell("group", "name", "work", {}, (), 3)
+    made = IndexResults()
+    cell = IndexCell("group", "name", "work", {}, (), 3)
     for cpu_ns, plain in ((30, 1), (10, 5), (20, 2)):
         made.add(cell, "us", {"time": [cpu_ns, 10 * cpu_ns, 10], "plain": plain})
     assert made.figure("group", "name", "us", "time") == 2.0
@@ -154,8 +154,8 @@ def test_tables_have_every_cell_once() -> None:
 
 
 def test_nothing_measured_makes_no_table_and_no_verdict() -> None:
-    assert tables(Results()) == []
-    assert set(said(Results()).values()) == {None}
+    assert tables(IndexResults()) == []
+    assert set(said(IndexResults()).values()) == {None}
 
 
 def test_figures_have_three_digits_that_count() -> None:

@@ -1,19 +1,32 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bench.index.command import PEER_PYTHON
 from bench.oracle.command import oracle
-from bench.oracle.grid import BY_DESIGN, LOAD_MAX, WEIGHTS, Cell, Flip, Held, Load, Outcome, Prompt, Weights, flip, grid
+from bench.oracle.grid import (
+    BY_DESIGN,
+    LOAD_MAX,
+    WEIGHTS,
+    Flip,
+    Held,
+    OracleCell,
+    OracleLoad,
+    OraclePrompt,
+    Outcome,
+    Weights,
+    flip,
+    grid,
+)
 from bench.oracle.ours import our_flip
-from bench.oracle.report import Comparison, by_design, compared, recorded, recording, tables
+from bench.oracle.report import OracleComparison, by_design, compared, recorded, recording, tables
 from bench.oracle.run import PeerAbsent, PeerProcess, peer_flips
+from tests.support.paths import RECORDINGS
 
-_RECORDED = Path(__file__).parents[2] / "golden" / "peer_flips.json"
+_RECORDED = RECORDINGS / "peer_flips.json"
 
 
 def _peer_recorded() -> dict[str, Flip]:
@@ -66,10 +79,10 @@ def test_what_differs_by_design_is_told_with_its_reason() -> None:
 
 
 def test_a_planted_weight_is_found() -> None:
-    cell = Cell(Weights("default"), Prompt(32, 7, Held(20)), Load("prefill"))
+    cell = OracleCell(Weights("default"), OraclePrompt(32, 7, Held(20)), OracleLoad("prefill"))
     planted = cell._replace(weights=Weights("default", prefill_scale=1.1))
     both = compared(_peer_recorded(), {cell.name: our_flip(planted)}, [cell])
-    comparison = Comparison("m", "p", both, [])
+    comparison = OracleComparison("m", "p", both, [])
     assert [each.cell for each in comparison.different] == [cell]
     assert any(line.startswith("DIFFERENT  default / 32+7t") for line in comparison.lines())
     assert tables(comparison)[0].rows == [("default", "10t != 11")]

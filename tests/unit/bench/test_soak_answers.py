@@ -5,14 +5,14 @@ import json
 import pytest
 
 from bench.soak.answers import AnswerInvalid, AnswerOutcome, AnswerReader, judged, judged_when_left
-from bench.soak.requests import KINDS, REFUSED, Kind, Request, User
+from bench.soak.requests import KINDS, REFUSED, Kind, SoakRequest, User
 
 BY_NAME = {kind.name: kind for kind in (*KINDS, REFUSED)}
 WHOLE, STREAM, TWO = BY_NAME["completion"], BY_NAME["completion, streamed"], BY_NAME["stream of two choices"]
 
 
-def request(kind: Kind, *texts: str, status: int = 200) -> Request:
-    return Request(kind, b"", texts, tokens=len(texts[0]) if texts else 0, status=status)
+def request(kind: Kind, *texts: str, status: int = 200) -> SoakRequest:
+    return SoakRequest(kind, b"", texts, tokens=len(texts[0]) if texts else 0, status=status)
 
 
 def framed(status: int, body: bytes, *headers: str) -> bytes:
@@ -116,7 +116,7 @@ def test_a_refusal_is_due_only_with_the_status_that_the_request_deserves() -> No
     assert judged(request(WHOLE, "abc"), answer(framed(400, error))) is AnswerOutcome.FAILED
 
 
-def test_who_is_turned_away_learns_when_to_come_again() -> None:
+def test_a_refused_request_has_its_retry_time() -> None:
     assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}", "Retry-After: 1"))) is AnswerOutcome.TURNED_AWAY
     assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}"))) is AnswerOutcome.FAILED
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench.soak.answers import AnswerOutcome
 from bench.soak.faults import schedule
-from bench.soak.figures import Quiet, Taken, summed
+from bench.soak.figures import Quiet, ResourceSample, summed
 from bench.soak.requests import KINDS, Kind
 from bench.soak.tally import Tally
 from bench.soak.verdicts import Soak, growth, problems
@@ -25,8 +25,8 @@ def tally(*odd: tuple[Kind, AnswerOutcome, bool]) -> Tally:
     return counted
 
 
-def took(rss_bytes: int = 100 * MIB, descriptors: int = 21, threads: int = 7) -> Taken:
-    return Taken(rss_bytes, descriptors, threads, 0.0)
+def took(rss_bytes: int = 100 * MIB, descriptors: int = 21, threads: int = 7) -> ResourceSample:
+    return ResourceSample(rss_bytes, descriptors, threads, 0.0)
 
 
 def moments(**planted: object) -> list[Quiet]:
@@ -108,7 +108,7 @@ def test_a_leaked_lease_is_found_where_all_is_quiet() -> None:
 
 
 def test_more_leases_than_requests_are_found() -> None:
-    assert found(leases_peak=200.0) == ["200 leases at once of 64 users, who have one request each"]
+    assert found(leases_peak=200.0) == ["200 leases at once of 64 users with one request each"]
 
 
 @pytest.mark.parametrize(

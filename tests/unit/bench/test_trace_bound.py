@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.routing.lru_bound import LruCache, lru_hit_rate
+from tests.support.planting import plant
 
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 2, 5: 1, 6: 0, 7: 6, 8: 7, 9: 0}
 """A small tree of blocks; 0 is no block."""
@@ -55,7 +56,7 @@ class FirstInFirstOut(OrderedDict[int, None]):
 
 def test_a_cache_that_forgets_in_order_of_arrival_is_told_apart() -> None:
     planted, slow = LruCache(2), SlowLru(2)
-    planted._blocks = FirstInFirstOut()
+    plant(planted, "_blocks", FirstInFirstOut())
     prompts = [[1], [6], [1], [9], [1]]
     assert [planted.take(each, 1) for each in prompts] != [slow.take(each, 1) for each in prompts]
 

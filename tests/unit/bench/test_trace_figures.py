@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from bench.report import imbalance
-from bench.routing.figures import Figures, Slo, figures
-from bench.routing.grid import Cell, GridResult, GridShape, cells, check_fits, control_cells, lag_cells
+from bench.routing.figures import RoutingFigures, Slo, figures
+from bench.routing.grid import GridResult, GridShape, RoutingCell, cells, check_fits, control_cells, lag_cells
 from bench.routing.trace import TraceInvalid
-from bench.routing.verdicts import Verdict, verdicts
+from bench.routing.verdicts import RoutingVerdict, verdicts
 from bench.routing.virtual_fleet import RequestFigures
 from tests.unit.bench.traces import request
 
@@ -49,7 +49,7 @@ def test_quantiles_are_nearest_ranks() -> None:
         ({"osl_tokens": 1, "e2e_s": 1.0}, True),
     ],
 )
-def test_goodput_counts_who_met_both_promises(changed: dict[str, Any], is_good: bool) -> None:
+def test_goodput_counts_requests_that_met_both_targets(changed: dict[str, Any], is_good: bool) -> None:
     each = outcome(arrival_s=3.0, **changed)
     found = figures([each], workers=1, slo=Slo(ttft_s=2.0, itl_s=0.05))
     assert found.slo_rate == float(is_good)
@@ -76,16 +76,18 @@ SHAPE = GridShape(workers=(2, 4), rates=(1.0, 2.0), lags_s=(0.005, 0.0))
 
 def test_the_grid_is_every_combination_and_the_middle_cell_again_by_lag_and_without_sharing() -> None:
     assert len(cells(SHAPE)) == 2 * 2 * 2 + 1 + 2
-    assert lag_cells(SHAPE) == [Cell(4, 2.0, "kv", 0.0, 1.0), Cell(4, 2.0, "kv", 0.005, 1.0)]
+    assert lag_cells(SHAPE) == [RoutingCell(4, 2.0, "kv", 0.0, 1.0), RoutingCell(4, 2.0, "kv", 0.005, 1.0)]
     assert [each.mode for each in control_cells(SHAPE)] == ["kv", "round-robin"]
     assert len(cells(SHAPE._replace(lags_s=(0.005,), control=False))) == 8
 
 
-def made(shape: GridShape, kv: dict[str, Any], *, bound: float = 0.5, kv_in_first_cell: Any = None) -> list[Verdict]:
+def made(
+    shape: GridShape, kv: dict[str, Any], *, bound: float = 0.5, kv_in_first_cell: Any = None
+) -> list[RoutingVerdict]:
     """Return the verdicts on a grid in which round robin has 1 s and no hits in every cell."""
-    plain = Figures(9, 0.0, 0.0, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), 1.0, 1.0, 1.0)
+    plain = RoutingFigures(9, 0.0, 0.0, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), 1.0, 1.0, 1.0)
     found = {cell: plain._replace(**kv) if cell.mode == "kv" and cell.shared else plain for cell in cells(shape)}
-    first = Cell(shape.workers[0], shape.rates[0], "kv", shape.lags_s[0], 1.0)
+    first = RoutingCell(shape.workers[0], shape.rates[0], "kv", shape.lags_s[0], 1.0)
     found[first] = found[first]._replace(**kv_in_first_cell or {})
     return list(verdicts(GridResult(shape, found, dict.fromkeys(shape.workers, bound))))
 
@@ -115,7 +117,7 @@ def test_two_lost_cells_of_nine_are_too_many() -> None:
 
 def test_a_hit_in_the_control_is_a_fault() -> None:
     shape = GridShape(modes=("kv",))
-    found = dict.fromkeys(cells(shape), Figures(9, 0.1, 0.1, (1.0,) * 3, (1.0,) * 3, 1.0, 1.0, 1.0))
+    found = dict.fromkeys(cells(shape), RoutingFigures(9, 0.1, 0.1, (1.0,) * 3, (1.0,) * 3, 1.0, 1.0, 1.0))
     *_, control = verdicts(GridResult(shape, found, dict.fromkeys(shape.workers, 0.1)))
     assert (control.holds, control.losing) == (False, ("10.00%",))
 

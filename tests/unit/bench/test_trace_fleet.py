@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.routing.trace import TraceRequest, without_sharing
 from bench.routing.virtual_engine import scaled
-from bench.routing.virtual_fleet import FleetShape, RequestFigures, VirtualFleet
+from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
+from tests.support.planting import inside, plant
 from tests.unit.bench.traces import random_trace, request
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
-SHAPE = FleetShape(workers=3, kv_tokens=24 * 512)
+SHAPE = VirtualFleetShape(workers=3, kv_tokens=24 * 512)
 KV, ROUND_ROBIN = Policy(mode="kv"), Policy(mode="round-robin")
 
 
 def played(
-    trace: Sequence[TraceRequest], shape: FleetShape = SHAPE, policy: Policy = KV
+    trace: Sequence[TraceRequest], shape: VirtualFleetShape = SHAPE, policy: Policy = KV
 ) -> tuple[VirtualFleet, list[RequestFigures]]:
     fleet = VirtualFleet(shape, policy, trace, seed=7)
     return fleet, fleet.run()
@@ -35,8 +36,8 @@ def told(run: tuple[VirtualFleet, list[RequestFigures]]) -> tuple[list[RequestFi
     """Return all that a run shows of itself: outcomes, and each engine's batches, blocks and counts."""
     fleet, outcomes = run
     return outcomes, [
-        (engine._stream._seq, engine._simulator.held_hashes(0), engine._simulator._ranks[0].pool.statistics())
-        for engine in fleet._engines
+        (engine.stream.seq, engine.simulator.held_hashes(0), engine.simulator.pool_statistics())
+        for engine in fleet.engines
     ]
 
 
@@ -55,9 +56,9 @@ def test_every_request_ends_once_and_nothing_is_promised_any_more(policy: Policy
 @pytest.mark.parametrize("block_size", [64, 512])
 def test_in_the_end_the_index_holds_what_the_engines_hold(block_size: int) -> None:
     fleet, _ = played(random_trace(4), SHAPE._replace(block_size=block_size))
-    for engine in fleet._engines:
-        held = {block.sequence_hash for block in fleet._index.held(engine.rank)}
-        assert held == engine._simulator.held_hashes(0)
+    for engine in fleet.engines:
+        held = {block.sequence_hash for block in fleet.index.held(engine.rank)}
+        assert held == engine.simulator.held_hashes(0)
         assert held
 
 
@@ -117,10 +118,10 @@ def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, pol
 
 
 def test_seeing_one_iteration_too_far_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, quiet = [request(0.0, 1, osl_tokens=100)], Rank._quiet_iterations
+    trace, quiet = [request(0.0, 1, osl_tokens=100)], inside(Rank, "_quiet_iterations")
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
     assert told(played(trace)) == one_by_one
-    monkeypatch.setattr(Rank, "_quiet_iterations", lambda self, running: quiet(self, running) + 1)
+    plant(Rank, "_quiet_iterations", lambda self, running: quiet(self, running) + 1, monkeypatch)
     assert told(played(trace)) != one_by_one
 
 
@@ -128,7 +129,7 @@ def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.
     trace = [request(0.0, 1, osl_tokens=600)]
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
     assert told(played(trace)) == one_by_one
-    monkeypatch.setattr(Rank, "_quiet_iterations", lambda _self, running: 1111 - len(running.tokens))
+    plant(Rank, "_quiet_iterations", lambda _self, running: 1111 - len(running.tokens), monkeypatch)
     assert told(played(trace)) != one_by_one
 
 
@@ -149,6 +150,6 @@ def test_hashes_are_the_protocols(block_size: int) -> None:
     answered = (*tokens, *(ANSWER_TOKEN,) * 700)
     parent, chained = 0, []
     for at in range(0, len(answered) - block_size + 1, block_size):
-        parent = hashes.of_engine_block(answered[at : at + block_size], parent, Namespace())
+        parent = hashes.of_engine_block(answered[at : at + block_size], parent, EngineNamespace())
         chained.append(parent)
     assert chained == sequence_hashes(answered, block_size)

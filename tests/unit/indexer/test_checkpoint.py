@@ -157,7 +157,7 @@ def test_what_was_known_before_is_known_no_more() -> None:
     assert other.tick(60.0) == []
 
 
-def test_who_comes_after_a_checkpoint_gets_a_free_place() -> None:
+def test_a_rank_that_joins_after_a_checkpoint_gets_a_free_slot() -> None:
     fold = IndexFold(make_index())
     for rank in (A0, A1, B0):
         lived(fold, rank, 4)
@@ -217,7 +217,7 @@ def test_an_index_that_cannot_be_read_changes_nothing() -> None:
     assert (places(fold), set(fold.held(A0))) == ({A0: (7, 6, "")}, set(life.rows()))
 
 
-def test_a_place_that_the_index_does_not_know_is_empty_and_one_that_nobody_has_is_dropped() -> None:
+def test_a_restored_rank_unknown_to_the_index_is_empty_and_an_index_rank_without_a_stream_is_dropped() -> None:
     fold = IndexFold(make_index())
     lived(fold, A0, 6)
     saved = fold.checkpoint(CREATED, SEQ, WALL_NS)
@@ -229,7 +229,7 @@ def test_a_place_that_the_index_does_not_know_is_empty_and_one_that_nobody_has_i
 # ------------------------------------------------------------------------------------------------- ahead of the log
 
 
-def test_who_was_brought_further_by_an_answer_is_ahead_of_the_log_until_it_came_there() -> None:
+def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_it() -> None:
     fold = IndexFold(make_index())
     life = lived(fold, A0, 3)
     lived(fold, B0, 3)

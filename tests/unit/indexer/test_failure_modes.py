@@ -130,7 +130,7 @@ def test_05_the_place_after_a_dump_is_that_of_the_stream_so_that_one_dump_is_eno
     assert (questions, known(fold)) == ([], (6, 1060, ""))
 
 
-def test_06_who_registers_anew_begins_at_its_own_first_batch_not_at_a_former_watermark(fold: IndexFold) -> None:
+def test_06_a_new_registration_begins_at_its_own_first_batch_not_at_a_former_watermark(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), *(event(A0, seq, path(0, seq)) for seq in range(1, 9)), WorkerGone("a"))
     assert known(fold) == (0, 0, "never_heard")
     told(fold, WorkerCame("a", 100), pulse(A0, 0, epoch=LATER), event(A0, 1, path(0, 3), LATER))
@@ -159,7 +159,7 @@ def test_07_the_recovery_of_the_dead_holds_up_no_living_one(fold: IndexFold) -> 
     assert (asked_s, known(fold), fold.ranks()) == (2.0, (8, 5, ""), [A0])
 
 
-def test_07_who_returns_with_the_seqs_of_its_former_life_is_another(fold: IndexFold) -> None:
+def test_07_a_worker_that_returns_with_its_former_seqs_is_a_new_epoch(fold: IndexFold) -> None:
     """The last rank goes, and comes back at the same seqs: only the epoch tells."""
     told(fold, pulse(A0, 0), event(A0, 1, path(0, 6)), pulse(A0, 1, *PATH[:6]))
     told(fold, pulse(A0, 0, epoch=LATER), event(A0, 1, path(0, 2), LATER), pulse(A0, 1, *PATH[:2], epoch=LATER))

@@ -280,7 +280,7 @@ def test_events_from_the_log_are_no_sign_of_life(fold: IndexFold) -> None:
     assert fold.ranks() == []
 
 
-def test_nobody_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
+def test_no_worker_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), batch(A0, 1, path()))
     told(fold, LogLost(), now_s=1)
     assert fold.tick(1000.0) == []
@@ -293,7 +293,7 @@ def test_nobody_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
     assert fold.ranks() == []
 
 
-def test_a_process_that_was_asleep_forgets_nobody_on_waking(fold: IndexFold) -> None:
+def test_a_suspended_process_forgets_no_worker_when_it_resumes(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0))
     fold.tick(0.5)
     fold.tick(60.0)
@@ -310,7 +310,7 @@ def test_a_dump_is_a_sign_of_life(fold: IndexFold) -> None:
     assert fold.ranks() == [A0]
 
 
-def test_who_pulses_again_after_the_log_was_found_stays(fold: IndexFold) -> None:
+def test_a_worker_with_heartbeats_after_the_reconnection_stays(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), batch(A0, 1, path()), LogLost())
     told(fold, LogFound(), now_s=1000.0)
     assert told(fold, pulse(A0, 1, *PATH), now_s=1004.0) == []
@@ -330,7 +330,7 @@ def test_a_forgotten_rank_that_comes_back_begins_anew_and_is_asked(fold: IndexFo
 # ------------------------------------------------------------------------------------------------- leaving
 
 
-def test_a_worker_that_left_takes_all_its_ranks_and_nobody_elses(fold: IndexFold) -> None:
+def test_a_worker_that_left_takes_all_its_ranks_and_no_others(fold: IndexFold) -> None:
     told(fold, *(batch(rank, 1, path()) for rank in (A0, B0, A1)))
     assert told(fold, WorkerGone("a")) == []
     assert fold.ranks() == [B0]
@@ -370,7 +370,7 @@ def test_a_late_dump_for_a_worker_that_left_brings_nothing_back(fold: IndexFold)
 
 
 @pytest.mark.parametrize("end", ["left", "silent"])
-def test_who_gets_a_leavers_place_gets_nothing_that_it_held(fold: IndexFold, end: str) -> None:
+def test_a_rank_in_a_reused_slot_has_no_blocks_of_the_former_rank(fold: IndexFold, end: str) -> None:
     told(fold, batch(A0, 1, path()), batch(A0, 2, Stored((77,), 76, 1)), pulse(B0, 0), now_s=0)
     if end == "left":
         told(fold, WorkerGone("a"))
@@ -386,13 +386,13 @@ def test_who_gets_a_leavers_place_gets_nothing_that_it_held(fold: IndexFold, end
     assert fold.held(C0) == []
 
 
-def test_a_loss_of_one_who_left_is_asked_of_nobody() -> None:
+def test_a_loss_of_a_left_worker_is_not_requested() -> None:
     fold = make_fold(parked_blocks_max=0)
     told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"))
     assert fold.tick(0) == []
 
 
-def test_a_loss_of_one_who_left_is_not_asked_of_who_took_its_place() -> None:
+def test_a_loss_of_a_left_worker_is_not_requested_from_the_rank_in_its_slot() -> None:
     fold = make_fold(parked_blocks_max=0)
     told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"), pulse(B0, 0))
     assert fold.tick(0) == []

@@ -132,7 +132,7 @@ def test_it_is_followed_on_batch_by_batch_and_in_messages() -> None:
     assert fold.statistics().refused_messages_total == 0
 
 
-def test_its_digest_is_not_that_of_its_source_and_nobody_is_asked_for_what_would_not_fit() -> None:
+def test_its_digest_differs_from_its_source_and_blocks_that_do_not_fit_are_not_requested() -> None:
     fold = make_fold()
     told(fold, batch(A0, 1, stored(A)), batch(B0, 1, stored(B)))
     assert told(fold, pulse(B0, 1, *B)) == [], "known before the next tick"
@@ -143,7 +143,7 @@ def test_its_digest_is_not_that_of_its_source_and_nobody_is_asked_for_what_would
     assert fold.statistics().streams[B0].counts.digest_mismatches == 0
 
 
-def test_what_is_parked_behind_refused_blocks_and_lost_is_asked_of_nobody() -> None:
+def test_blocks_parked_behind_refused_ones_and_lost_are_not_requested() -> None:
     fold = crowded()
     told(fold, batch(A0, 2, Removed(A[880:])), batch(B0, 2, Stored((77,), B[-1], 900)))
     assert fold.statistics().index.parked_blocks == 1
@@ -250,7 +250,7 @@ def test_a_restart_makes_an_overfull_rank_an_empty_one() -> None:
     assert fold.statistics().overfull_ranks == 0
 
 
-def test_who_gets_the_place_of_an_overfull_rank_is_not_overfull() -> None:
+def test_a_rank_in_the_slot_of_an_overfull_rank_is_not_overfull() -> None:
     fold = crowded()
     told(fold, WorkerGone("b"))
     told(fold, pulse(C0, 0))

@@ -18,8 +18,8 @@ from indexer.follow.inputs import (
     MessageArrived,
     Question,
 )
-from indexer.follow.messages import Span, read_message
-from indexer.index.prefix_index import Refusal
+from indexer.follow.messages import BatchSpan, read_message
+from indexer.index.prefix_index import RefusedEvent
 from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
@@ -54,7 +54,7 @@ class Recording(ReferenceIndex):
         super().__init__()
         self.messages = 0
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         self.messages += 1
         return super().apply_batch(rank, message, now_s)
 
@@ -123,14 +123,14 @@ def test_a_message_during_a_resync_is_kept_and_applied_after_it() -> None:
 class Refusing(ReferenceIndex):
     """Finds fault with messages that have none."""
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
-        return [*super().apply_batch(rank, message, now_s), Refusal(0, 2, "for no reason")]
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+        return [*super().apply_batch(rank, message, now_s), RefusedEvent(0, 2, "for no reason")]
 
 
 class Unreadable(ReferenceIndex):
     """Cannot cut messages that can be cut."""
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         del rank, message, now_s
         raise MalformedMessage(0, "for no reason")
 
@@ -152,12 +152,12 @@ def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[
 class Short(ReferenceIndex):
     """Has no memory for a block of any message, and may find another fault, too."""
 
-    def __init__(self, *faults: Refusal) -> None:
+    def __init__(self, *faults: RefusedEvent) -> None:
         super().__init__()
         self._faults = faults
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
-        short = Refusal(0, 2, "no memory for 1 of 1 blocks", refused_blocks=1)
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+        short = RefusedEvent(0, 2, "no memory for 1 of 1 blocks", refused_blocks=1)
         return [*super().apply_batch(rank, message, now_s), short, *self._faults]
 
     def overfull(self) -> set[int]:
@@ -168,12 +168,12 @@ def test_want_of_memory_is_no_fault_of_a_message_and_hides_none() -> None:
     fold = IndexFold(Short())
     told(fold, arrived(path(1, 0, 1)))
     assert (told(fold, arrived(path(2, 1, 2))), fold.take_refusals(), fold.overfull_ranks()) == ([], [], {A0})
-    fold = IndexFold(Short(Refusal(3, 88, "parent among the blocks")))
+    fold = IndexFold(Short(RefusedEvent(3, 88, "parent among the blocks")))
     told(fold, arrived(path(1, 0, 1)), arrived(path(2, 1, 2)))
     assert fold.take_refusals() == [(A0, "event 3, byte 88: parent among the blocks")]
 
 
-def test_refusals_that_nobody_takes_are_kept_in_a_bounded_number() -> None:
+def test_untaken_refusals_are_kept_in_a_bounded_number() -> None:
     fold = IndexFold(Refusing())
     told(fold, arrived(path(1, 0, 1)))
     for number in range(1, 50):
@@ -264,9 +264,9 @@ def deliveries(random: Random, sent: list[tuple[WorkerRank, bytes]]) -> list[tup
 def test_whole_messages_and_single_batches_make_the_same_fold(
     make_index: MakeIndex, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_applied, spans = StreamFollower.on_applied, list[Span]()
+    on_applied, spans = StreamFollower.on_applied, list[BatchSpan]()
 
-    def recorded(follower: StreamFollower, span: Span) -> bool:
+    def recorded(follower: StreamFollower, span: BatchSpan) -> bool:
         spans.append(span)
         return on_applied(follower, span)
 
@@ -278,28 +278,28 @@ def test_whole_messages_and_single_batches_make_the_same_fold(
 class TakesAnyEpoch(StreamFollower):
     """Planted bug: what continues the seqs is taken for this epoch's."""
 
-    def continues(self, span: Span) -> bool:
+    def continues(self, span: BatchSpan) -> bool:
         return super().continues(span._replace(epoch=self._epoch))
 
 
 class TakesWhatOverlaps(StreamFollower):
     """Planted bug: a message that begins at or before the cursor continues the stream."""
 
-    def continues(self, span: Span) -> bool:
+    def continues(self, span: BatchSpan) -> bool:
         return super().continues(span) or (self.position[0] == span.epoch and span.first_seq <= self._cursor)
 
 
 class CountsOne(StreamFollower):
     """Planted bug: a message is one batch."""
 
-    def on_applied(self, span: Span) -> bool:
+    def on_applied(self, span: BatchSpan) -> bool:
         return super().on_applied(span._replace(last_seq=span.first_seq))
 
 
 class IsNeverThere(StreamFollower):
     """Planted bug: what was awaited is not noticed when it comes in a message."""
 
-    def on_applied(self, span: Span) -> bool:
+    def on_applied(self, span: BatchSpan) -> bool:
         awaited = self._heartbeats.awaited
         may_prove = super().on_applied(span)
         self._heartbeats.awaited = awaited
@@ -309,7 +309,7 @@ class IsNeverThere(StreamFollower):
 class ProvesNothing(StreamFollower):
     """Planted bug: what a heartbeat told of is not compared when it comes in a message."""
 
-    def on_applied(self, span: Span) -> bool:
+    def on_applied(self, span: BatchSpan) -> bool:
         super().on_applied(span)
         return False
 

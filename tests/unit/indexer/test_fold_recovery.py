@@ -171,7 +171,7 @@ def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
 # ------------------------------------------------------------------------------------------------- whose answers
 
 
-def test_an_answer_to_one_who_is_not_known_any_more_admits_nobody(fold: IndexFold) -> None:
+def test_an_answer_for_a_forgotten_rank_adds_no_rank(fold: IndexFold) -> None:
     life = lived(fold, 3)
     (question,) = told(fold, BytesRefused(A0))
     told(fold, WorkerGone("a"), *life.answer(question))
@@ -207,7 +207,7 @@ def test_so_many_are_asked_at_once_and_no_more_and_the_others_in_their_turn(fold
     assert stale(fold, *ranks[:5], ranks[-1]) == [""] * 4 + ["resyncing"] * 2
 
 
-def test_those_who_are_not_answered_let_the_others_go_before_them(fold: IndexFold) -> None:
+def test_unanswered_streams_go_to_the_end_of_the_queue(fold: IndexFold) -> None:
     ranks = list(crowd(fold, RECOVERIES_MAX + 3))
     assert refused(fold, ranks) == ranks[:RECOVERIES_MAX]
     assert [asked(fold.tick(now_s)) for now_s in (1.0, 1.9)] == [[], []]
@@ -216,7 +216,7 @@ def test_those_who_are_not_answered_let_the_others_go_before_them(fold: IndexFol
     assert asked(fold.tick(4.0))[:3] == ranks[RECOVERIES_MAX - 3 : RECOVERIES_MAX]
 
 
-def test_who_needs_no_answer_any_more_gives_its_turn_away(fold: IndexFold) -> None:
+def test_a_stream_that_needs_no_answer_any_more_frees_its_place(fold: IndexFold) -> None:
     lives = crowd(fold, RECOVERIES_MAX + 2)
     ranks = list(lives)
     missing = {rank: life.batch() for rank, life in lives.items()}
@@ -228,7 +228,7 @@ def test_who_needs_no_answer_any_more_gives_its_turn_away(fold: IndexFold) -> No
     assert stale(fold, ranks[-1]) == [""]
 
 
-def test_who_waits_and_leaves_is_not_asked_nor_is_who_gets_its_place(fold: IndexFold) -> None:
+def test_a_waiting_rank_that_leaves_is_not_asked_nor_the_rank_in_its_slot(fold: IndexFold) -> None:
     lives = crowd(fold, RECOVERIES_MAX + 2)
     ranks = list(lives)
     questions = told(fold, *map(BytesRefused, ranks))
@@ -254,7 +254,7 @@ def test_a_turn_is_had_once_however_often_it_is_waited_for() -> None:
 # ------------------------------------------------------------------------------------------------- the log is away
 
 
-def test_while_the_log_is_away_who_was_current_or_behind_is_known_and_not_more(fold: IndexFold) -> None:
+def test_while_the_log_is_away_only_current_and_late_ranks_are_marked_log_away(fold: IndexFold) -> None:
     ranks = list(crowd(fold, 2))
     ahead = Heartbeat(instance="i", epoch=7, last_seq=9)
     told(fold, HeartbeatArrived(ranks[1], ahead), BytesRefused(B0), LogLost())
@@ -264,7 +264,7 @@ def test_while_the_log_is_away_who_was_current_or_behind_is_known_and_not_more(f
     assert stale(fold, *ranks, B0) == ["", "behind", "resyncing"]
 
 
-def test_while_the_log_is_away_nobody_is_asked_nor_late(fold: IndexFold) -> None:
+def test_while_the_log_is_away_no_rank_is_asked_or_late(fold: IndexFold) -> None:
     life = lived(fold, 3)
     late = life.batch()
     told(fold, life.beat(), LogLost())

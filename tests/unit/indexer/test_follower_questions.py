@@ -307,7 +307,7 @@ def asked_at(follower: StreamFollower, until_s: float, *answers: Callable[[int],
     return asked
 
 
-def test_who_is_never_answered_asks_for_ever_and_ever_less_often() -> None:
+def test_a_stream_without_answers_repeats_its_question_ever_less_often() -> None:
     assert asked_at(after(*HOLE), 40) == [2, 6, 14, 22, 30, 38]
 
 

@@ -19,7 +19,8 @@ from indexer.native import hash_blocks, load
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Tier
 from kv_protocol.hashing import chain, local_block_hashes
-from kv_runtime.config import ConfigurationError, IndexSection
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import IndexSection
 
 BUILT = hasattr(load(), "Tree")
 CORE = "indexer.native._core"

@@ -43,7 +43,7 @@ def test_a_name_says_the_place_and_the_time_and_sorts_by_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "17-5", f"{name(1)}x", f"x{name(1)}", name(1).replace("-", "_"), "٣" * 41])
-def test_other_names_are_nobodys(text: str) -> None:
+def test_other_names_are_not_snapshots(text: str) -> None:
     assert SnapshotName.read(text) is None
     assert planned(QUIET, text) == RetentionPlan(write=True, purge_up_to=0, delete=())
     assert (to_try(QUIET, [text]), to_give_up(QUIET, [text, text])) == ([], [])

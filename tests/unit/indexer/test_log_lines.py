@@ -92,7 +92,7 @@ def test_a_subject_that_names_no_rank_is_unreadable() -> None:
     assert "allowed kv.v1.<kind>.<model>.<worker>.<rank>" in text(line, "t")
 
 
-def test_who_came_and_went_is_told() -> None:
+def test_workers_that_come_and_leave_are_reported() -> None:
     came = registered("w7", model="m", dp_ranks=(0, 1))
     told = [
         fleet_line("kv.v1.fleet.m.w7", fleet.encode(event), time_ns=5, stream_seq=9)

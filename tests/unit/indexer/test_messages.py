@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.follow.messages import Span, message_span, read_message
+from indexer.follow.messages import BatchSpan, message_span, read_message
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -23,26 +23,26 @@ def row(first_seq: int, *events: Event, epoch: int = 7) -> list[Batch]:
     return [Batch(epoch, first_seq + at, event, 5, 100 + at) for at, event in enumerate(events)]
 
 
-def decoded_span(data: bytes) -> Span | None:
+def decoded_span(data: bytes) -> BatchSpan | None:
     """Return what decoding tells of the message."""
     batches = codec.decode_message(data)
     first, last = batches[0], batches[-1]
     is_row = [(batch.epoch, batch.seq) for batch in batches] == [
         (first.epoch, first.seq + at) for at in range(len(batches))
     ]
-    return Span(first.epoch, first.seq, last.seq, last.engine_time_ns) if is_row else None
+    return BatchSpan(first.epoch, first.seq, last.seq, last.engine_time_ns) if is_row else None
 
 
 @pytest.mark.parametrize("event", [STORED, CHILD, REMOVED, CLEARED])
 def test_the_span_of_one_batch_is_its_place(event: Event) -> None:
-    assert message_span(message(*row(4, event))) == Span(7, 4, 4, 100)
+    assert message_span(message(*row(4, event))) == BatchSpan(7, 4, 4, 100)
 
 
 def test_the_span_of_several_is_from_the_first_to_the_last() -> None:
     data = message(*row(4, STORED, CHILD, REMOVED, CLEARED))
-    assert message_span(data) == Span(7, 4, 7, 103)
+    assert message_span(data) == BatchSpan(7, 4, 7, 103)
     read = read_message(data)
-    assert (read.data, read.span, read.engine_time_ns) == (data, Span(7, 4, 7, 103), 103)
+    assert (read.data, read.span, read.engine_time_ns) == (data, BatchSpan(7, 4, 7, 103), 103)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.body_limits import DEPTH_MAX, Body, BodyLimits, Span, cut, read_body
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid
+from kv_protocol.body_limits import DEPTH_MAX, Body, BodyLimits, ImageSpan, cut, read_body
+from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid
 
 LIMITS = BodyLimits(prompt_bytes_max=4000, options_bytes_max=1000, values_max=100)
 IMAGE = "data:image/png;base64," + "QUJD" * 3000
@@ -172,6 +172,6 @@ def test_what_is_cut_out_comes_back(pieces: list[tuple[bytes, bytes]]) -> None:
     data, spans = bytearray(), []
     for before, image in pieces:
         data += before + b"," + image + b'"'
-        spans.append(Span(len(data) - 1 - len(image), len(data) - 1))
+        spans.append(ImageSpan(len(data) - 1 - len(image), len(data) - 1))
     made = cut(bytes(data), spans, "m0")
     assert b"".join(made.with_images(made.text)) == data or b"kv-cut-m0" in data

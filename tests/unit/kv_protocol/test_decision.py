@@ -49,7 +49,7 @@ def test_a_single_candidate_wins_without_a_runner_up() -> None:
 
 @pytest.mark.parametrize("field", ["winner", "runner_up"])
 @pytest.mark.parametrize("index", [-1, 3])
-def test_who_was_no_candidate_is_neither_winner_nor_runner_up(field: str, index: int) -> None:
+def test_a_rank_that_was_no_candidate_is_neither_winner_nor_runner_up(field: str, index: int) -> None:
     with pytest.raises(LimitExceeded, match=f"^{field}: found {index}, allowed the index of one of 3 candidates"):
         Decision(**FIELDS | {field: index})
 

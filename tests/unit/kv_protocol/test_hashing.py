@@ -18,7 +18,7 @@ from kv_protocol.hashing import (
     to_u64,
     unpack_tokens,
 )
-from kv_protocol.trtllm_hash import trtllm_block_hash
+from worker_agent.engines.simulated.identity import trtllm_block_hash
 
 IMAGE = 7
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai import (
+from kv_protocol.openai.requests import (
     ChatRequest,
     CompletionRequest,
     RequestInvalid,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX
-from kv_protocol.openai import CHAT, RequestInvalid, decode_chat, decode_inbound
-from kv_protocol.openai_errors import Verbatim, as_json
+from kv_protocol.openai.errors import Verbatim, as_json
+from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_chat, decode_inbound
 
 
 @pytest.mark.parametrize(

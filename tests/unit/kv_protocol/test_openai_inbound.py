@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai import (
+from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
+from kv_protocol.openai.options import AgentHints, Targets
+from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
     ChatInbound,
@@ -21,8 +23,6 @@ from kv_protocol.openai import (
     decode_chat,
     decode_inbound,
 )
-from kv_protocol.openai_option_table import CACHE_SALT_CHARACTERS_MAX
-from kv_protocol.openai_options import AgentHints, Targets
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai import (
+from kv_protocol.openai.option_table import JsonSchema, Options, StreamOptions, StructuredOutputs
+from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
     ChatInbound,
@@ -19,7 +20,6 @@ from kv_protocol.openai import (
     decode_completion,
     decode_inbound,
 )
-from kv_protocol.openai_option_table import JsonSchema, Options, StreamOptions, StructuredOutputs
 
 REQUIRED: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai_errors import RequestInvalid
-from kv_protocol.openai_prompts import read_ids, read_prompt
+from kv_protocol.openai.errors import RequestInvalid
+from kv_protocol.openai.prompts import read_ids, read_prompt
 
 MANY = list(range(90_000))
 

@@ -1,17 +1,17 @@
 """Versions of TensorRT-LLM: their order, and the range that the agent supports."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported, parse_version
+from tests.support.paths import ROOT
 
 ORDERED = (
     "1.2.1", "1.3.0rc0", "1.3.0rc1", "1.3.0rc5", "1.3.0rc5.post1", "1.3.0rc12", "1.3.0rc29", "1.3.0", "1.3.1",
     "1.4.0rc1",
 )  # fmt: skip
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+PYPROJECT = ROOT / "pyproject.toml"
 
 
 def test_versions_are_ordered_as_they_were_released() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tests.integration.broker import Broker, running_broker
+from tests.system.integration.broker import Broker, running_broker
 
 
 @pytest_asyncio.fixture

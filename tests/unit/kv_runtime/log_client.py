@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, StreamSpec
-from tests.integration.broker import eventually
+from tests.system.integration.broker import eventually
 
 STREAM = StreamSpec("TEST", ("test.>",), max_age_s=3600, max_bytes=1 << 20)
 

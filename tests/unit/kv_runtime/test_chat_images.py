@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kv_runtime.chat_messages import (
+from kv_runtime.text.byte_model import ByteText
+from kv_runtime.text.chat_messages import (
     IMAGE,
     IMAGES_MAX,
     UNKNOWN_FROM_HERE,
@@ -13,8 +14,7 @@ from kv_runtime.chat_messages import (
     checked_messages,
     split_images,
 )
-from kv_runtime.chat_template import ChatTemplate
-from kv_runtime.text import ByteText
+from kv_runtime.text.chat_template import ChatTemplate
 
 PLACEHOLDER = "<image>"
 LOOPS = (
@@ -55,7 +55,7 @@ def test_the_clients_messages_stay_as_they_were() -> None:
     assert asked == chat(text("a"), image())
 
 
-def test_of_a_model_that_nobody_knows_it_is_said_before_the_first_message_with_an_image() -> None:
+def test_for_an_unknown_model_the_mark_is_before_the_first_message_with_an_image() -> None:
     split = split_images([*chat(text("a")), *chat(text("b"), image("u")), *chat(image("v"))], "")
     assert split.urls == ("u", "v")
     assert split.messages == [*chat(text("a")), *chat(text(UNKNOWN_FROM_HERE), text("b"), IMAGE), *chat(IMAGE)]
@@ -138,7 +138,7 @@ def test_a_chat_has_a_bounded_number_of_images(placeholder: str) -> None:
 
 
 @pytest.mark.parametrize("part", [7, None, {"type": "video_url"}, text(7)])
-def test_other_parts_are_left_to_who_renders_the_chat(part: Any) -> None:
+def test_other_parts_are_left_to_the_renderer_of_the_chat(part: Any) -> None:
     split = split_images(chat(image(), part), PLACEHOLDER)
     assert split.messages[0]["content"][1] is part
     with pytest.raises(TextError):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kv_runtime.chat_messages import TextError
-from kv_runtime.chat_template import ChatTemplate
-from kv_runtime.template_sandbox import chat_environment
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.chat_template import ChatTemplate
+from kv_runtime.text.template_sandbox import chat_environment
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kv_runtime.text import TextError, TokenizerText, load_text
+from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, llama_like, write_model
 
 CHAT = [{"role": "user", "content": "hi"}]

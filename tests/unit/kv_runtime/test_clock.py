@@ -135,3 +135,18 @@ async def test_a_sleeper_beyond_the_advance_stays_asleep() -> None:
         await clock.advance(1.999)
         assert not sleeper.done()
         await clock.advance(0.002)
+
+
+@pytest.mark.asyncio
+async def test_a_manual_clock_counts_the_tasks_that_sleep() -> None:
+    clock = ManualClock()
+    async with asyncio.TaskGroup() as group:
+        cancelled = group.create_task(clock.sleep(MILLISECOND))
+        group.create_task(clock.sleep(2 * MILLISECOND))
+        await asyncio.sleep(0)
+        assert clock.sleepers == 2
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        assert clock.sleepers == 1
+        await clock.advance(3 * MILLISECOND)
+        assert clock.sleepers == 0

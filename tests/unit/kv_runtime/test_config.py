@@ -11,18 +11,10 @@ import yaml
 from click.testing import CliRunner
 from pydantic import Field, SecretStr, ValidationError
 
-from kv_runtime.config import (
-    ConfigurationError,
-    ControlSection,
-    IndexSection,
-    NatsSection,
-    Section,
-    Settings,
-    config_options,
-    load_settings,
-)
-from kv_runtime.config_text import render
-from kv_runtime.yaml_text import load_yaml
+from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.rendering import render
+from kv_runtime.config.sections import ControlSection, IndexSection, NatsSection, Section, Settings
+from kv_runtime.config.yaml_text import load_yaml
 
 
 class InnerSection(Section):

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from kv_runtime.chat_messages import TextError
-from kv_runtime.encoder_check import TEXTS, check_texts, first_difference
-from kv_runtime.encoders import FastEncoder, HfEncoder, choose_encoder
-from kv_runtime.text import TokenizerText, load_text
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.encoder_check import TEXTS, check_texts, first_difference
+from kv_runtime.text.encoders import FastEncoder, HfEncoder, choose_encoder
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.unit.kv_runtime.model_files import LLAMA_MARKS, LLAMA_TEMPLATE, llama_like, qwen_like, write_model
 
 KINDS = [llama_like, qwen_like]

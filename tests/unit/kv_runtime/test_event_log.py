@@ -13,7 +13,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage, reading
 from kv_runtime.event_log import connection as connection_module
 from kv_runtime.nats_server import find_binary
-from tests.integration.broker import Broker, eventually
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
 SECRET = "s3cret"
@@ -111,7 +111,7 @@ async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Br
 
 
 @pytest.mark.asyncio
-async def test_what_is_announced_reaches_those_who_listen_and_says_where_to_answer(broker: Broker) -> None:
+async def test_an_announcement_reaches_subscribers_with_its_reply_subject(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
         await connection.log.announce("core.a", b"nobody hears this")
@@ -305,7 +305,7 @@ async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("followed", [False, True])
-async def test_an_error_of_the_one_who_is_told_is_not_swallowed(broker: Broker, followed: bool) -> None:
+async def test_an_error_of_a_subscriber_is_not_swallowed(broker: Broker, followed: bool) -> None:
     async def fail(message: LogMessage) -> None:
         raise KeyError(message.data)
 
@@ -321,6 +321,33 @@ async def test_an_error_of_the_one_who_is_told_is_not_swallowed(broker: Broker, 
         await log.run(asyncio.Event())
     assert raised.value.__notes__ == [f"taking a message of {'test.a' if followed else 'core.a'}"]
     await log.close()
+
+
+class RecordingServer:
+    """A server that knows the beginning of NATS' protocol and records commands in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self.commands: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.12.0","max_payload":1048576,"headers":true}\r\n')
+        while line := await reader.readline():
+            self.commands.append(line.split(b" ", 1)[0].strip())
+            if self.commands[-1] == b"PING":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_listener_is_subscribed_when_listen_returns() -> None:
+    recording = RecordingServer()
+    server = await asyncio.start_server(recording.serve, "127.0.0.1", 0)
+    async with server:
+        log = await EventLog.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", name="test")
+        await log.listen("core.a", Reader().on_message)
+        received = list(recording.commands)
+        await log.close()
+    assert received[-2:] == [b"SUB", b"PING"]
 
 
 @pytest.mark.asyncio

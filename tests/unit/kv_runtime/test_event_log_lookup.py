@@ -1,10 +1,19 @@
 """Messages of a stream by place and by time, on a real nats-server."""
 
+import msgspec
 import pytest
 
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from tests.integration.broker import Broker
+from tests.system.integration.broker import Broker
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
+
+
+class Answer(msgspec.Struct):
+    error: None = None
+
+
+class OtherAnswer(msgspec.Struct):
+    no_such_key: int
 
 
 async def filled(log: EventLog, count: int) -> list[int]:
@@ -67,7 +76,7 @@ async def test_a_stream_that_is_not_there_is_named(broker: Broker) -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_left_a_stream_is_told_nothing_more(broker: Broker) -> None:
+async def test_a_closed_reader_of_a_stream_gets_no_more_messages(broker: Broker) -> None:
     left, other = Reader(), Reader()
     async with connected(broker.url) as connection:
         log = connection.log
@@ -96,3 +105,15 @@ async def test_a_message_of_one_subject_is_found_with_what_its_publisher_set_bes
         assert found is not None
         assert (found.subject, found.data, found.headers) == ("test.b.x", b"2", {"Kv-One": "a: b", "Kv-Two": "c"})
         assert await log.message_from("TEST", 2, "test.a.*") is None
+
+
+@pytest.mark.asyncio
+async def test_an_api_request_about_a_stream_that_is_not_there_has_no_answer(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        assert await log.answer_of("INFO", Answer) == Answer()
+        assert await log.answer_of("STREAM.INFO.TEST", Answer) is None
+        with pytest.raises(BrokerUnavailable, match=r"JetStream STREAM\.CREATE\.TEST: .*code=400"):
+            await log.answer_of("STREAM.CREATE.TEST", Answer, b"{")
+        with pytest.raises(BrokerUnavailable, match=r"JetStream INFO: an answer that cannot be read"):
+            await log.answer_of("INFO", OtherAnswer)

@@ -8,7 +8,7 @@ import pytest
 
 from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, ObjectBucket, ObjectDamaged
 from kv_runtime.event_log.objects import CHUNK_BYTES
-from tests.integration.broker import Broker, eventually
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
 
 MAX_BYTES = 8 << 20
@@ -111,7 +111,7 @@ async def test_what_does_not_fit_is_refused_and_leaves_nothing(broker: Broker) -
 
 
 @pytest.mark.asyncio
-async def test_chunks_that_are_nobodys_are_swept_when_they_are_old(broker: Broker) -> None:
+async def test_old_chunks_without_an_object_are_removed(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
         await bucket.put("a", b"a")

@@ -4,7 +4,7 @@ import nats
 import pytest
 
 from kv_runtime.event_log import BrokerUnavailable, EventLog, Reading, reading
-from tests.integration.broker import Broker, eventually
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
 

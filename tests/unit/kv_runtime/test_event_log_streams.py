@@ -7,8 +7,8 @@ import nats
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from kv_runtime.event_log import BrokerUnavailable, StreamState, StreamUnfit
-from tests.integration.broker import Broker, eventually
+from kv_runtime.event_log import BrokerUnavailable, LogStreamState, StreamUnfit
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
 
@@ -99,7 +99,7 @@ async def test_replicas_that_the_server_cannot_have_are_an_error_with_its_reason
 
 
 @pytest.mark.asyncio
-async def test_several_who_ensure_at_once_agree(broker: Broker) -> None:
+async def test_concurrent_calls_of_ensure_agree(broker: Broker) -> None:
     async with connected(broker.url) as one, connected(broker.url) as other:
         specs = [STREAM._replace(max_bytes=(1 << 20) + number) for number in range(10)]
         await asyncio.gather(*(log.ensure_stream(spec) for spec in specs for log in (one.log, other.log)))
@@ -135,7 +135,7 @@ async def test_the_state_of_a_stream_says_what_it_has_and_when_it_was_made(broke
         log = connection.log
         await log.ensure_stream(STREAM)
         empty = await log.stream_state("TEST")
-        assert empty == StreamState(empty.created, 1, 0, 0, 0, 0)
+        assert empty == LogStreamState(empty.created, 1, 0, 0, 0, 0)
         await publish_all(log, numbers(1, 9))
         full = await log.stream_state("TEST")
         assert (full.created, full.first_seq, full.last_seq) == (empty.created, 1, 9)
@@ -147,7 +147,7 @@ async def test_the_state_of_a_stream_says_what_it_has_and_when_it_was_made(broke
         assert full.first_time_ns < purged.first_time_ns < full.last_time_ns
         assert 0 < purged.bytes < full.bytes
         await log.purge("TEST", 9)
-        assert await log.stream_state("TEST") == StreamState(empty.created, 10, 9, 0, 0, 0)
+        assert await log.stream_state("TEST") == LogStreamState(empty.created, 10, 9, 0, 0, 0)
         with pytest.raises(BrokerUnavailable, match=r"^stream NONE: .*not found"):
             await log.stream_state("NONE")
         with pytest.raises(BrokerUnavailable, match=r"^purge NONE: .*not found"):

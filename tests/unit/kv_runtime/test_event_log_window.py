@@ -7,7 +7,7 @@ import nats
 import pytest
 
 from kv_runtime.event_log import WINDOW_MESSAGES, BrokerUnavailable, EventLog
-from tests.integration.broker import Broker, eventually
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers
 
 COUNT = 3 * WINDOW_MESSAGES
@@ -51,7 +51,7 @@ async def test_the_unconfirmed_are_never_more_than_the_window(broker: Broker) ->
 
 
 @pytest.mark.asyncio
-async def test_who_finds_the_window_full_waits_for_room(broker: Broker) -> None:
+async def test_a_publisher_waits_while_the_window_is_full(broker: Broker) -> None:
     async with connected(broker.url) as connection, asyncio.TaskGroup() as group:
         log = connection.log
         await log.ensure_stream(STREAM)
@@ -132,7 +132,7 @@ async def test_a_lost_connection_ends_all_that_is_unconfirmed_and_a_repetition_i
 
 
 @pytest.mark.asyncio
-async def test_who_waits_for_room_when_the_connection_is_lost_is_told(broker: Broker) -> None:
+async def test_a_waiting_publisher_fails_when_the_connection_is_lost(broker: Broker) -> None:
     async with connected(broker.url) as connection, asyncio.TaskGroup() as group:
         await connection.log.ensure_stream(STREAM)
         broker.freeze()
@@ -178,7 +178,7 @@ async def test_closing_ends_what_is_unconfirmed(broker: Broker) -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_gives_up_waiting_takes_no_room(broker: Broker) -> None:
+async def test_a_cancelled_publisher_takes_no_place_in_the_window(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
         await log.ensure_stream(STREAM)
@@ -189,7 +189,7 @@ async def test_who_gives_up_waiting_takes_no_room(broker: Broker) -> None:
 
 
 @pytest.mark.asyncio
-async def test_several_who_send_at_once_each_keep_their_order(broker: Broker) -> None:
+async def test_concurrent_publishers_each_keep_their_order(broker: Broker) -> None:
     reader, counts = Reader(), itertools.repeat(100, 5)
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)

@@ -5,7 +5,7 @@ import socket
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from kv_runtime.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
 
 OWN = socket.gethostname().lower()
 

@@ -13,18 +13,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from structlog.testing import capture_logs
 
-from kv_runtime import slow_bodies
-from kv_runtime.acceptor import PortUsed
-from kv_runtime.hosts import is_loopback
-from kv_runtime.http import (
-    OPEN_PATHS,
-    HttpServer,
-    error_body,
-    json_response,
-    metrics_handler,
-    openai_errors,
-    require_token,
-)
+from kv_runtime.http import bodies as slow_bodies
+from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.access import OPEN_PATHS, require_token
+from kv_runtime.http.answers import error_body, json_response, openai_errors
+from kv_runtime.http.hosts import is_loopback
+from kv_runtime.http.metrics import metrics_handler
+from kv_runtime.http.server import HttpServer
 from kv_runtime.telemetry import Projection, counter, gauge, new_registry
 
 TOKEN = "t0ken"
@@ -279,7 +274,7 @@ async def test_without_a_token_everything_is_open() -> None:
         b"GET /v1/fail",
     ],
 )
-async def test_whoever_has_no_token_is_refused_alike_whatever_was_asked(line: bytes, given: bytes | None) -> None:
+async def test_requests_without_the_token_are_refused_alike_for_any_path(line: bytes, given: bytes | None) -> None:
     header = b"" if given is None else b"Authorization: " + given + b"\r\n"
     async with served(application(TOKEN)) as server:
         answer = await server.raw(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + b"\r\n")
@@ -546,7 +541,7 @@ async def test_a_body_that_comes_at_the_least_rate_is_read(monkeypatch: pytest.M
 @pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: lo"])
 async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_runtime.http.HEAD_S", 0.1)
+    monkeypatch.setattr("kv_runtime.http.client_connection.HEAD_S", 0.1)
     async with served(application()) as server:
         assert await server.raw(sent) == b""
 
@@ -585,7 +580,7 @@ async def test_a_body_in_the_identity_coding_is_read() -> None:
 
 @pytest.mark.asyncio
 async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_runtime.http.LINGER_S", 0.1)
+    monkeypatch.setattr("kv_runtime.http.client_connection.LINGER_S", 0.1)
     async with served(application()) as server, asyncio.timeout(5):
         answer = await server.raw((CODED % (b"POST", b"/v1/echo", b"gzip")).replace(b"Length: 1", b"Length: 900"))
     assert answer.startswith(b"HTTP/1.1 415 ")

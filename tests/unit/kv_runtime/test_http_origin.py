@@ -6,8 +6,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kv_runtime.hosts import HostNames
-from kv_runtime.http import HttpServer, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.hosts import HostNames
+from kv_runtime.http.server import HttpServer
 
 _ASKED_FOR = "answered"
 

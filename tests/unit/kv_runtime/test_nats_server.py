@@ -13,6 +13,7 @@ from nats.js.errors import NotFoundError
 
 from kv_runtime.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts
+from tests.support.paths import ROOT
 
 
 def port_of(server: EmbeddedNats) -> int:
@@ -189,7 +190,7 @@ async def started_by(script: str, directory: Path) -> tuple[asyncio.subprocess.P
         "-c",
         script,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)},
     )
     assert parent.stdout is not None
     return parent, int(await parent.stdout.readline())

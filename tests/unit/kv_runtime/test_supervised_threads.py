@@ -31,7 +31,7 @@ class Work:
         self.threads.add(threading.get_ident())
         if self.runs <= self._failures:
             if self._clock is not None:
-                self._clock._move_to(self._clock.now() + self._every_s)
+                asyncio.run(self._clock.advance(self._every_s))
             raise ZeroDivisionError(f"run {self.runs}")
         self.at_work.set()
         stop.wait()

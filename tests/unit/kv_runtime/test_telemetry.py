@@ -280,12 +280,16 @@ class Oversleeping(ManualClock):
     def __init__(self, *late_s: float) -> None:
         super().__init__()
         self._late_s = [*late_s]
+        self._at_s = 0.0
+
+    def now(self) -> float:
+        return self._at_s
 
     async def sleep(self, seconds: float) -> None:
         """Return late."""
         if not self._late_s:
             await asyncio.Event().wait()
-        self._move_to(self.now() + seconds + self._late_s.pop(0))
+        self._at_s += seconds + self._late_s.pop(0)
 
 
 @pytest.mark.interpreted

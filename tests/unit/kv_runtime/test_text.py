@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from kv_runtime.text import ByteText, Text, TextError, TokenizerText, load_text
+from kv_runtime.text.byte_model import ByteText
+from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
+from kv_runtime.text.tokenizer_model import TokenizerText
 
 CHATML = """\
 {%- for message in messages %}
@@ -211,7 +215,7 @@ def test_bytes_are_their_own_ids() -> None:
     assert load_text("byte").encode("aé") == [0x61, 0xC3, 0xA9]
 
 
-def test_the_built_in_template_marks_who_speaks() -> None:
+def test_the_built_in_template_marks_the_roles() -> None:
     messages = [{"role": "system", "content": "Be brief."}, USER, CALLING, {"role": "tool", "content": "rain"}]
     assert ByteText().render_chat(messages, tools=[{"type": "function"}]) == (
         '<|tools|>[{"type":"function"}]<|end|>'

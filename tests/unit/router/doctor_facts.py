@@ -8,15 +8,15 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
 from router.doctor.clocks import ClockReading
 from router.doctor.facts import (
-    Answer,
+    AddressAnswer,
     Bounds,
-    Facts,
-    Head,
+    FleetFacts,
     LoadSeen,
     LogSeen,
     RankStatus,
     RouterLook,
     RouterSeen,
+    StreamHead,
     StreamSeen,
     WorkerSeen,
 )
@@ -56,16 +56,16 @@ def told(worker_id: str, **changed: Any) -> WorkerRegistered:
 def seen(worker: WorkerRegistered, **http: Any) -> WorkerSeen:
     """Return the worker with HTTP that answers, but for what is said."""
     counts = {"kvrouter_outbox_dropped_total": 3.0}
-    return WorkerSeen(registration=worker, http=Answer(url=worker.base_url, **http), before=counts, after=counts)
+    return WorkerSeen(registration=worker, http=AddressAnswer(url=worker.base_url, **http), before=counts, after=counts)
 
 
-def head(name: str = "w0/0", **changed: Any) -> Head:
+def head(name: str = "w0/0", **changed: Any) -> StreamHead:
     """Return a rank's heartbeats, three of them."""
     fields: dict[str, Any] = {
         "rank": rank(name), "instance": f"{rank(name).worker_id}-1", "epoch": 1, "first_s": 0.5,
         "last_s": 2.5, "last_seq": 40,
     }  # fmt: skip
-    return Head(**fields | changed)
+    return StreamHead(**fields | changed)
 
 
 def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: str = "") -> RankStatus:
@@ -77,13 +77,13 @@ def router(**changed: Any) -> RouterSeen:
     """Return a router in mode kv that knows w0 and w1."""
     look = RouterLook(ranks=(standing("w0/0"), standing("w1/0")), recoveries={"w0/0": 5}, metrics=METRICS)
     fields: dict[str, Any] = {
-        "control": Answer(url=ROUTER, version="0.1.0"), "mode": "kv", "workers": ("w0", "w1"), "before": look,
+        "control": AddressAnswer(url=ROUTER, version="0.1.0"), "mode": "kv", "workers": ("w0", "w1"), "before": look,
         "after": look,
     }  # fmt: skip
     return RouterSeen(**fields | changed)
 
 
-def facts(*workers: WorkerRegistered, **changed: Any) -> Facts:
+def facts(*workers: WorkerRegistered, **changed: Any) -> FleetFacts:
     """Return a fleet of these workers (w0 and w1, where there are none) in which nothing is wrong."""
     every = workers or (told("w0"), told("w1"))
     fields: dict[str, Any] = {
@@ -93,39 +93,39 @@ def facts(*workers: WorkerRegistered, **changed: Any) -> Facts:
         "heads": tuple(head(str(at), instance=each.instance) for each in every for at in each.ranks),
         "loads": tuple(LoadSeen(at, 100) for each in every for at in each.ranks),
         "routers": (router(workers=tuple(each.worker_id for each in every)),),
-        "planes": (Answer(url=DATA, version="0.1.0"),),
+        "planes": (AddressAnswer(url=DATA, version="0.1.0"),),
         "log": LOG,
         "clocks": (ClockReading("10.0.0.1", -0.5, 1.4), ClockReading("10.0.0.2", -0.9, 1.2)),
     }
-    return Facts(**fields | changed)
+    return FleetFacts(**fields | changed)
 
 
-def with_http(**http: Any) -> Facts:
+def with_http(**http: Any) -> FleetFacts:
     """Return the fleet, w0's HTTP as said."""
     return facts(workers=(seen(told("w0"), **http), seen(told("w1"))))
 
 
-def with_heads(*heads: Head) -> Facts:
+def with_heads(*heads: StreamHead) -> FleetFacts:
     """Return the fleet, w0's heartbeats these."""
     return facts(heads=(*heads, head("w1/0")))
 
 
-def with_router(**after: Any) -> Facts:
+def with_router(**after: Any) -> FleetFacts:
     """Return the fleet, its router changed at the second look."""
     return facts(routers=(router(after=replace(router().after, **after)),))
 
 
-def with_metric(name: str, value: float) -> Facts:
+def with_metric(name: str, value: float) -> FleetFacts:
     """Return the fleet, one of its router's metrics so at the second look."""
     return with_router(metrics={**METRICS, name: value})
 
 
-def with_events_stream(**changed: Any) -> Facts:
+def with_events_stream(**changed: Any) -> FleetFacts:
     """Return the fleet, its `KV_EVENTS` changed."""
     return facts(log=replace(LOG, streams={**LOG.streams, EVENTS_STREAM: replace(STREAM, **changed)}))
 
 
-def lasting(trust: str, reason: str) -> Facts:
+def lasting(trust: str, reason: str) -> FleetFacts:
     """Return the fleet, w0/0 so at both looks of the router."""
     ranks = (standing("w0/0", trust, reason), standing("w1/0"))
     both = router()
@@ -134,7 +134,7 @@ def lasting(trust: str, reason: str) -> Facts:
     )
 
 
-def pair(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **both: Any) -> Facts:
+def pair(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **both: Any) -> FleetFacts:
     """Return a fleet of a prefill and a decode worker."""
     return facts(
         told("w0", **{"role": "prefill", **both, **(prefill or {})}),

@@ -21,14 +21,15 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
-from kv_runtime.text import ByteText
+from kv_runtime.text.byte_model import ByteText
 from router.admin.metrics import RequestMetrics
 from router.config import FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
 from router.decision.policy import Policy
+from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
 from router.decision.state_settings import StateSettings
 from router.fleet.registry import TextDigests
-from router.prompt import Prompts
+from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import Endpoints
@@ -100,7 +101,7 @@ class Plane:
         number = itertools.count(1)
         room = FleetHeadroom(self.routing, settings.queue.threshold)
         self.admission = Admission(self.clock, room, settings.queue.limits())
-        self.prompts = Prompts(TEXT)
+        self.prompts = ModelPrompts(TEXT)
         self.serving = Serving(
             self.routing,
             self.prompts,
@@ -245,6 +246,7 @@ async def running_plane(
     policy: Policy | None = None,
     limits: HttpLimits | None = None,
     queue: Mapping[str, Any] | None = None,
+    disaggregation: Mapping[str, Any] | None = None,
     request_log_ratio: float = 0.0,
     **failures: float,
 ) -> AsyncIterator[Plane]:
@@ -252,6 +254,7 @@ async def running_plane(
     settings = RouterSettings(
         queue=QueueSection(**{"inflight_requests_max": 1000} | dict(queue or {})),
         failures=FailuresSection(**failures),
+        disaggregation=DisaggregationSection(**(disaggregation or {})),
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
     plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))

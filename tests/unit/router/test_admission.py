@@ -62,7 +62,7 @@ def test_where_there_is_room_a_request_goes_on_at_once() -> None:
     assert door.admitted == ["a"]
 
 
-def test_without_room_it_waits_until_somebody_leaves() -> None:
+def test_without_headroom_a_request_waits_until_another_ends() -> None:
     door = Door(free=0)
     tickets = [door.ask(name) for name in "abc"]
     assert door.admitted == []
@@ -72,7 +72,7 @@ def test_without_room_it_waits_until_somebody_leaves() -> None:
     assert door.admission.statistics().requests == 1
 
 
-def test_nobody_overtakes_who_waits_for_the_same_model() -> None:
+def test_no_request_overtakes_one_that_waits_for_the_same_model() -> None:
     door = Door(free=0)
     door.ask("a")
     door.seats.free = 1
@@ -83,7 +83,7 @@ def test_nobody_overtakes_who_waits_for_the_same_model() -> None:
     assert door.admitted == ["a", "c"]
 
 
-def test_who_waits_for_room_elsewhere_is_in_nobodys_way_even_where_the_queue_is_full() -> None:
+def test_a_request_that_waits_for_another_kind_blocks_none_even_with_a_full_queue() -> None:
     door = Door(free=0, requests_max=1)
     door.ask("pinned", pinned_worker="busy")
     door.seats.free = 1
@@ -91,7 +91,7 @@ def test_who_waits_for_room_elsewhere_is_in_nobodys_way_even_where_the_queue_is_
     assert (door.admitted, door.refused) == (["free"], {})
 
 
-def test_who_comes_when_there_is_room_again_does_not_wait_behind_nobody() -> None:
+def test_a_request_that_comes_with_headroom_and_an_empty_queue_does_not_wait() -> None:
     door = Door(free=0)
     door.ask("a")
     door.seats.free = 2
@@ -154,7 +154,7 @@ def test_a_tenants_bound_is_the_clients_limit() -> None:
     )  # fmt: skip
 
 
-def test_who_waits_too_long_is_refused_and_the_younger_waits_on() -> None:
+def test_a_request_that_waits_too_long_is_refused_and_the_younger_waits_on() -> None:
     door = Door(free=0, wait_s=1.0)
     old = door.ask("old")
     door.clock_to(0.9)
@@ -173,7 +173,7 @@ def test_who_waits_too_long_is_refused_and_the_younger_waits_on() -> None:
 
 
 @pytest.mark.asyncio
-async def test_time_alone_finds_room_of_which_nobody_told() -> None:
+async def test_headroom_without_an_event_is_found_by_time_alone() -> None:
     door, stop = Door(free=0), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(door.admission.run(stop))
@@ -186,7 +186,7 @@ async def test_time_alone_finds_room_of_which_nobody_told() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_waits_when_the_router_stops_is_refused_and_who_comes_later_too() -> None:
+async def test_waiting_and_later_requests_are_refused_when_the_router_stops() -> None:
     door, stop = Door(free=0), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(door.admission.run(stop))
@@ -237,7 +237,7 @@ def test_a_mode_that_reads_no_load_has_the_same_room() -> None:
 
 
 @pytest.mark.parametrize("unmet", ["admit", "queue"])
-def test_targets_that_nobody_meets_leave_no_room_where_the_policy_lets_requests_wait(unmet: Any) -> None:
+def test_unmet_targets_leave_no_headroom_if_the_policy_lets_requests_wait(unmet: Any) -> None:
     _, room = fleet(threshold=None, mode="predicted-ttft", unmet=unmet)
     assert room.has_headroom(route(itl_target_s=1e-9)) is (unmet == "admit")
     assert room.has_headroom(route(itl_target_s=1e9))
@@ -248,13 +248,13 @@ def test_what_a_request_costs_is_what_no_rank_has_of_it(holds: int, uncached: in
     assert fleet(holds=holds)[1].uncached_tokens(route(40)) == uncached
 
 
-def test_a_request_that_nobody_may_take_has_room_and_is_whole_to_compute() -> None:
+def test_a_request_without_an_eligible_rank_has_headroom_and_no_cached_tokens() -> None:
     _, room = fleet(holds=9)
     nowhere = route(40, pinned_worker="gone")
     assert (room.has_headroom(nowhere), room.uncached_tokens(nowhere)) == (True, 40)
 
 
-def test_who_waited_is_placed_by_the_load_of_the_moment_in_which_it_goes_on() -> None:
+def test_a_request_that_waited_is_placed_by_the_load_at_its_admission() -> None:
     bench, room = fleet()
     give(bench, "w0")
     running = bench.take(route(65, decision_id="r", pinned_worker="w1"))

@@ -69,7 +69,7 @@ def test_a_request_in_time_holds_it_again() -> None:
     assert affinity.bound("s", 10 * IDLE_S) == rank("w0/0")
 
 
-def test_a_worker_that_is_gone_binds_nobody_and_its_leases_end_without_effect() -> None:
+def test_a_worker_that_left_binds_no_session_and_its_leases_end_without_effect() -> None:
     affinity = Affinity()
     affinity.apply(routed("l1", "s", "w0/0"), 0.0)
     affinity.apply(routed("l2", "t", "w1/0"), 0.0)

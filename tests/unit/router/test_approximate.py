@@ -77,7 +77,7 @@ def test_a_block_counts_until_its_time_is_over() -> None:
     assert [overlap(folded, 1, 2, now_s=now_s) for now_s in (14.999, 15.0)] == [2, 0]
 
 
-def test_who_is_routed_again_counts_anew_as_far_as_it_goes() -> None:
+def test_a_request_routed_again_renews_its_blocks() -> None:
     folded = index()
     folded.routed(W0, pack_u64((1, 2, 3)), 0.0)
     folded.routed(W0, pack_u64((1, 2)), 5.0)

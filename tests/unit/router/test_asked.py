@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai import RequestInvalid, decode_inbound
+from kv_protocol.openai.requests import RequestInvalid, decode_inbound
 from router.decision.view import RouteRequest
 from router.request.route_request import RouteRequestBuilder
 

@@ -102,7 +102,7 @@ def test_failures_that_lie_further_apart_than_the_window_are_no_row() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["client_fault", "cancelled", "erred"])
-def test_what_is_nobodys_or_the_clients_fault_neither_opens_nor_forgives(outcome: str) -> None:
+def test_outcomes_without_a_fault_of_the_worker_neither_open_nor_reset(outcome: str) -> None:
     told = Told()
     told.failed(2)
     for _ in range(9):
@@ -254,7 +254,7 @@ def test_a_worker_that_begins_anew_is_held_nothing_against_and_no_other() -> Non
     assert (told.unfit(), told.state("w/0")) == ("", "open")
 
 
-def test_a_probe_of_a_worker_that_left_concerns_nobody() -> None:
+def test_a_probe_of_a_worker_that_left_has_no_effect() -> None:
     told = probing()
     told.breakers.forget("w0")
     told.ended("ok", decision_id="probe")

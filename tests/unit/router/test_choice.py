@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.decision.choice import Choice, choose
+from router.decision.choice import CostChoice, choose
 
 SEEDS = 6000
 
@@ -34,12 +34,12 @@ def softmax(costs: list[float], temperature: float) -> list[float]:
 
 
 def test_the_lowest_wins_and_the_next_is_the_runner_up() -> None:
-    assert choose([5.0, 2.0, 9.0, 4.5], 0.0, seed=1) == Choice(winner=1, runner_up=3, margin=2.5)
+    assert choose([5.0, 2.0, 9.0, 4.5], 0.0, seed=1) == CostChoice(winner=1, runner_up=3, margin=2.5)
 
 
 def test_one_alone_has_no_runner_up() -> None:
-    assert choose([5.0], 0.0, seed=1) == Choice(0, None, None)
-    assert choose([5.0], 1.0, seed=1) == Choice(0, None, None)
+    assert choose([5.0], 0.0, seed=1) == CostChoice(0, None, None)
+    assert choose([5.0], 1.0, seed=1) == CostChoice(0, None, None)
 
 
 def test_a_tie_has_a_margin_of_zero() -> None:

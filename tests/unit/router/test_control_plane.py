@@ -19,7 +19,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_runtime.http import HttpServer
+from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.compiled import hot_path
 from router.decision.policy import Policy

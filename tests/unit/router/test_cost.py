@@ -207,7 +207,7 @@ def test_a_long_prompt_has_a_higher_gate() -> None:
     assert spilled(2000, 0, isl_tokens=500) == [False, False]
 
 
-def test_without_a_gate_nobody_spills() -> None:
+def test_without_a_gate_no_rank_spills() -> None:
     assert spilled(10**9, 0, spill_tokens=0) == [False, False]
 
 

@@ -363,7 +363,7 @@ async def test_every_attempt_is_at_another_worker(plane: Plane) -> None:
 
 
 @pytest.mark.asyncio
-async def test_when_nobody_is_left_to_try_the_failure_is_told(plane: Plane) -> None:
+async def test_when_no_rank_is_left_to_try_the_failure_is_the_answer(plane: Plane) -> None:
     async with Upstream(answers(500)) as failing:
         plane.join("w0", failing.base_url)
         answered = await plane.post()
@@ -545,7 +545,7 @@ async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Pla
         ({}, {"x_dp_rank": "²"}, 400, "x-dp-rank"),
     ],
 )
-async def test_a_bad_request_is_named_and_reaches_nobody(
+async def test_a_bad_request_is_named_and_reaches_no_worker(
     plane: Plane, body: Any, headers: dict[str, str], status: int, param: str
 ) -> None:
     async with Upstream(GOOD) as worker:
@@ -626,7 +626,7 @@ async def test_while_no_worker_is_registered_requests_are_to_come_again(plane: P
 
 
 @pytest.mark.asyncio
-async def test_a_model_that_nobody_serves_is_named_beside_those_that_are(plane: Plane) -> None:
+async def test_an_unserved_model_is_named_beside_the_served_ones(plane: Plane) -> None:
     plane.join("w0", refusing_url(), served_names=("m", "alias"))
     answered = await plane.post({"model": "gpt-9"})
     assert (answered.status, answered.error["code"]) == (404, "model_not_found")
@@ -738,7 +738,7 @@ async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_to
                 await exchange.send(chunked(event("more")))
                 await asyncio.sleep(0)
         finally:
-            exchange._upstream.gone.set()
+            exchange.upstream.gone.set()
 
     left = asyncio.Event()
     async with running_plane() as plane, Upstream(script) as worker:
@@ -1022,7 +1022,7 @@ async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status:
 
 
 @pytest.mark.asyncio
-async def test_a_route_that_nobody_can_take_says_why(plane: Plane) -> None:
+async def test_a_route_without_an_eligible_rank_has_the_reason(plane: Plane) -> None:
     answered = await plane.post(path="/v1/route")
     assert (answered.status, answered.error["code"]) == (503, "no_worker")
     plane.join("w0", "http://127.0.0.1:1")

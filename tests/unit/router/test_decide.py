@@ -107,7 +107,7 @@ def test_a_rank_that_failed_the_request_is_not_tried_again_and_its_neighbour_is(
     assert decided.excluded == (Exclusion(worker_id="w0", dp_rank=0, reason="failed this request"),)
 
 
-def test_when_nobody_may_every_rank_is_listed_with_its_reason() -> None:
+def test_without_an_eligible_rank_every_rank_is_listed_with_its_reason() -> None:
     ranks = view(row("w0/0", unfit="draining"), row("w0/1", role="prefill"), row("w1/0", max_seq_len=9))
     with pytest.raises(NoEligibleWorker) as raised:
         decide(ranks, route(40), KV, 1)
@@ -129,7 +129,7 @@ def test_a_refusal_names_8_ranks_and_80_characters_of_a_pin() -> None:
     assert str(raised.value).endswith("... and 12 more")
 
 
-def test_when_there_is_nobody_it_says_so() -> None:
+def test_an_empty_fleet_is_named_in_the_error() -> None:
     with pytest.raises(NoEligibleWorker, match=r"^no worker for model 'm': none is registered$"):
         decide(view(), route(), KV, 1)
 
@@ -207,7 +207,7 @@ def test_round_robin_takes_the_eligible_in_turn_whatever_they_cost() -> None:
     assert chosen == ["w0", "w2", "w3", "w0", "w2", "w3", "w0"]
 
 
-def test_round_robin_weighs_nobody_and_says_so() -> None:
+def test_round_robin_computes_no_costs_and_says_so() -> None:
     decided = decide(view(row("w0/0"), row("w1/0", active_blocks=9), turn=1), route(40), ROUND_ROBIN, 5)
     assert (decided.winner, decided.runner_up, decided.margin_blocks, decided.reason) == (1, None, None, "turn")
     assert [each.is_weighed for each in decided.candidates] == [False, False]

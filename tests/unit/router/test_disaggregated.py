@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from router.decision.disaggregation import ConditionalLimits
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says
@@ -100,7 +99,7 @@ async def test_a_first_token_that_was_the_last_is_the_answer(stream: bool) -> No
 
 
 @pytest.mark.asyncio
-async def test_whoever_wants_one_token_leaves_no_kv_at_a_prefill_worker() -> None:
+async def test_a_request_for_one_token_leaves_no_kv_at_a_prefill_worker() -> None:
     async with fleet("prefill", "decode") as found:
         assert await found.ask(max_tokens=1) == text_of(PROMPT, 1)
         assert found.workers["p0"].bodies == []
@@ -198,8 +197,8 @@ async def test_several_choices_are_computed_in_one_place() -> None:
 
 @pytest.mark.asyncio
 async def test_a_short_prompt_is_computed_where_it_is_decoded_if_that_is_configured() -> None:
-    async with fleet("prefill", "decode") as found:
-        found.plane.serving._conditional = ConditionalLimits("isl_bounding", effective_isl_tokens=32)
+    limits = {"conditional": "isl_bounding", "effective_isl_tokens": 32}
+    async with fleet("prefill", "decode", disaggregation=limits) as found:
         found.plane.join("d1", found.plane.state.fleet.worker("d1").registration.base_url, role="decode", holds=3)  # type: ignore[union-attr]
         assert await found.ask() == text_of(PROMPT, 6)
         assert found.workers["p0"].bodies == []
@@ -236,7 +235,7 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_leaves_when_nobody_else_can_fetch_is_no_fault() -> None:
+async def test_a_client_that_leaves_when_no_other_worker_can_fetch_is_no_fault() -> None:
     async with fleet("prefill", "decode", "decode") as found:
         found.workers["d1"].fault = found.workers["d2"].fault = answers(503, b"{}", retry_after="1")
         _, writer = await found.plane.dial(BODY)
@@ -332,7 +331,7 @@ async def test_what_has_to_obey_a_form_does_not_migrate() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_prefills_and_who_decodes_can_be_named() -> None:
+async def test_prefill_and_decode_worker_can_be_named() -> None:
     async with fleet("prefill", "prefill", "decode", "decode") as found:
         for prefill, decode in (("p0", "d3"), ("p1", "d2")):
             named = {"nvext": {"prefill_worker_id": prefill, "decode_worker_id": decode}}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.decided import RequestPhase
-from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai.requests import RequestInvalid
 from kv_protocol.splitmix import splitmix64
 from router.decision.decide import decide
 from router.decision.disaggregation import (
@@ -116,7 +116,7 @@ def winner(phase: RequestPhase, policy: Policy) -> str:
     return decide(view(*PREFILL, *DECODE), route(phase=phase), policy, 1).winner.worker_id
 
 
-def test_who_prefills_is_chosen_by_overlap_whatever_it_decodes_and_who_decodes_by_load_whatever_it_holds() -> None:
+def test_a_prefill_rank_is_chosen_by_overlap_and_a_decode_rank_by_load() -> None:
     assert winner("prefill", Policy()) == "p0"
     assert winner("decode", Policy()) == "d1"
     assert winner("alone", Policy(parameters=CostParameters(prefill_scale=10.0))) == "d0"

@@ -11,7 +11,7 @@ from router.doctor.catalogue import CATALOGUE
 from router.doctor.clocks import ClockReading
 from router.doctor.event_checks import SILENT_BLOCKS
 from router.doctor.examination import examine, exit_code
-from router.doctor.facts import Answer, Facts, LoadSeen, LogSeen, ParityBroken
+from router.doctor.facts import AddressAnswer, FleetFacts, LoadSeen, LogSeen, ParityBroken
 from router.doctor.findings import Finding
 from router.doctor.parity_checks import AGREED
 from router.fleet.trust import PARITY_FIELDS
@@ -45,37 +45,37 @@ OTHER = {"worker_id": "w0", "instance": "w0-2"}
 class Case(NamedTuple):
     """What provokes a finding, of whom, what is found; and a near miss."""
 
-    fault: Facts
+    fault: FleetFacts
     of: str
     found: str
-    near_miss: Facts = facts()
+    near_miss: FleetFacts = facts()
 
 
-def differing(field: str, *values: object) -> Facts:
+def differing(field: str, *values: object) -> FleetFacts:
     return facts(told("w0", **{field: values[0]}), told("w1", **{field: values[1]}))
 
 
-def by_router(field: str, allowed: str) -> Facts:
+def by_router(field: str, allowed: str) -> FleetFacts:
     """The workers agree, and their router has something else."""
     return facts(routers=(router(broken=(ParityBroken("w0", field, allowed), ParityBroken("w1", field, allowed))),))
 
 
-def of_mode(mode: str, facts_: Facts, *, reads_overlap: bool = False) -> Facts:
+def of_mode(mode: str, facts_: FleetFacts, *, reads_overlap: bool = False) -> FleetFacts:
     routers = tuple(replace(each, mode=mode, reads_overlap=reads_overlap) for each in facts_.routers)
     return replace(facts_, routers=routers)
 
 
-def grown(by: float) -> Facts:
+def grown(by: float) -> FleetFacts:
     worker = seen(told("w0"))
     after = {"kvrouter_outbox_dropped_total": 3.0 + by}
     return facts(workers=(replace(worker, after=after), seen(told("w1"))))
 
 
-def lagging(before: int, after: int) -> Facts:
+def lagging(before: int, after: int) -> FleetFacts:
     return facts(log=replace(LOG, pending_before={"r": before}, pending_after={"r": after}))
 
 
-def old_log(snapshot_s: float, messages: int = 1) -> Facts:
+def old_log(snapshot_s: float, messages: int = 1) -> FleetFacts:
     snapshots = replace(STREAM, newest_s=snapshot_s, messages=messages)
     return facts(log=replace(LOG, streams={EVENTS_STREAM: OLD, "OBJ_KV_SNAPSHOTS": snapshots}))
 
@@ -83,7 +83,7 @@ def old_log(snapshot_s: float, messages: int = 1) -> Facts:
 OLD = replace(STREAM, oldest_s=3500.0)
 
 
-def engines(*versions: str) -> Facts:
+def engines(*versions: str) -> FleetFacts:
     return facts(*(told(f"w{number}", version=version) for number, version in enumerate(versions)))
 
 
@@ -106,7 +106,7 @@ CASES: dict[str, Case] = {
     "log.replicas": Case(with_events_stream(replicas=1), EVENTS_STREAM, "replicas 1"),
     # ------------------------------------------------------------ the fleet
     "fleet.empty": Case(
-        facts(workers=(), heads=(), left={"w9": "done"}), "the fleet", "nobody is registered; 1 left",
+        facts(workers=(), heads=(), left={"w9": "done"}), "the fleet", "no worker is registered; 1 left",
         facts(workers=(), heads=(), draining=("w0",)),
     ),
     "fleet.unreadable": Case(facts(refused=("kv.v1.fleet.m.w0: malformed",)), "the log", "kv.v1.fleet.m.w0: malformed"),
@@ -170,8 +170,8 @@ CASES: dict[str, Case] = {
         facts(*(told(each, version="1.3.0rc29", event_source="trtllm") for each in ("w0", "w1"))),
     ),
     "version.router": Case(
-        facts(planes=(Answer(url=DATA, version="0.2.0"),)), "the fleet", f"0.1.0: {ROUTER}; 0.2.0: {DATA}",
-        facts(planes=(Answer(url=DATA),)),
+        facts(planes=(AddressAnswer(url=DATA, version="0.2.0"),)), "the fleet", f"0.1.0: {ROUTER}; 0.2.0: {DATA}",
+        facts(planes=(AddressAnswer(url=DATA),)),
     ),
     # ------------------------------------------------------------ prefill and decode
     "pair.buffer": Case(
@@ -195,10 +195,10 @@ CASES: dict[str, Case] = {
         of_mode("least-loaded", differing("block_reuse", False, None)),
     ),
     "pair.prefill_alone": Case(
-        facts(told("w0", role="prefill"), told("w1", role="prefill")), "m", "nobody serves the model", pair()
+        facts(told("w0", role="prefill"), told("w1", role="prefill")), "m", "no worker serves the model", pair()
     ),
     "pair.decode_alone": Case(
-        facts(told("w0", role="decode"), told("w1")), "m", "w0 decode, nobody prefills", pair()
+        facts(told("w0", role="decode"), told("w1")), "m", "w0 decode, no worker prefills", pair()
     ),
     "pair.prefill_domain": Case(
         facts(
@@ -240,12 +240,12 @@ CASES: dict[str, Case] = {
         with_router(recoveries={"w0/0": 7, "w9/0": 99}),
     ),
     # ------------------------------------------------------------ routers
-    "router.unreachable": Case(facts(planes=(Answer(url=DATA, problem=REFUSED),)), DATA, "Connection refused"),
+    "router.unreachable": Case(facts(planes=(AddressAnswer(url=DATA, problem=REFUSED),)), DATA, "Connection refused"),
     "router.not_ready": Case(
-        facts(planes=(Answer(url=DATA, is_well=False, reason="no worker is fit"),)), DATA, "no worker is fit"
+        facts(planes=(AddressAnswer(url=DATA, is_well=False, reason="no worker is fit"),)), DATA, "no worker is fit"
     ),
     "router.open": Case(
-        facts(routers=(router(control=Answer(url=ROUTER, is_open=True)),)), ROUTER, "answers without a token"
+        facts(routers=(router(control=AddressAnswer(url=ROUTER, is_open=True)),)), ROUTER, "answers without a token"
     ),
     "router.other_fleet": Case(
         facts(routers=(router(workers=("w7",)),)), ROUTER, "it knows w7; w0, w1 live on this log",
@@ -290,7 +290,7 @@ def test_every_finding_of_the_catalogue_has_a_case() -> None:
     assert CASES.keys() == CATALOGUE.keys()
 
 
-def test_every_field_of_the_router_s_parity_is_somebody_s() -> None:
+def test_every_parity_field_of_the_router_has_a_check() -> None:
     assert {*PARITY_FIELDS} == {*AGREED, "canary", "event_source"}
 
 
@@ -323,7 +323,7 @@ def test_the_reasons_of_refusals_while_we_looked_are_named_and_no_older_ones() -
 @pytest.mark.parametrize(
     "no_snapshot", [old_log(0.0, messages=0), facts(log=replace(LOG, streams={EVENTS_STREAM: OLD}))]
 )
-def test_an_old_log_without_any_snapshot_is_uncovered(no_snapshot: Facts) -> None:
+def test_an_old_log_without_any_snapshot_is_uncovered(no_snapshot: FleetFacts) -> None:
     (found,) = examine(no_snapshot)
     assert (found.id, found.found.rpartition(", ")[2]) == ("log.uncovered", "and there is no snapshot")
 

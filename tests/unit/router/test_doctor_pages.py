@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
-from router.doctor.pages import Index, Policy, Workers, counts, decoded, health, versions
+from router.doctor.pages import Index, PolicyPage, Workers, counts, decoded, health, versions
 from router.doctor.router_probe import reads_overlap
 from router.pools.router_page import PageUnreadable
 from tests.unit.router.samples import rank, registered
@@ -74,6 +74,8 @@ def test_foreign_engines_may_say_anything() -> None:
 
 
 def test_a_mode_of_any_phase_counts_and_a_user_s_is_assumed_to_read_overlap() -> None:
-    policy = decoded(b'{"mode": "random", "prefill": {"mode": "kv"}, "decode": {"mode": null}}', Policy, "/v1/policy")
+    policy = decoded(
+        b'{"mode": "random", "prefill": {"mode": "kv"}, "decode": {"mode": null}}', PolicyPage, "/v1/policy"
+    )
     assert policy.modes() == ("random", "kv")
     assert [reads_overlap(mode) for mode in ("kv", "round-robin", "direct", "mine:mode")] == [True, False, False, True]

@@ -49,7 +49,7 @@ def deadlocks(worker: WorkerRegistered, every: list[WorkerRegistered]) -> bool:
     )
 
 
-def test_what_workers_do_not_say_is_nobody_s_fault() -> None:
+def test_values_that_workers_do_not_state_cause_no_finding() -> None:
     assert found(prefill(block_reuse=None), decode(block_reuse=None)) == []
     assert found() == []
 
@@ -72,5 +72,5 @@ def test_reuse_matters_only_where_overlap_is_read_and_never_for_decode() -> None
 
 def test_prefill_beside_aggregated_workers_still_lacks_its_other_half() -> None:
     (finding,) = partner_findings([prefill(), told("a")])
-    assert (finding.id, finding.found) == ("pair.prefill_alone", "p prefill, nobody decodes: a serve whole requests")
+    assert (finding.id, finding.found) == ("pair.prefill_alone", "p prefill, no worker decodes: a serve whole requests")
     assert list(partner_findings([])) == []

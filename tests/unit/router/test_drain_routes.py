@@ -16,7 +16,7 @@ from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
-from kv_runtime.http import HttpServer
+from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease
@@ -201,22 +201,22 @@ async def test_a_worker_is_drained_once_its_requests_are_over(control: Control) 
 
 
 @pytest.mark.asyncio
-async def test_whoever_waits_is_answered_when_it_is_drained(control: Control) -> None:
+async def test_a_waiting_request_is_answered_when_the_worker_is_drained(control: Control) -> None:
     lease = control.running()
     await control.post(b'{"handover_tokens": 0}')
     waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=60"))
-    await until(lambda: bool(control.found.plane.clock._sleepers))
+    await until(lambda: bool(control.found.plane.clock.sleepers))
     lease.end("ok")
     await control.found.plane.clock.advance(0.1)
     assert json.loads((await waiting).body)["state"] == "drained"
 
 
 @pytest.mark.asyncio
-async def test_whoever_waits_in_vain_is_told_how_it_stands(control: Control) -> None:
+async def test_a_wait_that_times_out_gets_the_present_status(control: Control) -> None:
     lease = control.running()
     await control.post(b'{"handover_tokens": 0}')
     waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=0.1"))
-    await until(lambda: bool(control.found.plane.clock._sleepers))
+    await until(lambda: bool(control.found.plane.clock.sleepers))
     await control.found.plane.clock.advance(1.0)
     assert json.loads((await waiting).body)["state"] == "draining"
     lease.end("ok")
@@ -245,7 +245,7 @@ async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its
 
 
 @pytest.mark.asyncio
-async def test_while_the_log_is_away_nobody_is_drained(control: Control) -> None:
+async def test_while_the_log_is_away_no_worker_is_drained(control: Control) -> None:
     control.log.is_away = True
     answered = await control.post()
     assert (answered.status, answered.error["code"]) == (503, "log_unavailable")
@@ -253,7 +253,7 @@ async def test_while_the_log_is_away_nobody_is_drained(control: Control) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_nobody_knows_cannot_be_drained(control: Control) -> None:
+async def test_an_unknown_worker_cannot_be_drained(control: Control) -> None:
     for answered in (await control.post(path="/v1/workers/w9/drain"), await control.get("/v1/workers/w9/drain")):
         assert (answered.status, answered.error["param"]) == (404, "id")
 
@@ -266,7 +266,7 @@ async def test_a_wait_that_may_not_be_is_named(control: Control, wait: str) -> N
 
 
 @pytest.mark.asyncio
-async def test_a_bad_wish_drains_nobody(control: Control) -> None:
+async def test_an_invalid_request_drains_no_worker(control: Control) -> None:
     answered = await control.post(b'{"handover_tokens": "many"}')
     assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
     assert (await control.state(), control.log.events) == ("serving", [])

@@ -51,7 +51,7 @@ def test_a_reason_says_what_was_found_and_what_is_allowed(
         ({"tried": (rank("w0/1"),)}, {}),
     ],
 )
-def test_what_is_met_excludes_nobody(request_: dict[str, Any], standing: dict[str, Any]) -> None:
+def test_a_met_constraint_excludes_no_rank(request_: dict[str, Any], standing: dict[str, Any]) -> None:
     assert reason(request_, **standing) == ""
 
 

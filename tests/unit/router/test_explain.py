@@ -16,7 +16,7 @@ def explained(*rows: Row, policy: Policy | None = None, seed: int = 1, isl_token
     return explain(decide(view(*rows), route(isl_tokens), policy or Policy(), seed).decision())
 
 
-def test_it_says_who_won_what_it_holds_every_cost_and_the_margin() -> None:
+def test_it_names_the_winner_its_blocks_every_cost_and_the_margin() -> None:
     rows = (
         row("w0/0", overlap_blocks=(0, 0, 0, 0), active_blocks=2),
         row("w1/2", overlap_blocks=(4, 4, 4, 4), active_blocks=3, history_blocks=2.0),
@@ -144,7 +144,7 @@ def test_a_prompt_with_nothing_to_reuse_divides_by_nothing() -> None:
     assert "which holds 0 of 0 reusable blocks (nothing to reuse)." in explained(row("w0/0"), isl_tokens=16)
 
 
-def test_everybody_who_was_excluded_is_named() -> None:
+def test_every_excluded_rank_is_named() -> None:
     excluded = tuple(Exclusion(worker_id=f"w{at}", dp_rank=at, reason=f"reason {at}") for at in (1, 2))
     text = explain(decision(excluded=excluded))
     assert "  w1/1: not eligible, reason 1\n  w2/2: not eligible, reason 2\n" in text

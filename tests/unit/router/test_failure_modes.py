@@ -35,7 +35,7 @@ def chosen(folded: RouterState, request: RouteRequest, now_s: float) -> str:
 
 
 @pytest.mark.parametrize("death", DEAD.values(), ids=DEAD)
-def test_09_a_dead_worker_is_not_chosen_whatever_it_holds_or_whoever_wishes(
+def test_09_a_dead_worker_is_not_chosen_whatever_it_holds_or_clients_pin(
     death: tuple[JournalRecord, ...],
 ) -> None:
     folded = state()

@@ -84,7 +84,7 @@ def test_a_key_whose_head_may_not_go_is_passed_over_and_saves_nothing_up() -> No
     assert Counter(served) == {"a": 5, "b": 5}
 
 
-def test_where_nobody_may_go_nobody_is_charged() -> None:
+def test_without_an_admissible_head_no_key_is_charged() -> None:
     backlog = Backlog(limits(10), {"a": [5] * 2, "b": [5] * 2})
     backlog.held_back = {"a", "b"}
     assert backlog.serve() is None
@@ -92,7 +92,7 @@ def test_where_nobody_may_go_nobody_is_charged() -> None:
     assert backlog.serve_all() == "aabb"
 
 
-def test_nobody_waits_in_an_empty_ring() -> None:
+def test_no_key_waits_in_an_empty_ring() -> None:
     shares = limits()
     shares.waits_no_more("unknown")
     assert (len(shares), shares.take_turn(lambda _: 1)) == (0, None)

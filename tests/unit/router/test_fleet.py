@@ -38,7 +38,7 @@ def unfit(folded: Fleet, now_s: float, worker_id: str = "w0") -> str:
 # ---------------------------------------------------------------- registered
 
 
-def test_of_nobody_nothing_is_known() -> None:
+def test_nothing_is_known_of_an_unknown_worker() -> None:
     assert fleet().worker("w0") is None
     assert list(fleet().workers()) == []
     assert fleet().models() == ()
@@ -137,7 +137,7 @@ def test_a_worker_that_is_silent_for_five_periods_is_unfit() -> None:
 
 
 @pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w0-1")])
-def test_a_heartbeat_of_another_instance_or_of_nobody_is_none(worker_id: str, instance: str) -> None:
+def test_a_heartbeat_of_another_instance_or_an_unknown_worker_does_not_count(worker_id: str, instance: str) -> None:
     folded = fleet(registered())
     folded.on_heartbeat(worker_id, instance, 4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
@@ -160,13 +160,13 @@ def test_when_the_log_is_found_everybody_has_a_full_time_to_speak() -> None:
     assert unfit(folded, 1005.0, "w1") == ""
 
 
-def test_a_log_that_was_never_lost_gives_nobody_more_time() -> None:
+def test_a_log_that_was_never_lost_gives_no_worker_more_time() -> None:
     folded = fleet(registered())
     folded.on_log_connection(connected=True, now_s=4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
 
 
-def test_the_log_speaks_for_nobody_who_never_spoke() -> None:
+def test_a_reconnection_gives_no_time_to_a_worker_without_heartbeats() -> None:
     folded = fleet(registered(), heard_at_s=None)
     folded.on_log_connection(connected=False, now_s=1.0)
     assert unfit(folded, 2.0) == "no heartbeat yet"
@@ -193,7 +193,7 @@ def test_a_worker_that_left_is_forgotten() -> None:
 
 @pytest.mark.parametrize("kind", [WorkerDraining, WorkerLeft])
 @pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w9-1")])
-def test_an_event_of_another_instance_or_of_nobody_changes_nothing(
+def test_an_event_of_another_instance_or_an_unknown_worker_changes_nothing(
     kind: type[Any], worker_id: str, instance: str
 ) -> None:
     folded = fleet(registered())
@@ -291,7 +291,7 @@ def test_parity_is_judged_by_how_the_eldest_fit_worker_has_prompts_hashed() -> N
     assert fields == {"w0": ["block_size"], "w1": []}
 
 
-def test_images_become_what_the_eldest_fit_worker_states_and_who_says_otherwise_differs() -> None:
+def test_the_image_rule_is_the_eldest_fit_worker_s_and_others_differ() -> None:
     others = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(577))
     folded = fleet(registered("w0", images=IMAGES), registered("w1", images=others), registered("w2"))
     assert folded.images("m", 0.0) == IMAGES

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai import decode_inbound
+from kv_protocol.openai.requests import decode_inbound
 from router.request.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 
 CHAT: dict[str, Any] = {

@@ -182,7 +182,7 @@ async def test_a_worker_that_refuses_a_prompt_has_not_computed_it() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_takes_too_long_is_given_up_and_held_against_nobody() -> None:
+async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_worker() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         for number in range(8):
             found.recent.add(asked(number))
@@ -285,10 +285,10 @@ async def test_a_decode_worker_hands_nothing_over() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_mode_that_asks_nobody_what_he_holds_hands_nothing_over() -> None:
+async def test_a_mode_that_reads_no_overlap_hands_nothing_over() -> None:
     async with draining(answers(500), answers(500), policy=Policy(mode="round-robin")) as found:
         found.recent.add(asked(1))
-        assert (await found.drain()).reason == "policy.mode round-robin asks nobody what he holds"
+        assert (await found.drain()).reason == "policy.mode round-robin reads no overlap"
 
 
 @pytest.mark.asyncio
@@ -305,7 +305,7 @@ async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over()
         found.recent.add(asked(1))
         lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))
         draining_it = asyncio.ensure_future(found.drain())
-        await until(lambda: bool(found.plane.clock._sleepers))
+        await until(lambda: bool(found.plane.clock.sleepers))
         assert (found.status().state, found.status().listed) == ("waiting", 0)
         found.plane.index.held[rank("w0/0")] = 4
         lease.end("ok")
@@ -324,7 +324,7 @@ async def test_a_second_look_asks_for_what_failed_and_not_for_what_was_computed_
         worker.fault = answers(500)  # the first one
         found.upstreams["w1"].script = worker
         draining_it = asyncio.ensure_future(found.drain())
-        await until(lambda: bool(found.plane.clock._sleepers))
+        await until(lambda: bool(found.plane.clock.sleepers))
         assert (found.status().listed, found.status().failed, found.status().warmed) == (2, 1, 1)
         lease.end("ok")
         await found.plane.clock.advance(0.1)
@@ -339,7 +339,7 @@ async def test_a_request_that_runs_on_is_waited_for_as_long_as_the_hand_over_may
     async with draining(answers(500), RoleWorker()) as found:
         lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))
         draining_it = asyncio.ensure_future(found.drain(within_s=2.0))
-        await until(lambda: bool(found.plane.clock._sleepers))
+        await until(lambda: bool(found.plane.clock.sleepers))
         await found.plane.clock.advance(2.5)
         assert (await draining_it).seconds == pytest.approx(2.0, abs=0.1)
         lease.end("ok")

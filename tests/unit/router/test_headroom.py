@@ -41,7 +41,7 @@ def test_room_at_a_rank_that_may_not_take_the_request_is_none() -> None:
     assert has_headroom(0.5, 0, 9999, request=route(pinned_worker="w0"))
 
 
-def test_where_nobody_may_take_it_whoever_decides_says_so() -> None:
+def test_without_an_eligible_rank_there_is_headroom() -> None:
     assert has_headroom(0.5, 9999, request=route(pinned_worker="gone"))
     assert has_headroom(0.5, 0, request=route(pinned_worker="gone"))
 

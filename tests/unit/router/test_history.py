@@ -43,7 +43,7 @@ def test_ranks_have_their_own() -> None:
     assert [blocks(history, rank, 0.0) for rank in (A0, A1, B0)] == [8.0, 2.0, 0.0]
 
 
-def test_a_worker_that_is_gone_is_forgotten_with_all_its_ranks_and_nobody_else() -> None:
+def test_only_the_ranks_of_a_left_worker_are_forgotten() -> None:
     history = History()
     for rank in (A0, A1, B0):
         history.add(rank, 8.0, 0.0)

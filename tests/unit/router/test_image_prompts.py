@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -14,14 +13,17 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
 from kv_protocol.mm_keys import mm_hash
-from kv_protocol.openai import CHAT, RequestInvalid, decode_inbound
-from kv_runtime.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, TextError, split_images
-from kv_runtime.chat_template import ChatTemplate
-from kv_runtime.encoders import choose_encoder
-from kv_runtime.text import ByteText, Text, TokenizerText
-from router.prompt import EncodersBusy, Prompt, PromptLimits, Prompts, image_prompts
+from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_inbound
+from kv_runtime.text.byte_model import ByteText
+from kv_runtime.text.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, TextError, split_images
+from kv_runtime.text.chat_template import ChatTemplate
+from kv_runtime.text.encoders import choose_encoder
+from kv_runtime.text.model import Text
+from kv_runtime.text.tokenizer_model import TokenizerText
+from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, image_prompts
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
+from tests.unit.router.encoding import encode_one
 from tests.unit.router.plane import running_plane
 from tests.unit.router.upstream import Upstream, answers, completion
 from tests.unit.worker_agent.media_samples import (
@@ -78,7 +80,7 @@ def test_the_type_that_is_said_and_its_case_do_not_matter() -> None:
 def test_an_image_is_read_in_pieces_and_is_the_same_image(monkeypatch: pytest.MonkeyPatch) -> None:
     large = PNG + bytes(range(256)) * 40
     for digits in (36, 64, 1 << 20):
-        monkeypatch.setattr(image_prompts, "_DIGITS", digits)
+        monkeypatch.setattr(image_prompts, "PIECE_DIGITS", digits)
         assert seen_image(data_url(large), BY_SIZE) == SeenImage(content_digest(large), 13 * 7)
 
 
@@ -149,7 +151,7 @@ def test_of_the_byte_model_all_is_known_up_to_the_message() -> None:
     assert bytes_before([image_part(AWAY)]) == b"hello"
 
 
-def test_who_writes_the_characters_for_what_is_unknown_ends_what_is_known_early() -> None:
+def test_a_text_with_the_mark_for_unknown_parts_ends_the_known_part_early() -> None:
     split = split_images([{"role": "user", "content": f"hello {UNKNOWN_FROM_HERE}"}, *chat(image_part(AWAY))], "")
     known = before_images(ByteText(), split.messages, {}, lambda *_: b"")
     assert bytes(known.tokens[1:]) == b"hello "
@@ -193,7 +195,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (tokenizer_text(ASKS_FIRST), "system\nvision is on\nuser\nhello\n"),
     ],
 )
-def test_of_a_model_that_nobody_knows_the_messages_before_are_known_up_to_a_mark(text: Text, expected: str) -> None:
+def test_for_an_unknown_model_the_messages_before_are_known_up_to_a_mark(text: Text, expected: str) -> None:
     assert known_text(text, [*HELLO, *chat(TEXT_PART, image_part(AWAY))]) == expected
 
 
@@ -205,16 +207,17 @@ def test_where_a_template_writes_no_mark_before_it_or_not_the_message_nothing_is
 # ---------------------------------------------------------------- all of it
 
 
-def worked(prompts: Prompts, fields: dict[str, Any], hashing: Hashing, rule: ImageRule | None = None) -> Prompt:
+def worked(
+    prompts: ModelPrompts, fields: dict[str, Any], hashing: Hashing, rule: ImageRule | None = None
+) -> EncodedPrompt:
     """Return the prompt, made by a thread where it is left to one."""
     body = json.dumps({"model": "m"} | fields).encode()
 
-    async def made() -> Prompt:
-        waits, stop = prompts.prompt(decode_inbound(CHAT, body), hashing, "", rule), threading.Event()
-        if isinstance(waits, Prompt):
+    async def made() -> EncodedPrompt:
+        waits = prompts.prompt(decode_inbound(CHAT, body), hashing, "", rule)
+        if isinstance(waits, EncodedPrompt):
             return waits
-        prompts._pool.submit(stop.set, 0)
-        prompts._pool.work(stop)
+        encode_one(prompts)
         return await waits
 
     return asyncio.run(made())
@@ -228,7 +231,7 @@ def test_an_engine_that_drafts_has_hashes_of_one_token_more() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
     rule = rule_of(text)
     asked = chat(image_part(data_url(PNG)), TEXT_PART)
-    made = worked(Prompts(text), {"messages": asked}, Hashing(4, EAGLE_HASH_SCHEME), rule)
+    made = worked(ModelPrompts(text), {"messages": asked}, Hashing(4, EAGLE_HASH_SCHEME), rule)
     image, plain = rule.image_token_id, text.encode_chat(split_images(asked, "<image>").messages)
     tokens = [each for token in plain for each in ([image] * 5 if token == image else [token])]
     keys = [[mm_hash(content_digest(PNG))] if image in tokens[at : at + 4] else [] for at in range(0, len(tokens), 4)]
@@ -238,12 +241,15 @@ def test_an_engine_that_drafts_has_hashes_of_one_token_more() -> None:
 
 def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
-    prompts, asked = Prompts(text), chat(image_part(data_url(PNG)), {"type": "text", "text": "what is this? " * 90})
+    prompts, asked = (
+        ModelPrompts(text),
+        chat(image_part(data_url(PNG)), {"type": "text", "text": "what is this? " * 90}),
+    )
     first = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     asked += [{"role": "assistant", "content": "a cat"}, *HELLO]
     second = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     assert prompts.statistics().known_bytes > 1000
-    fresh = worked(Prompts(text), {"messages": asked}, Hashing(4), rule_of(text))
+    fresh = worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule_of(text))
     assert second == fresh
     assert second.sequence_hashes[: 8 * 80] == first.sequence_hashes[: 8 * 80]
 
@@ -256,7 +262,7 @@ def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
 def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule: bool) -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
     asked = [*HELLO * 9, *chat(image_part(data_url(PNG)), image_part(url))]
-    prompts = Prompts(text)
+    prompts = ModelPrompts(text)
     made = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text) if states_rule else None)
     assert made.sequence_hashes == b""
     assert made.token_count > 9 * 4
@@ -265,7 +271,7 @@ def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule
 
 def test_images_are_counted_by_whether_they_were_seen() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
-    prompts, asked = Prompts(text), chat(image_part(data_url(PNG)), image_part(AWAY), image_part(data_url(PNG)))
+    prompts, asked = ModelPrompts(text), chat(image_part(data_url(PNG)), image_part(AWAY), image_part(data_url(PNG)))
     worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     worked(prompts, {"messages": asked}, Hashing(4))
     statistics = prompts.statistics()
@@ -286,7 +292,7 @@ def test_images_are_counted_by_whether_they_were_seen() -> None:
 def test_what_is_refused_is_named_however_long_the_chat_is(parts: list[Any], field: str, padding: int) -> None:
     asked = [*chat(*parts), {"role": "user", "content": "x" * padding}]
     with pytest.raises(TextError) as refused:
-        worked(Prompts(tokenizer_text(QWEN_TEMPLATE)), {"messages": asked}, Hashing(4), FIXED)
+        worked(ModelPrompts(tokenizer_text(QWEN_TEMPLATE)), {"messages": asked}, Hashing(4), FIXED)
     assert refused.value.field == field
 
 
@@ -295,12 +301,12 @@ def test_an_image_token_that_a_text_says_in_another_way_is_refused() -> None:
     rule = ImageRule(placeholder="[<image>]", image_token_id=text.special_ids["<image>"], tokens=FixedTokens(5))
     asked = chat(image_part(AWAY), {"type": "text", "text": "an <image>"})
     with pytest.raises(RequestInvalid, match="2 image tokens in the prompt"):
-        worked(Prompts(text), {"messages": asked}, Hashing(4), rule)
+        worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule)
 
 
 def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
-    prompts = Prompts(text, PromptLimits(waiting_bytes_max=1000))
+    prompts = ModelPrompts(text, PromptLimits(waiting_bytes_max=1000))
     body = json.dumps({"model": "m", "messages": chat(image_part(data_url(PNG + bytes(400))))}).encode()
 
     async def asked() -> None:

@@ -36,7 +36,7 @@ STATE = StateSettings(text=TEXT)
 
 
 class FakeLog:
-    """A log that takes what is published while it is there; told by `tests/integration/test_journal.py`."""
+    """A log that takes what is published while it is there; told by `tests/system/integration/test_journal.py`."""
 
     def __init__(self) -> None:
         self.is_connected = True
@@ -163,7 +163,7 @@ async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same
 
 
 @pytest.mark.asyncio
-async def test_what_a_log_that_is_away_at_the_end_does_not_take_is_lost_and_nobody_waits_for_it() -> None:
+async def test_records_that_a_disconnected_log_does_not_take_at_the_end_are_lost_without_waiting() -> None:
     bench = Bench()
     await bench.log.has(1)
     bench.log.is_connected = False

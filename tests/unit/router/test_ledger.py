@@ -258,7 +258,7 @@ def reports(folded: Ledger, *told: int, begin_s: float, at: WorkerRank = A0) -> 
         folded.apply(reported(at, min(1, count), count - min(1, count), 0), begin_s + number * 0.1)
 
 
-def test_requests_that_the_engine_speaks_of_again_and_again_and_nobody_promised_are_load_that_is_not_ours() -> None:
+def test_unpromised_requests_in_several_reports_are_foreign_load() -> None:
     folded = ledger(routed("l", 1))
     reports(folded, 5, 4, 9, 4, begin_s=1.0)
     assert folded.load_of(A0).foreign_requests == 0, "one report too few"

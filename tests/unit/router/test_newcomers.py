@@ -26,11 +26,11 @@ def is_held_back(newcomers: Newcomers, who: WorkerRank = NEW) -> bool:
     return newcomers.flags(RANKS)[RANKS.index(who)]
 
 
-def test_who_joins_a_working_fleet_is_held_back_and_nobody_else() -> None:
+def test_only_a_rank_that_joins_a_working_fleet_is_held_back() -> None:
     assert working().flags(RANKS) == (False, False, True)
 
 
-def test_who_is_there_when_the_fleet_is_first_heard_of_is_a_founder() -> None:
+def test_a_rank_of_the_first_registrations_is_a_founder() -> None:
     newcomers = Newcomers()
     newcomers.joined(registered("w0", total_kv_blocks=BLOCKS), 0.0)
     newcomers.used(W0, BLOCKS)
@@ -44,7 +44,7 @@ def test_the_first_worker_of_another_model_is_a_founder() -> None:
     assert newcomers.flags((rank("other"), W0)) == (False, False)
 
 
-def test_while_nobody_has_settled_all_are_as_cold() -> None:
+def test_while_no_rank_has_settled_none_is_held_back() -> None:
     newcomers = working(is_settled=False)
     assert newcomers.flags(RANKS) == (False, False, False)
     newcomers.used(W1, BLOCKS // 4)
@@ -81,7 +81,7 @@ def test_a_new_life_of_a_worker_is_a_newcomer() -> None:
     assert is_held_back(newcomers, W1)
 
 
-def test_who_left_is_held_back_no_more_and_what_was_heard_of_nobody_changes_nothing() -> None:
+def test_a_left_rank_is_not_held_back_and_events_of_unknown_ranks_change_nothing() -> None:
     newcomers = working()
     newcomers.forget("new")
     newcomers.used(NEW, BLOCKS)

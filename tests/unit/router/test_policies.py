@@ -85,7 +85,7 @@ def test_direct_goes_where_the_caller_says_and_to_the_workers_ranks_in_turn() ->
     assert {each.reason for each in found} == {"pinned"}
 
 
-def test_direct_chooses_nobody_itself_and_says_so() -> None:
+def test_direct_chooses_no_worker_itself_and_says_so() -> None:
     with pytest.raises(WorkerNotNamed, match=r"^x-worker-instance-id: found none, .* allowed w0, w1$"):
         chosen(view(row("w0/0"), row("w1/0"), row("w1/1")), mode="direct")
 
@@ -226,7 +226,7 @@ def test_soft_affinity_is_a_discount(busy_blocks: int, winner: str, reason: str)
     assert [each.terms.constraint_multiplier for each in found.decision().candidates] == [0.5, 1.0]
 
 
-def test_who_would_have_won_anyway_did_not_win_by_affinity() -> None:
+def test_a_rank_that_wins_without_affinity_does_not_win_by_affinity() -> None:
     moment = view(row("w0/0"), row("w1/0", active_blocks=9), bound=rank("w0/0"))
     assert chosen(moment, affinity="soft").reason == "load"
 
@@ -280,7 +280,7 @@ def test_a_users_mode_chooses_among_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-def test_where_nobody_is_eligible_every_mode_says_so(mode: str) -> None:
+def test_without_an_eligible_rank_every_mode_raises(mode: str) -> None:
     with pytest.raises(NoEligibleWorker):
         chosen(view(row(unfit="draining")), mode=mode, request=route(40, pinned_worker="w0"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from router.decision.decide import decide
 from router.decision.policies import MODES, Candidates, Choice
 from router.decision.policy import Policy
@@ -55,7 +55,7 @@ def test_a_function_says_by_its_attributes_what_it_reads() -> None:
     assert decide(view(row("w0/0"), row("w1/0"), turn=1), route(), Policy(mode=name), 1, modes).reason == "turn"
 
 
-def test_a_choice_of_nobody_is_refused_with_what_was_allowed() -> None:
+def test_a_choice_of_no_candidate_is_refused_with_the_allowed_ones() -> None:
     name = f"{HERE}:beyond"
     with pytest.raises(Exception, match=r"winner: found 99, allowed one of 1 candidates"):
         decide(view(row()), route(), Policy(mode=name), 1, load_modes((name,), name))

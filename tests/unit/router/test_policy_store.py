@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from kv_runtime.config import ConfigurationError, given_paths
+from kv_runtime.config.loading import ConfigurationError, given_paths
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.decision.policy import Policy

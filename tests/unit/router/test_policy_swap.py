@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped

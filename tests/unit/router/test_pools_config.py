@@ -1,7 +1,6 @@
 """The configuration of pools: what is read, what is warned of, and every problem by its path and its words."""
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +11,9 @@ from router.pools.json_values import PoolsConfigInvalid
 from router.pools.probes import LiveLimits
 from router.pools.selection import Axis, Override
 from router.pools.targets import PoolSettings, RouterAddress
+from tests.support.paths import ROOT
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "pools"
+CONFIGS = ROOT / "configs" / "pools"
 DISAGG: dict[str, Any] = {
     "mode": "disagg",
     "num_prefill_pools": 2,

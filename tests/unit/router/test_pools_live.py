@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.pools.attainment import attained
 from router.pools.attempts import plan, preference
-from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, PoolStatus, Queue
+from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, PoolStatus, Queue, attained
 from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, select
 from router.pools.state import PoolsLive
 
@@ -58,7 +57,7 @@ class World:
         return self.live.status("p")
 
 
-def test_a_pool_that_nobody_has_looked_at_is_fit() -> None:
+def test_an_unprobed_pool_is_fit() -> None:
     world = World()
     assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a", "http://b"))
 

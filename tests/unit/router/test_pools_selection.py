@@ -17,6 +17,7 @@ from router.pools.selection import (
     Targets,
     select,
 )
+from tests.support.planting import inside, plant
 
 PREFILL = PoolGroup(
     phase="prefill",
@@ -157,7 +158,7 @@ def exclusive_override(overrides: tuple[Override, ...], priority: int | None) ->
 
 
 def rounded(axis: Axis, asked: SelectionInput, defaults: Targets) -> Coordinate:
-    value, origin = selection._value(axis, asked, defaults)
+    value, origin = inside(selection, "_value")(axis, asked, defaults)
     index = round((value - axis.least) / axis.step)
     return Coordinate(axis.name, value, origin, max(0, min(index, axis.resolution - 1)), clamped=False)
 
@@ -171,12 +172,19 @@ def absent_if_0(axis: Axis, asked: SelectionInput, defaults: Targets) -> tuple[f
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("_coordinate", rounded), ("max", lambda *each: each[1]), ("min", max),
+        ("_coordinate", rounded),
         ("_override", last_override), ("_override", exclusive_override), ("_override", lambda *_: None),
         ("_value", absent_if_0),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(name: str, planted: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(selection, name, planted, monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        compared(10_000)
+
+
+@pytest.mark.parametrize(("name", "planted"), [("max", lambda *each: each[1]), ("min", max)])
+def test_a_planted_bound_is_found(name: str, planted: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, name, planted, raising=False)
     with pytest.raises((AssertionError, IndexError)):
         compared(10_000)

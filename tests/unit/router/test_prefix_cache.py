@@ -110,8 +110,10 @@ def test_no_other_chat_shares_more(many: list[bytes], text: bytes) -> None:
 @given(st.lists(texts, max_size=20), st.integers(0, 4000))
 def test_what_it_holds_is_what_it_says(many: list[bytes], bytes_max: int) -> None:
     cache = cache_of(*many, bytes_max=bytes_max)
-    assert cache.size_bytes == sum(chat.size_bytes for chat in cache._chats.values()) <= bytes_max
-    assert cache._texts == sorted(cache._chats)
+    chats = cache.chats()
+    assert cache.size_bytes == sum(chat.size_bytes for chat in chats) <= bytes_max
+    assert [chat.text for chat in chats] == sorted({chat.text for chat in chats})
+    assert len(chats) == len(cache)
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=40))

@@ -6,20 +6,22 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai import CHAT, decode_inbound
-from kv_runtime.chat_template import ChatTemplate
-from kv_runtime.encoders import CONFIGURED, HfEncoder
+from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.telemetry import Projection, new_registry
-from kv_runtime.text import ByteText, TokenizerText, load_text
+from kv_runtime.text.byte_model import ByteText
+from kv_runtime.text.chat_template import ChatTemplate
+from kv_runtime.text.encoders import CONFIGURED, HfEncoder
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.tokenizer_model import TokenizerText
 from router.admin.metrics.prompts import prompt_families
-from router.prompt import Prompts
+from router.prompt import ModelPrompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 
 TURN = {"role": "user", "content": "hello"}
 
 
 def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path) -> None:
-    prompts = Prompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), "auto"))
+    prompts = ModelPrompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), "auto"))
     registry = new_registry()
     Projection(registry, lambda: prompt_families(prompts.statistics()))
     for turns in (1, 2):
@@ -39,7 +41,7 @@ def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path) -> None
 
 
 def test_images_are_told_by_whether_they_were_seen() -> None:
-    prompts, registry = Prompts(ByteText()), new_registry()
+    prompts, registry = ModelPrompts(ByteText()), new_registry()
     Projection(registry, lambda: prompt_families(prompts.statistics()))
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
@@ -51,6 +53,6 @@ def test_images_are_told_by_whether_they_were_seen() -> None:
 def test_a_model_that_could_not_have_the_fast_encoder_is_told_in_the_log() -> None:
     tokenizer, template = qwen_like(), ChatTemplate({"default": QWEN_TEMPLATE}, {})
     with capture_logs() as told:
-        Prompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, CONFIGURED)))
-        Prompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, "it encodes 'x' otherwise")))
+        ModelPrompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, CONFIGURED)))
+        ModelPrompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, "it encodes 'x' otherwise")))
     assert told == [{"event": "encoder_not_fast", "reason": "it encodes 'x' otherwise", "log_level": "warning"}]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai import CHAT, COMPLETIONS, Inbound, RequestInvalid, decode_inbound
+from kv_protocol.openai.requests import CHAT, COMPLETIONS, Inbound, RequestInvalid, decode_inbound
 from kv_runtime.supervise import run_parts
-from kv_runtime.text import ByteText
-from router.prompt import Prompt, Prompts
+from kv_runtime.text.byte_model import ByteText
+from router.prompt import EncodedPrompt, ModelPrompts
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
@@ -32,7 +32,7 @@ _LONG_ONES = {
 @pytest.mark.asyncio
 @pytest.mark.parametrize("inbound", _LONG_ONES.values(), ids=_LONG_ONES)
 async def test_what_is_long_to_read_is_left_to_a_thread(inbound: Inbound) -> None:
-    made = Prompts(ByteText()).prompt(inbound, _BLOCKS)
+    made = ModelPrompts(ByteText()).prompt(inbound, _BLOCKS)
     assert isinstance(made, asyncio.Future)
     made.cancel()
 
@@ -50,8 +50,8 @@ async def test_ids_that_are_none_are_refused_by_a_thread_too() -> None:
         await _made_by_a_thread(wrong)
 
 
-async def _made_by_a_thread(inbound: Inbound) -> Prompt:
-    prompts, stop = Prompts(ByteText()), asyncio.Event()
+async def _made_by_a_thread(inbound: Inbound) -> EncodedPrompt:
+    prompts, stop = ModelPrompts(ByteText()), asyncio.Event()
     made = prompts.prompt(inbound, _BLOCKS)
     assert isinstance(made, asyncio.Future)
 

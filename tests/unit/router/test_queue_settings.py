@@ -13,7 +13,7 @@ from router.queue.fair_share import FairShareLimits
 from router.queue.waiting import QueueLimits
 
 
-def test_the_defaults_are_the_cores_and_nobody_waits() -> None:
+def test_the_defaults_are_the_cores_and_no_request_waits() -> None:
     assert QueueSection().limits() == QueueLimits()
     assert FailuresSection().breakers() == BreakerLimits()
     assert PolicySection().affinity_limits() == AffinityLimits()
@@ -46,7 +46,7 @@ def test_a_breaker_opens_for_its_first_time_at_the_least() -> None:
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "cookie", "proxy-authorization"])
 def test_a_header_with_secrets_may_not_name_tenants(header: str) -> None:
-    with pytest.raises(ValidationError, match=f"found {header}, whose values are secrets"):
+    with pytest.raises(ValidationError, match=f"found {header}, its values are secrets"):
         QueueSection(fair_share_header=header)
 
 

@@ -148,7 +148,7 @@ def test_a_router_that_is_silent_has_no_leases() -> None:
     assert (made.statistics().silent_total, made.statistics().skew) == (1, {})
 
 
-def test_while_nobody_can_be_heard_silence_means_nothing() -> None:
+def test_while_the_log_is_away_silence_of_peers_means_nothing() -> None:
     made = replication(told(1, routed("l")))
     made.deaf(100.0)
     assert applied(made.tick(100.0)) == []
@@ -176,7 +176,7 @@ def test_its_own_echo_says_nothing_and_a_namesake_is_refused() -> None:
     assert made.statistics().refused_total == 1
 
 
-def test_nobody_ends_a_lease_that_is_not_his() -> None:
+def test_no_router_ends_a_lease_of_another() -> None:
     made = replication(told(1, routed("theirs")))
     made.on_lease_event(routed("ours"))
     made.flush()
@@ -207,7 +207,7 @@ def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
     assert [len(made.tick(now_s)) for now_s in (BEAT_S - 0.1, BEAT_S, BEAT_S + 0.1)] == [0, 1, 0]
 
 
-def test_while_nobody_else_is_there_only_the_beat_goes_out_with_what_is_open_by_then() -> None:
+def test_without_peers_only_the_beat_is_sent_with_the_open_leases() -> None:
     made = Replication("me", 1)
     for event in (routed("gone"), routed("l", 3), FirstToken(lease_id="l"), FirstToken(lease_id="gone")):
         made.on_lease_event(event)
@@ -218,7 +218,7 @@ def test_while_nobody_else_is_there_only_the_beat_goes_out_with_what_is_open_by_
     assert made.tick(BEAT_S) == [Say(beat(0, router="me"))]
 
 
-def test_what_began_while_nobody_else_was_there_is_told_to_whoever_comes() -> None:
+def test_leases_from_before_any_peer_are_sent_to_the_first_peer() -> None:
     made = Replication("me", 1)
     made.on_lease_event(routed("l"))
     made.on_message(beat(0), 0.0)
@@ -250,12 +250,17 @@ def test_there_are_so_many_routers_and_no_more() -> None:
 
 
 def test_of_messages_that_came_too_early_the_newest_are_kept() -> None:
-    made = replication(*(told(number) for number in range(3, 3 + 2 * BUFFERED_MAX)))
-    (peer,) = made._peers.values()
-    assert len(peer._buffered) == BUFFERED_MAX
+    oldest, newest = 3, 2 + 2 * BUFFERED_MAX
+    early = [told(number, routed(f"l{number}")) for number in range(oldest, newest + 1)]
+    dropped = newest - BUFFERED_MAX
+    for answered, first in ((oldest - 1, newest + 1), (dropped - 1, newest + 1), (dropped, dropped + 1)):
+        made = replication(*early)
+        assert asked(made.tick(0.0)) == [1]
+        news = applied(made.on_message(answer(answered, 1), 0.0))
+        assert news == [routed(f"l{number}") for number in range(first, newest + 1)]
 
 
-def test_news_that_nobody_sent_becomes_a_gap() -> None:
+def test_unsent_news_become_a_gap() -> None:
     made, other = accompanied(), Replication("other", 1)
     made.on_lease_event(routed("first"))
     (say,) = made.flush()

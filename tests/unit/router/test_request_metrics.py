@@ -14,7 +14,7 @@ from kv_protocol.ledger import Reconciled, Routed
 from kv_runtime.telemetry import Projection
 from router.admin.metrics import RequestMetrics, http_families, policy_families, queue_families, state_families
 from router.admin.metrics.decision import FALLBACKS, REASONS, STAGES
-from router.admin.metrics.prediction import PHASES
+from router.admin.metrics.prediction import PHASES, WorkerMetrics
 from router.admin.metrics.request import OUTCOMES, REJECTIONS
 from router.admin.metrics.sockets import REFUSED_STATUSES
 from router.admin.metrics.weighing import SAMPLES_MAX, TERMS
@@ -93,7 +93,7 @@ def test_a_request_counts_once_by_its_model_mode_and_outcome() -> None:
 
 
 @pytest.mark.parametrize("model", ["", "x" * 1000, "of a worker that left"])
-def test_a_model_that_nobody_serves_is_unknown_whatever_clients_call_it(model: str) -> None:
+def test_an_unserved_model_is_unknown_whatever_clients_call_it(model: str) -> None:
     told = counted()
     told.metrics.begin()
     told.metrics.end(model, "kv", "refused", 0.0)
@@ -152,14 +152,15 @@ def test_what_was_counted_of_a_worker_goes_with_it_and_one_that_left_is_not_coun
     assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
 
 
-def test_workers_that_come_and_go_leave_nothing_behind_though_nobody_scrapes() -> None:
+def test_workers_that_come_and_go_leave_nothing_behind_without_a_scrape() -> None:
     told = counted(registered("keeps"))
+    workers = WorkerMetrics(told.bench.state.fleet)
     for number in range(20):
         worker_id = f"w{number}"
         told.bench.state.apply(FleetApplied(now_s=100.0, event=registered(worker_id)))
-        told.metrics.settled(worker_id, 1, 1)
+        workers.settled(worker_id, 1, 1)
         told.leave(worker_id)
-    assert len(told.metrics._workers._workers) == 2
+    assert len(workers.distributions) == 2
 
 
 def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:
@@ -266,7 +267,7 @@ def test_a_retry_a_rejection_a_wait_and_a_failure_count_where_they_belong() -> N
     assert told("worker_failures_total", worker="w0", phase="body") == 1
 
 
-def test_who_may_be_chosen_and_how_is_shown_of_every_rank() -> None:
+def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
     Projection(told.registry, lambda: policy_families(told.bench.routing))
     Projection(told.registry, lambda: queue_families(RequestQueue().statistics()))

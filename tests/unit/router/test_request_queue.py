@@ -7,12 +7,12 @@ import pytest
 from router.queue.admission import RequestQueue
 from router.queue.fair_share import FairShareLimits
 from router.queue.model_queue import KINDS_MAX
-from router.queue.waiting import OTHERS, Place, QueueLimits, QueueRefusal, Waiting
+from router.queue.waiting import OTHERS, Place, QueuedRequest, QueueLimits, QueueRefusal
 from tests.unit.router.samples import route
 
 
-def asked(name: str, tokens: int = 10, **fields: Any) -> Waiting:
-    return Waiting(route(request_id=name, **fields), tokens)
+def asked(name: str, tokens: int = 10, **fields: Any) -> QueuedRequest:
+    return QueuedRequest(route(request_id=name, **fields), tokens)
 
 
 def placed(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Place:
@@ -27,7 +27,7 @@ def refused(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0
     return refusal
 
 
-def is_room(_: Waiting) -> bool:
+def is_room(_: QueuedRequest) -> bool:
     return True
 
 
@@ -42,7 +42,7 @@ def taken(queue: RequestQueue, model: str = "m", now_s: float = 0.0) -> list[str
 # ---------------------------------------------------------------- order
 
 
-def test_who_comes_first_goes_first() -> None:
+def test_the_first_request_goes_first() -> None:
     queue = RequestQueue()
     for name in "abc":
         placed(queue, name)
@@ -93,7 +93,7 @@ def test_equals_go_in_the_order_in_which_they_came(policy: Any) -> None:
     assert taken(queue) == names
 
 
-def test_nobody_starves_another_tenant_by_calling_itself_strict() -> None:
+def test_no_tenant_starves_another_by_strict_priority() -> None:
     queue = RequestQueue(QueueLimits(fair_share=FairShareLimits(quantum_tokens=10)))
     for number in range(4):
         placed(queue, f"loud{number}", tenant="loud", strict_priority=9)
@@ -114,7 +114,7 @@ def test_models_queue_apart() -> None:
 # ---------------------------------------------------------------- room
 
 
-def test_without_room_nobody_goes() -> None:
+def test_without_headroom_no_request_goes() -> None:
     queue = RequestQueue()
     placed(queue, "a")
     assert queue.take("m", lambda _: False, 0.0) is None
@@ -136,7 +136,7 @@ def test_a_request_without_room_holds_up_none_of_its_tenant_that_has_some() -> N
     placed(queue, "impatient", ttft_target_s=0.001)
     placed(queue, "free")
 
-    def has_headroom(waiting: Waiting) -> bool:
+    def has_headroom(waiting: QueuedRequest) -> bool:
         return waiting.request.pinned_worker is None and waiting.request.ttft_target_s is None
 
     place = queue.take("m", has_headroom, 0.0)
@@ -151,7 +151,7 @@ def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
     for number in range(3 * KINDS_MAX):
         placed(queue, str(number), lora=str(number))
 
-    def has_headroom(waiting: Waiting) -> bool:
+    def has_headroom(waiting: QueuedRequest) -> bool:
         looks.append(waiting.request.lora)
         return False
 
@@ -166,7 +166,7 @@ def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
         placed(queue, tenant, tenant=tenant, lora="x" if tenant in "ace" else "")
     looks: list[str] = []
 
-    def has_headroom(waiting: Waiting) -> bool:
+    def has_headroom(waiting: QueuedRequest) -> bool:
         looks.append(waiting.request.lora)
         return False
 
@@ -252,7 +252,7 @@ def test_retry_after_is_a_second_at_least() -> None:
 # ---------------------------------------------------------------- time, endings
 
 
-def test_who_waits_too_long_is_refused() -> None:
+def test_a_request_that_waits_too_long_is_refused() -> None:
     queue = RequestQueue(QueueLimits(wait_s=5.0))
     placed(queue, "old", now_s=0.0)
     placed(queue, "young", now_s=0.5)
@@ -271,7 +271,7 @@ def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
     assert not queue.cancel(places[0])
 
 
-def test_all_who_wait_at_the_end_are_told() -> None:
+def test_all_waiting_requests_are_refused_at_the_end() -> None:
     queue = RequestQueue()
     placed(queue, "a")
     placed(queue, "b", model="other")

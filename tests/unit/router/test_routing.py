@@ -325,7 +325,7 @@ def test_an_index_that_is_catching_up_makes_the_router_unready_and_says_how_far_
     assert bench.routing.unready() == []
 
 
-def test_a_log_that_is_away_is_noted_and_keeps_nobody_away() -> None:
+def test_a_disconnected_log_is_noted_and_excludes_no_rank() -> None:
     bench = Bench()
     assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[])
     bench.state.apply(LogConnection(now_s=100.0, heard=False))

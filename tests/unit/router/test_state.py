@@ -117,7 +117,7 @@ def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> N
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "random", "power-of-two", "least-loaded", "direct"])
-def test_of_a_mode_that_reads_no_overlap_nobody_is_asked(mode: str) -> None:
+def test_for_a_mode_that_reads_no_overlap_the_index_is_not_asked(mode: str) -> None:
     folded = joined(registered())
     folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(mode=mode))))
     promise(folded)
@@ -240,7 +240,7 @@ def test_of_a_former_life_nothing_that_was_routed_counts(ending: FleetEvent) -> 
     assert (found.overlap_blocks, found.predicted_blocks) == ((0, 0, 0, 0), 0)
 
 
-def test_what_is_routed_to_nobody_is_not_remembered() -> None:
+def test_a_promise_to_an_unknown_worker_is_not_remembered() -> None:
     folded = joined(registered())
     promise(folded, name="w9/0")
     assert folded.approximate.statistics().blocks == {}
@@ -293,7 +293,7 @@ def test_an_eldest_that_is_dead_does_not_make_all_others_differ() -> None:
     assert folded.fleet.hashing("m", 100.0) == Hashing(16)
 
 
-def test_while_nobody_is_fit_the_eldest_says_how() -> None:
+def test_while_no_worker_is_fit_the_eldest_defines_the_hashing() -> None:
     folded = joined(registered(block_size=32), registered("w1"))
     assert folded.fleet.hashing("m", 100.0) == Hashing(32)
 
@@ -376,7 +376,7 @@ def test_a_report_is_shown_beside_the_promise() -> None:
 @pytest.mark.parametrize(
     "late", [report("w0-0"), report("w9-1", "w9/0"), report("w0-1", "w0/7")], ids=["former life", "nobody", "no rank"]
 )
-def test_a_report_of_a_former_life_of_nobody_or_of_no_rank_changes_nothing(late: LoadApplied) -> None:
+def test_a_report_of_a_former_instance_or_an_unknown_worker_or_rank_changes_nothing(late: LoadApplied) -> None:
     folded = joined(registered())
     folded.apply(report())
     before = folded.ledger.loads()

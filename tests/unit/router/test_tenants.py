@@ -32,7 +32,7 @@ def test_either_header_may_carry_the_key() -> None:
 
 
 @pytest.mark.parametrize("by", ["api_key", "header"])
-def test_who_says_nothing_is_anonymous(by: FairShareBy) -> None:
+def test_a_request_without_a_tenant_is_anonymous(by: FairShareBy) -> None:
     assert name(by) == name(by, x_tenant_id=b"  ") == ANONYMOUS
 
 

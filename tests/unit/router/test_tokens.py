@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from indexer import native
-from kv_protocol import openai
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     EAGLE_HASH_SCHEME,
@@ -28,11 +26,25 @@ from kv_protocol.hashing import (
     sequence_hashes,
     unpack_tokens,
 )
-from kv_protocol.openai import CHAT, COMPLETIONS, ChatRequest, Inbound, Request, RequestInvalid, decode_inbound
+from kv_protocol.openai.requests import (
+    CHAT,
+    COMPLETIONS,
+    ChatRequest,
+    Inbound,
+    Request,
+    RequestInvalid,
+    decode_chat,
+    decode_completion,
+    decode_inbound,
+)
 from kv_runtime.supervise import run_parts
-from kv_runtime.text import ByteText, TextError, load_text
-from router.prompt import EncodersBusy, Prompt, PromptLimits, Prompts, with_prompt_ids
+from kv_runtime.text.byte_model import ByteText
+from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.loading import load_text
+from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, with_prompt_ids
+from router.prompt.encoding_pool import EncodingPool
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
+from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
 
 TEXT = ByteText()
@@ -48,9 +60,9 @@ def completion(prompt: Any, **fields: Any) -> Inbound:
     return decode_inbound(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt} | fields).encode())
 
 
-def prompt_of(inbound: Inbound, hashing: Hashing = FOURS, lora: str = "") -> Prompt:
-    made = Prompts(TEXT).prompt(inbound, hashing, lora)
-    assert isinstance(made, Prompt)
+def prompt_of(inbound: Inbound, hashing: Hashing = FOURS, lora: str = "") -> EncodedPrompt:
+    made = ModelPrompts(TEXT).prompt(inbound, hashing, lora)
+    assert isinstance(made, EncodedPrompt)
     return made
 
 
@@ -89,9 +101,9 @@ def test_tools_and_template_variables_make_the_same_prompt_in_router_and_worker(
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": kwargs, **choice}
     raw = json.dumps(body).encode()
-    made = Prompts(model).prompt(decode_inbound(CHAT, raw), FOURS, "")
-    assert isinstance(made, Prompt)
-    request = openai.decode_chat(raw)
+    made = ModelPrompts(model).prompt(decode_inbound(CHAT, raw), FOURS, "")
+    assert isinstance(made, EncodedPrompt)
+    request = decode_chat(raw)
     as_rendered = model.encode_chat(request.messages, **request.template_options)
     assert unpack_tokens(made.ids) == as_rendered
     bare = model.encode_chat(messages)
@@ -124,7 +136,7 @@ def test_a_prompt_counts_its_tokens() -> None:
 def test_the_hashes_are_those_of_its_full_blocks_with_its_salt_and_adapter(salt: str | None, lora: str) -> None:
     found = prompt_of(completion(list(range(11)), cache_salt=salt), Hashing(4), lora)
     expected = sequence_hashes(list(range(11)), 4, cache_salt=salt, lora_name=lora)
-    assert found == Prompt(pack_tokens(range(11)), 11, Hashing(4), pack_u64(expected))
+    assert found == EncodedPrompt(pack_tokens(range(11)), 11, Hashing(4), pack_u64(expected))
     assert len(expected) == 2
 
 
@@ -197,13 +209,13 @@ LONG = "x" * 1000
 OFF_LOOP = PromptLimits(off_loop_bytes=100, waiting_bytes_max=1500)
 
 
-async def with_threads(prompts: Prompts, inbound: Inbound) -> Prompt:
+async def with_threads(prompts: ModelPrompts, inbound: Inbound) -> EncodedPrompt:
     """Return the prompt, made by the threads of a process."""
     stop = asyncio.Event()
     made = prompts.prompt(inbound, Hashing(4))
-    assert not isinstance(made, Prompt)
+    assert not isinstance(made, EncodedPrompt)
 
-    async def asked() -> Prompt:
+    async def asked() -> EncodedPrompt:
         try:
             return await made
         finally:
@@ -216,26 +228,26 @@ async def with_threads(prompts: Prompts, inbound: Inbound) -> Prompt:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("inbound", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
 async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(inbound: Inbound) -> None:
-    assert await with_threads(Prompts(TEXT, OFF_LOOP), inbound) == prompt_of(inbound)
+    assert await with_threads(ModelPrompts(TEXT, OFF_LOOP), inbound) == prompt_of(inbound)
 
 
 @pytest.mark.asyncio
 async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
     inbound = chat(messages=HELLO * 300)
-    made = Prompts(TEXT).prompt(inbound, Hashing(4))
-    assert not isinstance(made, Prompt)
+    made = ModelPrompts(TEXT).prompt(inbound, Hashing(4))
+    assert not isinstance(made, EncodedPrompt)
     made.cancel()
 
 
 @pytest.mark.asyncio
 async def test_what_a_thread_refuses_is_raised_where_it_is_awaited() -> None:
     with pytest.raises(TextError, match=r"messages\[0\]\.role"):
-        await with_threads(Prompts(TEXT, OFF_LOOP), chat(messages=[{"role": "boss", "content": LONG}]))
+        await with_threads(ModelPrompts(TEXT, OFF_LOOP), chat(messages=[{"role": "boss", "content": LONG}]))
 
 
 @pytest.mark.asyncio
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
-    prompts = Prompts(TEXT, OFF_LOOP)
+    prompts = ModelPrompts(TEXT, OFF_LOOP)
     waits = prompts.prompt(completion(LONG), Hashing(4))
     with pytest.raises(EncodersBusy, match=r"tokens\.waiting_bytes_max: 2000 bytes wait to be encoded, allowed 1500"):
         prompts.prompt(completion(LONG), Hashing(4))
@@ -251,24 +263,19 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
 
 @pytest.mark.asyncio
 async def test_one_text_alone_always_may_wait() -> None:
-    made = Prompts(TEXT, OFF_LOOP).prompt(completion("x" * 5000), Hashing(4))
+    made = ModelPrompts(TEXT, OFF_LOOP).prompt(completion("x" * 5000), Hashing(4))
     assert isinstance(made, asyncio.Future)
     made.cancel()
 
 
 @pytest.mark.asyncio
 async def test_cancelled_work_is_never_begun() -> None:
-    prompts, stop = Prompts(TEXT, OFF_LOOP), threading.Event()
+    pool = EncodingPool(1, 1 << 20)
     begun: list[str] = []
-
-    def last() -> None:
-        begun.append("last")
-        stop.set()
-
-    cancelled = prompts._pool.submit(partial(begun.append, "cancelled"), 1)
+    cancelled = pool.submit(partial(begun.append, "cancelled"), 1)
     cancelled.cancel()
-    prompts._pool.submit(last, 1)
-    prompts._pool.work(stop)
+    pool.submit(partial(begun.append, "last"), 1)
+    pool.work(StopAfter(2))
     assert begun == ["last"]
 
 
@@ -288,17 +295,17 @@ def test_all_other_bytes_stay_as_they_were(body: bytes) -> None:
     sent = b"".join(with_prompt_ids(body, pack_tokens([1, 2, 2**32 - 1])))
     inserted = b'"kv_prompt_ids":"AQAAAAIAAAD/////",'
     assert sent == b"{" + inserted + body.split(b"{", 1)[1]
-    assert openai.decode_completion(body) == openai.decode_completion(sent.replace(inserted, b""))
+    assert decode_completion(body) == decode_completion(sent.replace(inserted, b""))
 
 
 @pytest.mark.parametrize("body", BODIES[:-1])
 def test_the_worker_reads_the_ids_that_were_sent(body: bytes) -> None:
-    received = openai.decode_completion(b"".join(with_prompt_ids(body, pack_tokens([7, 8, 9]))))
+    received = decode_completion(b"".join(with_prompt_ids(body, pack_tokens([7, 8, 9]))))
     assert as_worker(received) == [7, 8, 9]
 
 
 def test_a_client_that_says_null_gets_the_same_ids_from_the_worker_itself() -> None:
-    received = openai.decode_completion(b"".join(with_prompt_ids(BODIES[-1], pack_tokens(b"x"))))
+    received = decode_completion(b"".join(with_prompt_ids(BODIES[-1], pack_tokens(b"x"))))
     assert as_worker(received) == list(b"x")
 
 
@@ -309,7 +316,7 @@ def test_router_and_worker_agree_on_every_id_and_hash(
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}], "cache_salt": salt}).encode()
     prompt = prompt_of(decode_inbound(CHAT, body), Hashing(block_size))
     sent = b"".join(with_prompt_ids(body, prompt.ids)) if sent_on else body
-    received = openai.decode_chat(sent)
+    received = decode_chat(sent)
     ids = as_worker(received)
     assert ids == unpack_tokens(prompt.ids)
     assert pack_u64(sequence_hashes(ids, block_size, cache_salt=received.salt)) == prompt.sequence_hashes
@@ -328,5 +335,5 @@ def test_the_body_is_not_copied() -> None:
     assert rest.obj is BODIES[0]
 
 
-def test_base64_that_somebody_has_is_used() -> None:
+def test_known_base64_is_used() -> None:
     assert with_prompt_ids(BODIES[0], b"1234", b"MTIzNA==")[1] == with_prompt_ids(BODIES[0], b"1234")[1] == b"MTIzNA=="

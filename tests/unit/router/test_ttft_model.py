@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, unit_interval
-from router.fleet.ttft_model import FEATURE_MAX, ITL, SECONDS_MAX, TTFT, ItlModel, LatencyModel, TtftModel
+from router.fleet.ttft_model import (
+    FEATURE_MAX,
+    ITL,
+    SECONDS_MAX,
+    TTFT,
+    ItlModel,
+    LatencyModel,
+    TtftModel,
+    prior_variances,
+)
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 Coefficients = tuple[float, ...]
@@ -71,7 +80,7 @@ def test_what_was_once_true_is_forgotten() -> None:
     assert worst_error(model, slower) < 0.01
 
 
-def test_features_that_never_vary_hinder_nobody() -> None:
+def test_features_that_never_vary_do_not_hinder_learning() -> None:
     model = TtftModel()
     for number in range(20_000):
         model.learn(A0, (float(choice_index(1, 8192, number)), 0.0, 0.0), 0.04 if number < 19_000 else 0.08)
@@ -169,10 +178,10 @@ def test_the_same_measurements_give_the_same_bits(told: Measurements) -> None:
 @settings(deadline=None)
 def test_the_covariance_stays_bounded_and_is_one(told: Measurements) -> None:
     model = folded(told, times=5)
-    for fit in model._fits.values():
-        covariance = np.array(fit.covariance)
+    bounds = np.array(prior_variances(TTFT))
+    for row in model.rows():
+        covariance = np.array(row.covariance)
         assert np.isfinite(covariance).all()
-        bounds = np.array(model._variances)
         assert (covariance.diagonal() <= 1.01e4 * bounds).all()
         assert (covariance.diagonal() >= 0.99e-6 * bounds).all()
         scaled = covariance / np.sqrt(np.outer(bounds, bounds))

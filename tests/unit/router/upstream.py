@@ -20,13 +20,13 @@ class Exchange:
 
     def __init__(self, upstream: "Upstream", streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         self.reader, self.writer = streams
-        self._upstream = upstream
+        self.upstream = upstream
         self.open = True
 
     @property
     def received(self) -> Received:
         """The request that is being served."""
-        return self._upstream.received[-1]
+        return self.upstream.received[-1]
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -63,7 +63,7 @@ class Exchange:
         except ConnectionError:
             pass
         await self.cut()
-        self._upstream.gone.set()
+        self.upstream.gone.set()
 
 
 Script = Callable[[Exchange], Awaitable[None]]
@@ -87,12 +87,17 @@ class Upstream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.kill()
+        assert self._server is not None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def kill(self) -> None:
+        """Close the port and all connections."""
         assert self._server is not None
         self._server.close()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
 
     @property
     def base_url(self) -> str:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.trtllm import Fake
-from tests.unit.tensorrt_llm_fake.told import engine, finished
+from tests.unit.tensorrt_llm_fake.told import engine, finished, is_healthy
 
 PROMPT = list(range(1, 12))
 
@@ -83,7 +83,7 @@ def test_an_end_token_in_the_context_worker_ends_the_request_there(trtllm: Fake)
 def test_disaggregation_without_a_transceiver_fails_while_iterating(trtllm: Fake) -> None:
     with pytest.raises(trtllm.llmapi.RequestError, match="cache_transceiver_config"):
         context(llm := engine(trtllm), trtllm)
-    assert llm._check_health()
+    assert is_healthy(llm)
 
 
 @pytest.mark.parametrize("spoilt", ["prompt", "state", "tokens"])

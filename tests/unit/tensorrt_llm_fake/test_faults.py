@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from tests.support.trtllm import Fake
-from tests.unit.tensorrt_llm_fake.told import Json, engine, events, finished
+from tests.unit.tensorrt_llm_fake.told import Json, engine, events, executor_of, fatal_error, finished, is_healthy
 
 PROMPT = list(range(1, 10))
 
@@ -31,11 +31,11 @@ def test_a_dead_engine_fails_what_runs_and_refuses_what_comes(trtllm: Fake) -> N
         assert caught.value.root_cause is cause
     with pytest.raises(dead):
         llm.generate_async(PROMPT)
-    assert (llm._check_health(), llm._executor.is_shutdown(), llm._executor._fatal_error) == (False, True, cause)
+    assert (is_healthy(llm), executor_of(llm).is_shutdown(), fatal_error(llm)) == (False, True, cause)
 
 
 @pytest.mark.asyncio
-async def test_a_dead_engine_wakes_who_waits_in_a_loop(trtllm: Fake) -> None:
+async def test_a_dead_engine_wakes_waiting_tasks(trtllm: Fake) -> None:
     llm = engine(trtllm)
     trtllm.control.hold()
     waiter = asyncio.ensure_future(llm.generate_async(PROMPT).aresult())
@@ -45,7 +45,7 @@ async def test_a_dead_engine_wakes_who_waits_in_a_loop(trtllm: Fake) -> None:
         await waiter
 
 
-def test_a_dead_engine_wakes_who_polls(trtllm: Fake) -> None:
+def test_a_dead_engine_wakes_polling_threads(trtllm: Fake) -> None:
     llm = engine(trtllm)
     events(llm)
     told: list[list[Json]] = []
@@ -72,7 +72,7 @@ def test_an_error_in_a_logits_processor_is_the_engines(trtllm: Fake) -> None:
     llm = engine(trtllm)
     with pytest.raises(RuntimeError, match="processor"):
         llm.generate_async(PROMPT, trtllm.module.SamplingParams(logits_processor=broken)).result(timeout=30)
-    assert not llm._check_health()
+    assert not is_healthy(llm)
 
 
 def test_a_request_can_be_refused_or_fail_alone(trtllm: Fake) -> None:
@@ -86,7 +86,7 @@ def test_a_request_can_be_refused_or_fail_alone(trtllm: Fake) -> None:
         failed.result(timeout=30)
     assert failed.error == "not today"
     assert finished(llm, trtllm, PROMPT).finished
-    assert llm._check_health()
+    assert is_healthy(llm)
 
 
 @pytest.mark.parametrize(("poll", "method"), [("kv_events", "get_kv_cache_events"), ("stats", "get_stats")])
@@ -171,7 +171,7 @@ def test_a_block_can_name_a_token_too_many(trtllm: Fake) -> None:
     assert [len(block["tokens"]) for block in events(llm)[1]["data"]["blocks"]] == [5, 4]
 
 
-def test_media_can_get_uuids_that_nobody_gave(trtllm: Fake) -> None:
+def test_media_can_get_uuids_that_were_not_given(trtllm: Fake) -> None:
     trtllm.control.uuid_keys = True
     llm = engine(trtllm)
     finished(llm, trtllm, {"prompt": "<image>?", "multi_modal_data": {"image": ["a"]}})
@@ -186,7 +186,7 @@ def test_statistics_can_be_null_for_a_while(trtllm: Fake) -> None:
     assert [row["kvCacheStats"] is None for row in llm.get_stats(timeout=5)] == [True, True, False]
 
 
-def test_statistics_that_nobody_takes_are_dropped_and_counted(trtllm: Fake) -> None:
+def test_untaken_statistics_are_dropped_and_counted(trtllm: Fake) -> None:
     llm = engine(trtllm, max_stats_len=2)
     finished(llm, trtllm, PROMPT, tokens=5)
     rows = llm.get_stats(timeout=5)
@@ -211,14 +211,14 @@ def test_after_shutdown_nothing_can_be_asked_and_it_may_be_repeated(trtllm: Fake
         llm.get_stats(timeout=0)
     with pytest.raises(trtllm.llmapi.RequestError):
         pending.result(timeout=30)
-    assert not llm._check_health()
+    assert not is_healthy(llm)
 
 
 def test_events_stream_over_zmq_where_asked_for_one_port_for_each_rank(trtllm: Fake) -> None:
     stream = trtllm.llmapi.KVEventsConfig(enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:*", topic="kv")
     cache = {"use_kv_cache_manager_v2": True, "kv_events_config": stream}
     llm = engine(trtllm, cache=cache, tensor_parallel_size=2, enable_attention_dp=True)
-    ports = llm._executor._streams.endpoints
+    ports = executor_of(llm).streams.endpoints
     context = zmq.Context()
     try:
         socket = context.socket(zmq.SUB)
@@ -256,5 +256,5 @@ def _first(socket: Any, cause: Any) -> list[bytes]:
 @pytest.mark.timeout(20)
 def test_an_engine_may_be_collected_by_a_thread_that_has_the_lock_of_the_fake(trtllm: Fake) -> None:
     llm = trtllm.module.LLM("none")
-    with trtllm.control._changed:
+    with trtllm.control.changed:
         llm.__del__()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.trtllm import Fake
-from tests.unit.tensorrt_llm_fake.told import engine, finished
+from tests.unit.tensorrt_llm_fake.told import engine, finished, is_healthy
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -128,7 +128,7 @@ def test_aborting_what_has_ended_changes_nothing(trtllm: Fake) -> None:
     result = finished(llm := engine(trtllm), trtllm, PROMPT)
     result.abort()
     assert result.outputs[0].finish_reason == "length"
-    assert llm._check_health()
+    assert is_healthy(llm)
 
 
 def test_requests_wait_for_room_and_are_computed_later(trtllm: Fake) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.trtllm import Fake
-from tests.unit.tensorrt_llm_fake.told import engine
+from tests.unit.tensorrt_llm_fake.told import engine, is_healthy
 
 
 def test_an_unknown_keyword_of_an_engine_is_a_value_error_that_names_it(trtllm: Fake) -> None:
@@ -145,7 +145,7 @@ def test_building_blocks_until_the_engine_is_up(trtllm: Fake) -> None:
     assert not built
     trtllm.control.finish_start()
     thread.join(timeout=30)
-    assert built[0]._check_health()
+    assert is_healthy(built[0])
 
 
 def test_building_fails_as_asked_and_leaves_no_engine(trtllm: Fake) -> None:

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.trtllm import FAKE_PATH, environment, installed
-from tests.unit.tensorrt_llm_fake.told import engine
+from tests.unit.tensorrt_llm_fake.told import engine, is_healthy
 
 
 def test_nothing_is_left_behind() -> None:
     before = (list(sys.path), set(sys.modules), dict(os.environ), threading.active_count())
     with installed() as fake:
         llm = engine(fake, env_overrides={"SOME_VARIABLE": 1})
-        assert llm._check_health()
+        assert is_healthy(llm)
         assert os.environ["SOME_VARIABLE"] == "1"
     assert (list(sys.path), dict(os.environ), threading.active_count()) == (before[0], before[2], before[3])
     assert not {name for name in set(sys.modules) - before[1] if name.startswith("tensorrt_llm")}
     assert "TRT-LLM" not in logging.Logger.manager.loggerDict
-    assert not llm._check_health()
+    assert not is_healthy(llm)
 
 
 def test_a_module_that_imported_the_fake_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,4 +48,20 @@ def held(told: list[Json], window: int | None = None) -> dict[int, set[Any]]:
 
 def caches(llm: Any, rank: int = 0) -> Any:
     """Return the caches of a rank, one for each window."""
-    return llm._executor._engine.ranks[rank].caches
+    return executor_of(llm).engine.ranks[rank].caches
+
+
+def executor_of(llm: Any) -> Any:
+    """Return what drives the engine, by the library's own name."""
+    return llm._executor  # noqa: SLF001 - the library has no public one
+
+
+def is_healthy(llm: Any) -> bool:
+    """Return the library's word on the engine's health, as the agent asks for it."""
+    return bool(llm._check_health())  # noqa: SLF001 - the library has no public one
+
+
+def fatal_error(llm: Any) -> BaseException | None:
+    """Return why the engine is dead, likewise."""
+    error: BaseException | None = executor_of(llm)._fatal_error  # noqa: SLF001 - the library has no public one
+    return error

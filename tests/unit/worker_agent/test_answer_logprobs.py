@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_runtime.text import ByteText
+from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.answer_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.api.choice_text import TokenSpan
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -73,7 +73,7 @@ def test_a_place_of_which_nothing_is_known_says_so() -> None:
     assert (told["token_logprobs"], told["top_logprobs"]) == ([None], [None])
 
 
-def test_a_token_that_nobody_can_tell_has_no_bytes() -> None:
+def test_an_unknown_token_has_no_bytes() -> None:
     (content,) = read(chat_logprobs([place(TokenLogprob(token_id=9_999, logprob=-1.0))], BYTES))["content"]
     assert (content["token"], content["bytes"]) == ("", None)
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from kv_protocol.openai import CompletionRequest, decode_chat, decode_completion
-from kv_runtime.config import ConfigurationError, load_settings
-from kv_runtime.text import Text, load_text
+from kv_protocol.openai.requests import CompletionRequest, decode_chat, decode_completion
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 from worker_agent.api.answer_parsing import AnswerParsing

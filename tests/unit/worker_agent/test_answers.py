@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai import ChatRequest, CompletionRequest
-from worker_agent.api.answers import Answer, usage
+from kv_protocol.openai.requests import ChatRequest, CompletionRequest
+from worker_agent.api.answers import CompletionAnswer, usage
 from worker_agent.api.choice_text import Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -14,12 +14,12 @@ from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 CREATED = 1_700_000_000
 
 
-def chat(**fields: Any) -> Answer:
-    return Answer(ChatRequest(model="m", messages=[], **fields), "7", CREATED, lambda token: bytes((token,)))
+def chat(**fields: Any) -> CompletionAnswer:
+    return CompletionAnswer(ChatRequest(model="m", messages=[], **fields), "7", CREATED, lambda token: bytes((token,)))
 
 
-def completion(**fields: Any) -> Answer:
-    return Answer(
+def completion(**fields: Any) -> CompletionAnswer:
+    return CompletionAnswer(
         CompletionRequest(model="m", prompt=msgspec.Raw(b'"hi"'), **fields), "7", CREATED, lambda token: bytes((token,))
     )
 
@@ -82,14 +82,14 @@ def test_a_stream_closes_with_the_reason(reason: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: Answer) -> None:
+def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: CompletionAnswer) -> None:
     assert answer.events(Piece()) == b""
     assert len(events_of(answer.events(Piece(), always=True))) == 1
     assert len(events_of(answer.events(Piece(text="a", finish_reason="stop")))) == 2
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Answer) -> None:
+def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: CompletionAnswer) -> None:
     opened = data_of(answer.events(Piece(text="x"), always=True))
     (usage_event,) = events_of(answer.ending(USAGE, include_usage=True).removesuffix(b"data: [DONE]\n\n"))
     assert usage_event == {**opened, "choices": [], "usage": USAGE}
@@ -143,7 +143,7 @@ def test_a_chat_of_several_choices_opens_with_the_role_of_each() -> None:
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_every_event_names_its_choice(answer: Answer) -> None:
+def test_every_event_names_its_choice(answer: CompletionAnswer) -> None:
     delta, closing = (
         answer.events(Piece(choice=2, text="x"), always=True),
         answer.events(Piece(choice=2, finish_reason="stop")),
@@ -202,13 +202,13 @@ HANDOFF = {"request_type": "context_only", "first_gen_tokens": [97], "encoded_op
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_what_the_next_worker_needs_stands_in_the_choice(answer: Answer) -> None:
+def test_what_the_next_worker_needs_stands_in_the_choice(answer: CompletionAnswer) -> None:
     whole = msgspec.json.decode(answer.full_body([HANDED_OVER], USAGE, prompt=(5, 6)))
     assert (whole["choices"][0]["disaggregated_params"], whole["prompt_token_ids"]) == (HANDOFF, [5, 6])
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_a_stream_says_it_once_where_it_says_the_reason(answer: Answer) -> None:
+def test_a_stream_says_it_once_where_it_says_the_reason(answer: CompletionAnswer) -> None:
     delta, closing = events_of(answer.events(HANDED_OVER, (5, 6)))
     assert (closing["choices"][0]["disaggregated_params"], closing["prompt_token_ids"]) == (HANDOFF, [5, 6])
     assert "disaggregated_params" not in delta["choices"][0]

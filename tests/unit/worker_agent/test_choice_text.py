@@ -8,7 +8,8 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from kv_runtime.text import ByteText
+from kv_runtime.text.byte_model import ByteText
+from tests.support.planting import inside
 from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -147,8 +148,9 @@ class ShowsTokensAtOnce(ChoiceText):
     def push(self, output: EngineOutput) -> Piece:
         piece = super().push(output)
         assert self._held is not None
-        held = tuple(each for _, each in self._held._spans)
-        self._held._spans.clear()
+        spans = inside(self._held, "_spans")
+        held = tuple(each for _, each in spans)
+        spans.clear()
         return Piece(text=piece.text, spans=piece.spans + held, finish_reason=piece.finish_reason)
 
 

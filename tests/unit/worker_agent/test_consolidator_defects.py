@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Tier
+from tests.support.planting import inside, plant
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
@@ -118,11 +119,11 @@ def test_a_removal_goes_through_no_names_but_its_own() -> None:
     mirror = RankMirror(BLOCK_SIZE)
     for block in range(100):
         mirror.apply(msgspec.structs.replace(stored(), block_hashes=(2 * block, 2 * block + 1)))
-    names = mirror._names["engine"]
-    names._names = Unscannable(names._names)
+    names = inside(mirror, "_names")["engine"]
+    plant(names, "_names", Unscannable(inside(names, "_names")))
     blocks = UnscannableBlocks()
-    blocks.update(mirror._blocks)
-    mirror._blocks = blocks
+    blocks.update(inside(mirror, "_blocks"))
+    plant(mirror, "_blocks", blocks)
     assert mirror.apply(EngineRemoved(block_hashes=(0, 1))) == []
     for block in range(1, 100):
         events = mirror.apply(EngineRemoved(block_hashes=(2 * block, 2 * block + 1)))

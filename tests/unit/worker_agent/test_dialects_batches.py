@@ -150,7 +150,7 @@ def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
         ["AllBlocksCleared", "somebody"],
     ],
 )
-def test_a_clear_stands_whoever_says_it(cleared: object) -> None:
+def test_a_clear_is_accepted_from_any_source(cleared: object) -> None:
     assert read(cleared).events == (EngineCleared(),)
 
 

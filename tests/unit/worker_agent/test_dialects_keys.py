@@ -110,7 +110,7 @@ def test_a_salt_of_names_only_is_kept_and_their_items_are_not() -> None:
         ([None, None, ["beyond the blocks"]], 0),
     ],
 )
-def test_keys_that_nobody_can_explain_are_counted(extra_keys: list[object], unexplained: int) -> None:
+def test_unexplained_keys_are_counted(extra_keys: list[object], unexplained: int) -> None:
     decoder = BatchDecoder()
     event = stored_map(
         block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lora_name="adapter", extra_keys=extra_keys

@@ -157,15 +157,6 @@ def test_settings_of_attention_dp_without_it_are_ignored() -> None:
     assert warned({**settings, "enable_attention_dp": True, "tensor_parallel_size": 2}) == []
 
 
-# ---------------------------------------------------------------- _autodeploy
-def test_autodeploy_searches_no_beams_and_takes_no_more_requests_than_tokens() -> None:
-    args = {"max_beam_width": 2, "max_batch_size": 64, "max_num_tokens": 32}
-    beams, requests = refused({"backend": "_autodeploy", **args})
-    assert "max_beam_width: expected 1 under backend _autodeploy, found 2" in beams
-    assert "max_batch_size: expected at most max_num_tokens, 32, under backend _autodeploy, found 64" in requests
-    assert warned(args) == []
-
-
 # ---------------------------------------------------------------- versions
 @pytest.mark.parametrize("version", ["1.2.1", "1.4.0rc1", "2.0", "unknown"])
 def test_an_engine_outside_the_supported_versions_is_refused_with_what_is_allowed(version: str) -> None:
@@ -176,13 +167,6 @@ def test_an_engine_outside_the_supported_versions_is_refused_with_what_is_allowe
 
 def test_a_supported_engine_and_none_are_not_spoken_of() -> None:
     assert warned(engine_version="1.3.0rc29") == warned(engine_version="") == []
-
-
-def test_a_moe_backend_that_the_version_has_no_more_is_refused() -> None:
-    args = {"moe_config": {"backend": "WIDEEP"}}
-    (told,) = refused(args, engine_version="1.3.0rc27")
-    assert told.startswith("engine.yaml: moe_config.backend: expected another backend with TensorRT-LLM 1.3.0rc27")
-    assert warned(args, engine_version="1.3.0rc12") == warned(args) == []
 
 
 def test_experts_alone_are_more_than_the_one_gpu_of_the_default() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from worker_agent.engine_args.layers import (
     LAYERS,
+    Branch,
     Layer,
     LayerName,
-    Origin,
+    Leaf,
     Path,
-    Section,
     Tree,
-    Value,
+    ValueOrigin,
     dotted,
     is_section,
     merge,
@@ -149,15 +149,15 @@ def without_cuts(lower: Tree, upper: Tree) -> Tree:
     whole = dict(lower)
     for name, node in upper.items():
         under = lower.get(name)
-        both = isinstance(under, Section) and isinstance(node, Section)
-        whole[name] = Section(without_cuts(under.below, node.below), node.origin) if both else node  # type: ignore[union-attr]
+        both = isinstance(under, Branch) and isinstance(node, Branch)
+        whole[name] = Branch(without_cuts(under.below, node.below), node.origin) if both else node  # type: ignore[union-attr]
     return whole
 
 
 def first_wins(lower: Tree, upper: Tree) -> Tree:
     """Planted: the lower layer's origin stays."""
     return {
-        name: Value(node.found, lower[name].origin) if name in lower and isinstance(node, Value) else node
+        name: Leaf(node.found, lower[name].origin) if name in lower and isinstance(node, Leaf) else node
         for name, node in merge(lower, upper).items()
     }
 
@@ -190,7 +190,10 @@ def test_another_type_is_another_value(old: Any, new: Any) -> None:
 
 def test_a_path_without_a_place_is_where_the_one_above_it_is() -> None:
     one = layer("file", {"a": {"b": {"c": 1}}, "d": 2}, a="f:1", a__b="f:2")
-    assert [each.origin for each in settings_of(tree_of(one))] == [Origin("file", "f:2"), Origin("file", "file")]
+    assert [each.origin for each in settings_of(tree_of(one))] == [
+        ValueOrigin("file", "f:2"),
+        ValueOrigin("file", "file"),
+    ]
 
 
 def test_settings_stand_by_path_whatever_the_order_of_the_layers_names() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_runtime.config import ConfigurationError, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
 from worker_agent.config import AgentSettings, EngineSection
 
 

@@ -104,7 +104,7 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["tcp://*", "tcp://*:0", "tcp://*:65536", "inproc://events", "udp://*:5557", "5557"]
 )
-def test_an_address_that_nobody_can_connect_to_is_refused_by_its_name(endpoint: str) -> None:
+def test_an_address_that_cannot_be_connected_to_is_refused_by_its_name(endpoint: str) -> None:
     with pytest.raises(LimitExceeded, match=r"^kv_events_config\.endpoint: found "):
         engine_publishers(streaming(endpoint=endpoint))
 

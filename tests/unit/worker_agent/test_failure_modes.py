@@ -1,7 +1,7 @@
 """What went wrong elsewhere on the agent's side of the event plane, by its number, and does not here.
 
 Each test is one small fact; more of each is in the tests of the part that sees to it. Those that need sockets are in
-`tests/integration/test_failure_modes.py`; numbers that are not here are the index's.
+`tests/system/integration/test_failure_modes.py`; numbers that are not here are the index's.
 Source: `docs/SOURCES.md` E7.
 """
 
@@ -262,7 +262,7 @@ def test_24_an_alias_outlives_the_first_of_two_removals(agent: Agent) -> None:
     assert agent.held() == {}
 
 
-def test_25_an_offloaded_block_that_nobody_described_is_not_counted_on(agent: Agent) -> None:
+def test_25_an_offloaded_block_without_a_description_is_not_counted(agent: Agent) -> None:
     agent.tell(named(999, tier=Tier.HOST), origin=HOST)
     assert agent.held() == {}
     assert agent.core.statistics().ranks[0].counts["host"].unknown_name == 1
@@ -282,7 +282,7 @@ def test_26_an_event_that_cannot_be_read_costs_its_batch_nothing(agent: Agent) -
     assert agent.rules.stale(0) != ""
 
 
-def test_27_a_sequence_that_nobody_can_have_reached_is_refused_and_the_next_ones_are_heard() -> None:
+def test_27_an_impossible_sequence_is_refused_and_the_next_ones_are_read() -> None:
     cursor = SourceCursor()
     assert cursor.on_live(0, b"0", 0.0).payloads == ((0, b"0"),)
     assert cursor.on_live(AHEAD_MAX + 1, b"?", 0.0) == Delivery()
@@ -308,6 +308,6 @@ def test_28_after_any_bad_event_the_next_poll_is_translated(agent: Agent) -> Non
     assert set(agent.held()) == set(chain(1))
 
 
-def test_28_removals_of_what_nobody_knows_are_counted_only(agent: Agent) -> None:
+def test_28_removals_of_unknown_blocks_are_only_counted(agent: Agent) -> None:
     agent.tell(EngineRemoved(block_hashes=(1, 2, 3)))
     assert agent.core.statistics().ranks[0].counts["engine"].unknown_removal == 3

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_runtime.config import ConfigurationError, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
 from worker_agent.engines.attached.config import (
     AttachedEngineSection,
     AttachSettings,

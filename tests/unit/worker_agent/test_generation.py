@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.openai import CompletionRequest
-from kv_runtime.text import ByteText
-from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent.api.answers import Answer
+from kv_protocol.openai.requests import CompletionRequest
+from kv_runtime.text.byte_model import ByteText
+from tests.system.integration.scripted_engine import ScriptedEngine
+from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed
 from worker_agent.api.sampling import Sampling, TokenLogprob, TokenLogprobs
@@ -91,7 +91,7 @@ def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
             del left[choice]
     engine, answer = (
         Saying(outputs),
-        Answer(CompletionRequest(model="m", prompt=msgspec.Raw(b'"x"')), "7", 0, TEXT.token_bytes),
+        CompletionAnswer(CompletionRequest(model="m", prompt=msgspec.Raw(b'"x"')), "7", 0, TEXT.token_bytes),
     )
     streamed = collected(generation(engine, choices=len(said), stops=stops))
     events = b"".join(answer.events(piece) for piece in streamed)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kv_protocol.images import FixedTokens, ImageRule
-from kv_runtime.chat_messages import TextError
-from kv_runtime.text import load_text
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.loading import load_text
 from tests.support.image_model import PLACEHOLDER, write_image_model
 from worker_agent.media.config import ImageModelSection
 from worker_agent.media.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule, model_type

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker_agent.media_samples import PNG, refused
-from worker_agent.media.files import MediaFiles, _read
+from worker_agent.media.files import MediaFiles
 from worker_agent.media.refusals import MediaRefused
 
 
@@ -66,13 +66,18 @@ def test_a_link_that_leads_in_a_circle_is_no_file(allowed: Path) -> None:
 
 
 @pytest.mark.parametrize("swapped", ["deep", "deep/a.png"])
-def test_a_link_that_appears_after_the_look_opens_nothing(allowed: Path, swapped: str) -> None:
+def test_a_link_that_appears_after_the_look_opens_nothing(
+    allowed: Path, swapped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = MediaFiles([str(allowed)])
     outside = allowed.parent / "allowed-not"
     (allowed / swapped).rename(allowed / "moved")
     (allowed / swapped).symlink_to(outside if swapped == "deep" else outside / "a.png")
     assert (allowed / "deep" / "a.png").read_bytes() == PNG
-    with pytest.raises(OSError, match=r"symbolic link|Not a directory"):
-        _read(allowed, ("deep", "a.png"), 1000)
+    monkeypatch.setattr(os.path, "realpath", str)  # the link was not there when the path was resolved
+    with pytest.raises(MediaRefused, match=r"symbolic link|Not a directory") as caught:
+        files.read(str(allowed / "deep" / "a.png"), "f", 1000)
+    assert refused(caught) == "path_missing"
 
 
 def test_a_missing_file_a_directory_and_a_pipe_are_no_files(allowed: Path) -> None:

@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
+from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
 from tests.unit.worker_agent.media_samples import GIF, PNG, refused
 from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
 from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
-from worker_agent.media.mm_keys import MmKey, MmRun, check_placeholders, expanded, keys_of_blocks, mm_block_hashes
+from worker_agent.media.image_models import check_placeholders
 from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaRefused
 

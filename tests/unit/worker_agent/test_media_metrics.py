@@ -1,11 +1,10 @@
 """Refusals and encodings as metrics, each with its reason or outcome."""
 
-from pathlib import Path
-
 from prometheus_client.core import Metric
 
 from kv_runtime.clock import ManualClock
 from tests.support.image_model import PLACEHOLDER
+from tests.support.paths import ROOT
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.media.config import EmbeddingTransferSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
@@ -16,7 +15,7 @@ from worker_agent.media.loader import MediaLoader
 from worker_agent.media.metrics import encode_families, media_families
 from worker_agent.media.offers import Offers
 
-PAGE = Path(__file__).parents[3] / "docs" / "TENSORRT_LLM.md"
+PAGE = ROOT / "docs" / "TENSORRT_LLM.md"
 
 
 class NoEncoder:

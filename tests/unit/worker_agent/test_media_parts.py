@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from kv_runtime.chat_messages import checked_messages
+from kv_protocol.image_headers import image_pixels, image_type
+from kv_runtime.text.chat_messages import checked_messages
 from tests.unit.worker_agent.media_samples import (
     GIF,
     JPEG,
@@ -30,11 +31,12 @@ from worker_agent.media.parts import (
     split_chat,
 )
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.media.types import image_pixels, image_type
 
 RULES = MediaRules(kinds=MEDIA_KINDS)
 PLACEHOLDER = "<|image|>"
 URL = "https://example.org/a.png"
+HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
+"""A JPEG's frame header of 20,000 x 20,000 pixels."""
 
 
 def part(kind: MediaKind = "image", url: str = URL) -> MediaPart:
@@ -171,6 +173,9 @@ def test_a_cut_image_has_a_size_or_none_but_no_other(sample: bytes) -> None:
         (PNG[:20], None, "content"),
         (b"\xff\xd8\xff\xda" + bytes(20), None, "content"),
         (b"\xff\xd8" + b"\xff\xe0\x00\x00" * 9000, None, "content"),
+        (JPEG[:2] + b"\xff" * 5000 + JPEG[2:], None, "content"),
+        (JPEG[:2] + b"\xff\x00\x00\x0f" + HUGE_FRAME + JPEG[2:], None, "content"),
+        (JPEG[:2] + b"\xff\xd9\x00\x0f" + HUGE_FRAME + JPEG[2:], None, "content"),
         (GIF[:6] + bytes(10), None, "content"),
         (PNG[:16] + b"\x7f\xff\xff\xff" * 2 + PNG[24:], None, "pixels"),
     ],

@@ -375,7 +375,7 @@ def test_a_bare_name_said_twice_is_two_copies() -> None:
     assert counts(mirror).unknown_removal == 0
 
 
-def test_a_bare_name_that_nobody_described_is_counted_and_dropped() -> None:
+def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:
     mirror = mirror_of(store(0))
     assert mirror.apply(by_name(7, 100)) == [Stored((CHAIN[0],), tier=Tier.HOST)]
     assert counts(mirror) == MirrorCounts(stored=2, unknown_name=1)

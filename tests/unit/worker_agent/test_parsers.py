@@ -3,18 +3,22 @@
 import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
-from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
 from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStarted
 from worker_agent.api.parsers.families import TOOL_CALL_PARSERS, AnswerFormat
 from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-EVERYTHING = Wishes(finds_calls=True)
+EVERYTHING = AnswerOptions(finds_calls=True)
 
 
 def parser(
-    tools: str = "hermes", reasoning: str = "", wishes: Wishes = EVERYTHING, answer_id: str = "a", choice: int = 0
+    tools: str = "hermes",
+    reasoning: str = "",
+    wishes: AnswerOptions = EVERYTHING,
+    answer_id: str = "a",
+    choice: int = 0,
 ) -> AnswerParser:
     made = AnswerFormat(tools, reasoning).parser(wishes, answer_id=answer_id, choice=choice)
     assert made is not None
@@ -46,12 +50,12 @@ def test_other_engines_names_are_known(name: str) -> None:
 
 def test_without_parsers_or_tools_nothing_is_parsed() -> None:
     assert AnswerFormat().parser(EVERYTHING, answer_id="a", choice=0) is None
-    assert AnswerFormat("hermes").parser(Wishes(), answer_id="a", choice=0) is None
+    assert AnswerFormat("hermes").parser(AnswerOptions(), answer_id="a", choice=0) is None
 
 
 def test_gpt_oss_is_read_without_tools_and_its_calls_are_content() -> None:
     text = "<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}"
-    assert parsed(parser("gpt_oss", wishes=Wishes()), [text]) == [ReasoningDelta("r"), ContentDelta("{}")]
+    assert parsed(parser("gpt_oss", wishes=AnswerOptions()), [text]) == [ReasoningDelta("r"), ContentDelta("{}")]
 
 
 def test_only_the_begin_of_a_marker_waits() -> None:
@@ -77,7 +81,7 @@ def test_text_that_begins_no_marker_is_shown_at_once(tools: str, reasoning: str)
 )
 def test_schemas_that_say_odd_things_do_no_harm(schema: object) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
-    made = parser("qwen3_coder", wishes=Wishes(finds_calls=True, tools=[tool]))
+    made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
     (call,) = read_of(parsed(made, ["<function=f><parameter=a>3</parameter></function>"])).tool_calls
     assert call["arguments"] == ('{"a": 3}' if "integer" in str(schema) else '{"a": "3"}')
 
@@ -110,14 +114,14 @@ def test_ids_of_mistral_are_nine_letters_or_digits() -> None:
 
 
 def test_only_the_first_call_is_kept_where_calls_may_not_be_parallel() -> None:
-    made = parser(wishes=Wishes(finds_calls=True, only_first_call=True))
+    made = parser(wishes=AnswerOptions(finds_calls=True, only_first_call=True))
     assert len(read_of(parsed(made, [CALL * 3])).tool_calls) == 1
     assert made.calls == 1
     assert made.finish_reason("stop") == "tool_calls"
 
 
 def test_reasoning_is_dropped_where_it_is_not_wanted() -> None:
-    made = parser("", "deepseek_r1", Wishes(keeps_reasoning=False))
+    made = parser("", "deepseek_r1", AnswerOptions(keeps_reasoning=False))
     assert parsed(made, ["r</think>c"]) == [ContentDelta("c")]
 
 
@@ -145,7 +149,7 @@ def test_arguments_before_a_name_wait_no_longer_than_the_bound() -> None:
 
 def test_a_value_that_waits_for_its_end_becomes_text_beyond_the_bound() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
-    made = parser("qwen3_coder", wishes=Wishes(finds_calls=True, tools=[tool]))
+    made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
     long = "1," * HELD_CHARACTERS_MAX
     events = parsed(made, ["<function=f><parameter=a>", long, "</parameter></function>"])
     assert read_of(events).tool_calls == [{"name": "f", "arguments": f'{{"a": "{long}"}}'}]

@@ -1,19 +1,19 @@
 """Who asks about a rank, and who is answered next."""
 
 from kv_protocol.recovery import RecoverRequest
-from worker_agent.events.questions import QUESTIONS_MAX, Question, Questions
+from worker_agent.events.questions import QUESTIONS_MAX, PendingRecovery, Questions
 
 FIRST, SECOND = RecoverRequest(1), RecoverRequest(2)
 
 
 def ask(questions: Questions, asker: str, request: RecoverRequest = FIRST) -> str:
-    return questions.ask(Question(asker, request))
+    return questions.ask(PendingRecovery(asker, request))
 
 
 def test_askers_are_answered_in_the_order_in_which_they_came() -> None:
     questions = Questions()
     assert [ask(questions, asker) for asker in "abc"] == ["taken"] * 3
-    assert [questions.next() for _ in range(4)] == [*(Question(asker, FIRST) for asker in "abc"), None]
+    assert [questions.next() for _ in range(4)] == [*(PendingRecovery(asker, FIRST) for asker in "abc"), None]
 
 
 def test_a_question_repeated_while_it_waits_or_is_answered_is_dropped() -> None:
@@ -40,7 +40,7 @@ def test_another_question_of_a_waiting_asker_keeps_its_turn() -> None:
     for asker in "ab":
         ask(questions, asker)
     assert ask(questions, "a", SECOND) == "replaced"
-    assert [questions.next() for _ in range(3)] == [Question("a", SECOND), Question("b", FIRST), None]
+    assert [questions.next() for _ in range(3)] == [PendingRecovery("a", SECOND), PendingRecovery("b", FIRST), None]
 
 
 def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None:
@@ -51,14 +51,14 @@ def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None
     assert ask(questions, "a", SECOND) == "replaced"
     assert not questions.is_current(answered)
     assert ask(questions, "a", SECOND) == "repeated"
-    assert questions.next() == Question("a", SECOND)
+    assert questions.next() == PendingRecovery("a", SECOND)
 
 
 def test_an_earlier_question_that_comes_late_does_not_replace_the_one_that_waits() -> None:
     questions = Questions()
     ask(questions, "a", SECOND)
     assert ask(questions, "a", FIRST) == "overtaken"
-    assert [questions.next(), questions.next()] == [Question("a", SECOND), None]
+    assert [questions.next(), questions.next()] == [PendingRecovery("a", SECOND), None]
 
 
 def test_an_earlier_question_that_comes_late_does_not_end_the_answer_to_a_later_one() -> None:
@@ -79,7 +79,7 @@ def test_questions_of_others_do_not_end_an_answer() -> None:
     assert questions.is_current(answered)
 
 
-def test_beyond_a_bound_askers_are_turned_away_but_those_who_wait_may_ask_anew() -> None:
+def test_beyond_a_bound_askers_are_turned_away_but_waiting_ones_may_ask_again() -> None:
     questions = Questions()
     for asker in range(QUESTIONS_MAX):
         ask(questions, str(asker))

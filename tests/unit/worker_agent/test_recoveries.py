@@ -78,7 +78,7 @@ def rows(parts: list[Answer]) -> list[HeldBlock]:
 
 
 # -------------------------------------------------------------------- replay
-def test_who_missed_some_batches_is_told_these_again_as_they_were_published() -> None:
+def test_a_reader_that_missed_batches_gets_them_as_they_were_published() -> None:
     core = consolidation()
     tell(core, store(0, 40), EngineRemoved(block_hashes=(40,)), store(39, 3))
     published = publish(core)
@@ -95,13 +95,13 @@ def test_what_is_not_published_yet_is_told_too() -> None:
     assert [batch.event for batch in replayed(answer(core, after_seq=1))] == [Removed(CHAIN[39:40])]
 
 
-def test_who_has_all_is_told_so() -> None:
+def test_a_reader_that_has_everything_gets_an_empty_replay() -> None:
     core = consolidation()
     tell(core, store(0, 3))
     assert answer(core, after_seq=1) == [ReplayChunk(request_id=7, epoch=EPOCH, last_seq=1, message=b"")]
 
 
-def test_who_knows_the_epoch_and_nothing_of_it_is_told_it_from_its_beginning() -> None:
+def test_a_reader_that_has_nothing_of_the_epoch_gets_it_from_its_beginning() -> None:
     core = consolidation()
     tell(core, store(0, 40))
     assert [batch.event for batch in replayed(answer(core))] == [Stored(CHAIN[:40])]
@@ -120,7 +120,7 @@ def test_no_seq_is_missing_or_told_twice_whatever_was_asked_for() -> None:
 
 # -------------------------------------------------------------------- dump
 @pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])
-def test_who_is_of_another_epoch_or_none_is_told_everything(epoch: int) -> None:
+def test_a_reader_of_another_epoch_or_none_gets_a_dump(epoch: int) -> None:
     core = consolidation()
     tell(core, store(0, 3), EngineRemoved(block_hashes=(3,)))
     parts = answer(core, epoch, buckets=EMPTY_TABLE)
@@ -128,7 +128,7 @@ def test_who_is_of_another_epoch_or_none_is_told_everything(epoch: int) -> None:
     assert [(part.epoch, part.last_seq, kind_of(part)) for part in parts] == [(EPOCH, 2, "dump")]
 
 
-def test_who_missed_what_is_no_longer_kept_is_told_everything() -> None:
+def test_a_reader_that_missed_dropped_batches_gets_a_dump() -> None:
     core = consolidation(ring_bytes_max=0)
     tell(core, store(0, 40), store(40, 1))
     publish(core)
@@ -173,7 +173,7 @@ def test_the_answer_is_of_the_moment_it_was_asked_for_whatever_happens_while_it_
 
 
 # -------------------------------------------------------------------- repair
-def test_who_differs_is_told_the_blocks_of_the_buckets_that_do() -> None:
+def test_a_reader_that_differs_gets_the_blocks_of_the_different_buckets() -> None:
     core = consolidation()
     tell(core, store(0, 40))
     ghost = CHAIN[0] ^ 1
@@ -202,7 +202,7 @@ def test_a_repair_is_of_now_whatever_place_the_asker_is_at(after_seq: int) -> No
     assert {part.last_seq for part in parts} == {2}
 
 
-def test_who_differs_in_nothing_is_told_of_no_bucket() -> None:
+def test_a_reader_without_differences_gets_no_bucket() -> None:
     core = consolidation()
     tell(core, store(0, 10))
     (part,) = answer(core, after_seq=1, buckets=table(*CHAIN[:10]))

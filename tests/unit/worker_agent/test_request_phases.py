@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kv_protocol.fleet import Role
-from kv_protocol.openai import Request, RequestInvalid, decode_chat
+from kv_protocol.openai.requests import Request, RequestInvalid, decode_chat
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_phases import GenerationPhase, phase_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai import (
+from kv_protocol.openai.requests import (
     ChatRequest,
     CompletionRequest,
     Request,
@@ -16,7 +16,7 @@ from kv_protocol.openai import (
     decode_chat,
     decode_completion,
 )
-from kv_runtime.text import ByteText
+from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import RequestRules, prompt_ids
 from worker_agent.api.sampling import Sampling

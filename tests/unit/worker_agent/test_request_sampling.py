@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai import RequestInvalid, decode_chat, decode_completion
+from kv_protocol.openai.requests import RequestInvalid, decode_chat, decode_completion
 from worker_agent.api.request_sampling import guide_field, sampling_of
 from worker_agent.api.sampling import Guide, Sampling
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai import Request, RequestInvalid, decode_completion
-from kv_runtime.text import ByteText
+from kv_protocol.openai.requests import Request, RequestInvalid, decode_completion
+from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.request_tokens import (
     BAD_WORDS_MAX,
     BIASES_MAX,

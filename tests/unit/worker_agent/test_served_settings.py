@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, load_settings
-from kv_runtime.config_text import render
-from kv_runtime.text import load_text
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.rendering import render
+from kv_runtime.text.loading import load_text
 from worker_agent.commands.engine_choice import Chosen, build_engine, chosen_engine, engine_text, served_names
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid

@@ -3,31 +3,30 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import lora_id
-from kv_protocol.trtllm_hash import trtllm_block_hash
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
-from worker_agent.engines.simulated.events import EventLog, render
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.events import RankEventLog, render
+from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
 from worker_agent.engines.types import PRIORITY_DEFAULT
 
-PLAIN = Namespace()
+PLAIN = EngineNamespace()
 
 
 class Cache:
     """A pool of 4-token blocks and what it told."""
 
     def __init__(self, total_blocks: int) -> None:
-        self.log = EventLog()
+        self.log = RankEventLog()
         self.pool = BlockPool(total_blocks, 4, self.log.window(512, total_blocks))
 
-    def admit(self, prompt: range, namespace: Namespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> BlockTable:
+    def admit(self, prompt: range, namespace: EngineNamespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> BlockTable:
         table = self.pool.admit(prompt, len(prompt), namespace, priority)
         assert table is not None
         return table
 
-    def hold(self, prompt: range, namespace: Namespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> None:
+    def hold(self, prompt: range, namespace: EngineNamespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> None:
         self.pool.release(self.admit(prompt, namespace, priority), prompt)
 
-    def reusable_blocks(self, prompt: range, namespace: Namespace = PLAIN) -> int:
+    def reusable_blocks(self, prompt: range, namespace: EngineNamespace = PLAIN) -> int:
         return len(self.pool.match(prompt, namespace))
 
     def told(self) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def test_creation_is_the_first_event() -> None:
 
 
 def test_events_have_the_engines_shape(cache: Cache) -> None:
-    cache.hold(range(6), Namespace.of(None, "pepper"))
+    cache.hold(range(6), EngineNamespace.of(None, "pepper"))
     salt_id = 0x96F8CED929CFBB8C
     first = trtllm_block_hash(range(4), cache_salt_id=salt_id)
     second = trtllm_block_hash((4, 5), first, cache_salt_id=salt_id)
@@ -81,8 +80,8 @@ def test_a_partial_block_occupies_but_is_never_reused(cache: Cache) -> None:
 
 
 def test_adapter_and_salt_keep_equal_tokens_apart(cache: Cache) -> None:
-    cache.hold(range(4), Namespace.of("adapter", None))
-    askers = [Namespace.of("adapter", ""), Namespace.of("", "salt"), Namespace.of(None, None)]
+    cache.hold(range(4), EngineNamespace.of("adapter", None))
+    askers = [EngineNamespace.of("adapter", ""), EngineNamespace.of("", "salt"), EngineNamespace.of(None, None)]
     assert [cache.reusable_blocks(range(5), asker) for asker in askers] == [1, 0, 0]
     assert cache.pool.held_hashes() == {trtllm_block_hash(range(4), lora_task_id=lora_id("adapter"))}
 

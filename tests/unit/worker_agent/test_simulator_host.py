@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Tier
-from kv_protocol.trtllm_hash import trtllm_block_hash
 from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
@@ -199,7 +199,7 @@ def test_pinned_memory_is_the_host_tier_s() -> None:
     assert render_statistics(row)["pinnedMemUsage"] == 3 * 4 * 144 * 1024
 
 
-def test_host_events_that_nobody_took_give_way_to_an_account() -> None:
+def test_untaken_host_events_are_replaced_by_a_description() -> None:
     engine = Engine(SOURCE, event_buffer_max_size=1)
     for index in range(8):
         engine.serve(range(index * 100, index * 100 + 16))

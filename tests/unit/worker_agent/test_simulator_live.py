@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from kv_protocol.events import Tier
 from worker_agent.engines.port import Engine
+from worker_agent.engines.simulated import engine as simulated_engine
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -261,11 +263,13 @@ class WatchedCondition(threading.Condition):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
-async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(poll: str) -> None:
-    clock = LeapingClock()
+async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(
+    poll: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, watched = LeapingClock(), WatchedCondition()
+    monkeypatch.setattr(simulated_engine, "threading", SimpleNamespace(Condition=lambda: watched))
     async with running(clock) as engine:
         engine.kv_events(0)
-        engine._changed = watched = WatchedCondition()
         polling = asyncio.create_task(asyncio.to_thread(getattr(engine, poll), 3600.0))
         await asyncio.to_thread(watched.waited.wait)
         await arrivals_s(engine, clock, request(max_tokens=1))

@@ -1,12 +1,12 @@
-from pathlib import Path
 from statistics import median
 
 import pytest
 
-from bench.fidelity.fit_timing import START, Row, fit, load_capture
+from bench.fidelity.fit_timing import START, LatencyRow, fit, load_capture
+from tests.support.paths import CAPTURES
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
-CAPTURE = Path(__file__).parents[3] / ".." / "shared" / "captures" / "h200_calibration.json"
+CAPTURE = CAPTURES / "h200_calibration.json"
 
 
 def context(past: int, new: int) -> IterationWork:
@@ -57,9 +57,11 @@ def test_the_model_meets_the_measured_latencies() -> None:
 
 def test_the_fit_finds_the_constants_of_noiseless_rows() -> None:
     shapes = [
-        Row("ttft", isl, 1.0, cached=isl * part // 4) for isl in (64, 256, 2048, 8192, 32_768) for part in range(4)
+        LatencyRow("ttft", isl, 1.0, cached=isl * part // 4)
+        for isl in (64, 256, 2048, 8192, 32_768)
+        for part in range(4)
     ]
-    shapes += [Row("itl", 1024, 1.0, batch=batch) for batch in (1, 8, 32, 64, 128, 256)]
-    rows = [Row(r.kind, r.isl, r.modelled_ms(H200_8B), r.cached, r.batch) for r in shapes]
+    shapes += [LatencyRow("itl", 1024, 1.0, batch=batch) for batch in (1, 8, 32, 64, 128, 256)]
+    rows = [LatencyRow(r.kind, r.isl, r.modelled_ms(H200_8B), r.cached, r.batch) for r in shapes]
     found = fit(rows, START)
     assert max(abs(row.relative_error(found)) for row in rows) < 0.01

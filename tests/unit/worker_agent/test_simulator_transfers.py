@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.properties.transfer_fleet import ENGINE, Fleet, alone
+from tests.unit.properties.transfer_fleet import ENGINE, Fleet, alone
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
@@ -29,13 +29,13 @@ def test_places_are_had_in_the_order_of_asking_and_all_at_once() -> None:
     assert (buffer.release("b"), buffer.release("c"), buffer.used_tokens) == ([], [], 0)
 
 
-def test_who_does_not_fit_keeps_all_behind_it_waiting_until_it_goes() -> None:
+def test_a_transfer_that_does_not_fit_blocks_all_behind_it_until_it_ends() -> None:
     buffer = TransferBuffer(10)
     assert [buffer.request("long", 11), buffer.request("b", 1), buffer.request("c", 1)] == [[], [], []]
     assert buffer.release("long") == ["b", "c"]
 
 
-def test_an_unbounded_buffer_lets_nobody_wait() -> None:
+def test_in_an_unbounded_buffer_no_transfer_waits() -> None:
     buffer = TransferBuffer(None)
     assert [buffer.request(key, 1 << 30) for key in "ab"] == [["a"], ["b"]]
 
@@ -69,7 +69,7 @@ def test_the_decode_engine_computes_no_prompt() -> None:
     assert sum(row.inflight_batching_stats.num_gen_requests for row in rows) >= 3
 
 
-def test_a_prompt_holds_up_who_is_decoded_beside_it_and_nobody_on_a_decode_engine() -> None:
+def test_a_prompt_delays_requests_decoded_beside_it_and_none_on_a_decode_engine() -> None:
     fleet, aggregated = Fleet(RULES), Simulator(ENGINE)
     for number, name in enumerate("ab"):
         fleet.ask(request(name, max_tokens=40, first=100 * number))
@@ -155,7 +155,7 @@ def test_a_buffer_for_the_longest_input_lets_all_through(buffer_tokens: int | No
 
 
 # ---------------------------------------------------------------------------------------------------- failures
-def test_what_nobody_fetches_is_given_up_after_the_timeout_and_counted() -> None:
+def test_an_unfetched_context_expires_after_the_timeout_and_is_counted() -> None:
     fleet = Fleet(RULES)
     fleet.ask(request(), decode=None)
     fleet.run(until_s=9.99)

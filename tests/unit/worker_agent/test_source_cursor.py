@@ -293,7 +293,7 @@ def test_messages_put_the_question_off() -> None:
         assert cursor.next_replay(NOW_S + sequence * 0.9 + 0.89) is None
 
 
-def test_one_question_is_in_flight_until_it_ends_or_nobody_answers() -> None:
+def test_one_replay_is_in_flight_until_it_ends_or_times_out() -> None:
     cursor = SourceCursor()
     live(cursor, 3)
     assert cursor.next_replay(NOW_S) == 0
@@ -304,7 +304,7 @@ def test_one_question_is_in_flight_until_it_ends_or_nobody_answers() -> None:
     assert cursor.replays_total == 2
 
 
-def test_an_end_that_nobody_asked_for_says_nothing() -> None:
+def test_an_unrequested_end_of_a_replay_has_no_effect() -> None:
     cursor = SourceCursor()
     live(cursor, 3)
     assert cursor.on_replay_end(NOW_S) == NOTHING
@@ -319,7 +319,7 @@ def unanswered(cursor: SourceCursor, times: int = UNANSWERED_MAX) -> list[Delive
     return answers
 
 
-def test_a_hole_that_nobody_answers_for_is_a_loss() -> None:
+def test_a_hole_without_a_replay_is_a_loss() -> None:
     cursor = read_up_to(2)
     live(cursor, 4)
     live(cursor, 5)
@@ -327,13 +327,13 @@ def test_a_hole_that_nobody_answers_for_is_a_loss() -> None:
     assert cursor.is_unanswered
 
 
-def test_a_doubt_that_nobody_answers_for_is_another_life() -> None:
+def test_a_doubt_without_a_replay_is_a_restart() -> None:
     cursor = read_up_to(2)
     live(cursor, 0, life=1)
     assert unanswered(cursor) == [NOTHING, NOTHING, ANEW]
 
 
-def test_silence_that_nobody_answers_is_no_loss_and_an_answer_ends_it() -> None:
+def test_silence_without_a_replay_is_no_loss_and_a_replay_ends_it() -> None:
     cursor = read_up_to(2)
     assert unanswered(cursor) == [NOTHING] * UNANSWERED_MAX
     assert cursor.is_unanswered

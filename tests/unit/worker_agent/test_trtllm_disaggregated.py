@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai.requests import RequestInvalid
 from worker_agent.api.disaggregated import (
     STATE_BYTES_MAX,
     Handoff,

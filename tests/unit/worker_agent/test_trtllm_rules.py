@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import image_pad
-from kv_protocol.openai_option_table import CACHE_SALT_CHARACTERS_MAX
+from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
     Json,
@@ -59,7 +59,7 @@ def test_hashes_are_u64_whatever_the_sign_they_come_with(rules: TrtllmRules) -> 
     assert published == of_rank_0(store(2**64 - 1, parent=2**64 - 2), gone(2**64 - 1, 2**64 - 3, 2**63))
 
 
-def test_keys_that_nobody_knows_are_skipped(rules: TrtllmRules) -> None:
+def test_unknown_keys_are_skipped(rules: TrtllmRules) -> None:
     newer = event(0, stored(block(1, mm_hash=None), later=[1]), sequence=7)
     assert rules.translate([newer]) == of_rank_0(store(1))
 
@@ -186,7 +186,7 @@ def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event(rules: Trt
     ("ids", "lost"),
     [((0, 1), 0), ((0, 2), 1), ((0, 100), 99), ((0, 3, 7), 5), ((0, 1, 0), 0), ((0, 9, 3), 11), ((41,), 41)],
 )
-def test_events_whose_ids_nobody_saw_are_counted_as_lost(rules: TrtllmRules, ids: tuple[int, ...], lost: int) -> None:
+def test_events_with_missing_ids_are_counted_as_lost(rules: TrtllmRules, ids: tuple[int, ...], lost: int) -> None:
     rules.translate([event(event_id, removed(1), attention_dp_rank=3) for event_id in ids])
     assert rules.events_lost.get(3, 0) == lost
     assert set(rules.events_lost) <= {3}

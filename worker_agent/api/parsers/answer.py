@@ -1,8 +1,8 @@
-"""One answer's text through the parsers of its model: reasoning first, calls in what is left.
+"""One answer's text through the parsers of its model: reasoning first, calls in the remaining text.
 
     the request                              here
-    tools absent, empty, tool_choice none    no calls are looked for: their text is content
-    tool_choice required, or a function      as auto: nothing forces the model, as guided decoding would
+    tools absent, empty, tool_choice none    calls are not parsed: their text is content
+    tool_choice required, or a function      as auto: the model is not forced (guided decoding would be needed)
     parallel_tool_calls false                the first call is kept, others are dropped
     include_reasoning false                  reasoning is dropped
 
@@ -22,7 +22,7 @@ from worker_agent.api.parsers.qwen3_coder import Tool
 _ID_CHARACTERS = 24
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A request's options for the events of its answer. Without `finds_calls` its `tools` are empty."""
 
     finds_calls: bool = False
@@ -32,9 +32,9 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerParser:
-    """Finds the events of one choice. `reasoning` splits the text before `tools`, where there is such a parser."""
+    """Finds the events of one choice. `reasoning`, if not None, splits the text before `tools`."""
 
-    def __init__(self, reasoning: Parser | None, tools: ToolParser | None, wishes: Wishes) -> None:
+    def __init__(self, reasoning: Parser | None, tools: ToolParser | None, wishes: AnswerOptions) -> None:
         self._reasoning, self._tools, self._wishes = reasoning, tools, wishes
 
     @property
@@ -80,12 +80,12 @@ class AnswerParser:
 
 
 def call_id_of(answer_id: str, choice: int) -> CallId:
-    """Return what names the calls of one choice: another worker that goes on with the answer names them alike."""
+    """Return the function that names the calls of one choice; a worker that resumes the answer gives equal names."""
     return _named(answer_id, choice, lambda digest: f"call_{digest[:_ID_CHARACTERS]}")
 
 
 def short_call_id_of(answer_id: str, choice: int) -> CallId:
-    """Return the same in nine letters and digits, which Mistral's templates insist on.
+    """Return the same with names of nine letters and digits, which Mistral's templates require.
 
     Source: vllm-project/vllm, `vllm/entrypoints/openai/tool_parsers/mistral_tool_parser.py`.
     """

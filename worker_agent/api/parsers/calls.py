@@ -1,10 +1,10 @@
 """The common part of the parsers of all families: content and calls become events.
 
-white space      at the begin of the content waits: it is dropped where a call follows. Behind a call it is dropped
-a call           is known once its function is. Text that only looked like the begin of one is content, as the
-                 model wrote it
-a call that is   its arguments so far are sent; `has_open_call` is true. So it is where the answer ends within the
-never closed     begin of a call, which then is content
+white space      at the beginning of the content is held back, and dropped if a call follows. After a call it is dropped
+a call           begins once its function's name is complete. Text that only looked like its beginning is content,
+                 as the model wrote it
+a call that is   its arguments so far are sent; `has_open_call` is true. It is also true if the answer ends within the
+never closed     beginning of a call, which then is content
 CALLS_MAX        further calls of one answer are content
 """
 
@@ -18,7 +18,7 @@ CALLS_MAX = 128
 NAME_CHARACTERS_MAX = 256
 _SPACE_CHARACTERS_MAX = 64
 _CHARACTERS_AT_ONCE = 4096
-"""Of longer text each part is read by itself: every search for a marker goes through all that is there."""
+"""Longer text is read in parts: every search for a marker scans the whole text that is there."""
 
 CallId = Callable[[int], str]
 """Returns the id of the call with this index."""

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer's text, in the order in which it stands there.
+"""The events of a parser: the parts of an answer's text, in their order.
 
 A call is one `ToolCallStarted`, then any number of `ToolCallArguments` of the same index. Indexes count from 0. The
 arguments, joined, are the text that the model wrote; a model may write text that is not JSON.
@@ -41,7 +41,7 @@ Event = ContentDelta | ReasoningDelta | ToolCallStarted | ToolCallArguments
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Return the same in as few events as possible: text that goes on with the event before becomes one with it."""
+    """Return the events with neighbours of one kind joined: text that continues the event before is added to it."""
     return [_as_one(list(run)) for _, run in groupby(events, _key)]
 
 

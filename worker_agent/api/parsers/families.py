@@ -4,7 +4,7 @@
                   deepseek_v31 (deepseekv31), gpt_oss (harmony, openai)
     reasoning     deepseek_r1 (deepseek-r1), qwen3, gpt_oss (harmony, openai_gptoss)
 
-gpt_oss reads both in one format: either of the two settings chooses it, and the other is empty or says so, too.
+gpt_oss reads both in one format: either of the two settings chooses it; the other is empty or names it, too.
 Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
 `python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
@@ -13,7 +13,7 @@ Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__in
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from worker_agent.api.parsers.answer import AnswerParser, Wishes, call_id_of, short_call_id_of
+from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser, call_id_of, short_call_id_of
 from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
 from worker_agent.api.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from worker_agent.api.parsers.harmony import HarmonyParser
@@ -25,9 +25,9 @@ _GPT_OSS = "gpt_oss"
 
 
 class _Family(NamedTuple):
-    """How to read calls. Special tokens are those that have to be shown; stop tokens end an answer."""
+    """A parser of calls. It needs the text of its special tokens; stop tokens end an answer."""
 
-    make: Callable[[CallId, Wishes], ToolParser]
+    make: Callable[[CallId, AnswerOptions], ToolParser]
     special_tokens: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
     call_id: Callable[[str, int], CallId] = call_id_of
@@ -90,7 +90,9 @@ class AnswerFormat:
             self.special_tokens += _THINK_TOKENS
         self.stop_tokens = self._family.stop_tokens if self._family else ()
 
-    def parser(self, wishes: Wishes, *, answer_id: str, choice: int, prompt_end: str = "") -> AnswerParser | None:
+    def parser(
+        self, wishes: AnswerOptions, *, answer_id: str, choice: int, prompt_end: str = ""
+    ) -> AnswerParser | None:
         """Return what reads one choice of an answer; None where its text is content as it is.
 
         `prompt_end` are the last characters of the prompt, special tokens too.
@@ -101,7 +103,7 @@ class AnswerFormat:
         reasoning = self._think_parser(prompt_end, wishes)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
 
-    def _think_parser(self, prompt_end: str, wishes: Wishes) -> Parser | None:
+    def _think_parser(self, prompt_end: str, wishes: AnswerOptions) -> Parser | None:
         if not self._reasoning:
             return None
         inside = begins_inside(prompt_end, otherwise=_BEGINS_INSIDE[self._reasoning])

@@ -1,14 +1,14 @@
-"""gpt-oss: the harmony format, whose messages have a channel and may have a recipient.
+"""gpt-oss: the harmony format. Its messages have a channel and may have a recipient.
 
     [<|start|>assistant [to=RECIPIENT]] [<|channel|>CHANNEL [to=RECIPIENT]] [<|constrain|>TYPE] <|message|> TEXT
     <|end|>, <|call|> or <|return|>
 
     a message                                    is
-    with a recipient                             a call, where calls are looked for; "functions." is no part of its name
+    with a recipient                             a call, if calls are parsed; "functions." is not part of its name
     on the channel analysis                      reasoning
     on any other, as final and commentary        content
 
-A second message of a kind begins on a new line. Text outside of messages is content, but for the tokens themselves.
+A second message of a kind begins on a new line. Text outside of messages is content, without the special tokens.
 Source: openai/harmony, `docs/format.md`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/harmony_adapter.py`;
 sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 """

@@ -1,10 +1,10 @@
-"""Calls that are JSON objects: {"name": ..., "arguments": {...}}, read as they come and without being decoded.
+"""Calls that are JSON objects: {"name": ..., "arguments": {...}}, read incrementally and not decoded.
 
-    keys             "name", and "arguments" or "parameters", in any order; others are passed over
+    keys             "name", and "arguments" or "parameters", in any order; others are skipped
     the arguments    are sent as the model wrote them, from the first character on, once the name is known
     no arguments     {}
 
-Where brackets or quotes do not match, the arguments go on to where they would, or to the family's end marker.
+If brackets or quotes do not match, the arguments continue until they do, or until the family's end marker.
 """
 
 import json
@@ -20,12 +20,12 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls(ToolParser):
-    """Reads such objects. `end_marker` ends arguments also where brackets do not match."""
+    """Reads such objects. `end_marker` ends arguments even if brackets do not match."""
 
     end_marker = "</tool_call>"
 
     def _object(self, *, needs_arguments: bool = False) -> Steps[None]:
-        """Read one call; raise `Rejected` where the object names no function, or no arguments though it needs some."""
+        """Read one call; raise `Rejected` if the object has no function name, or lacks arguments that it needs."""
         reader, has_arguments, name, held = self._reader, False, "", list[str]()
         yield from reader.expect("{")
         while (yield from reader.skip_space()) not in ("}", ""):

@@ -1,13 +1,13 @@
-r"""Qwen3-Coder, Qwen3.5: calls in tags, of which JSON is made by what the request's tools say of each parameter.
+r"""Qwen3-Coder, Qwen3.5: calls in tags; they become JSON by the schema that the request's tools give each parameter.
 
     <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n ... </function>\n</tool_call>
 
     the schema's type      the value
     string, or none        a string, sent as it comes; `null` in any case of letters is null
-    others                 as it is written, where it is JSON of such a type (True, FALSE: a boolean); else a string.
-                           It waits for its end; one of more than `HELD_CHARACTERS_MAX` is sent as a string
+    others                 as it is written, if it is JSON of such a type (True, FALSE: a boolean); else a string.
+                           It is sent at its end; one of more than `HELD_CHARACTERS_MAX` is sent as a string
 
-One line end before and one behind a value are no part of it. The outer tags may be absent.
+One line end before a value and one after it are not part of it. The outer tags may be absent.
 Source: sgl-project/sglang, `python/sglang/srt/function_call/qwen3_coder_detector.py`; NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/tool_parser/qwen3_coder_parser.py`; vllm-project/vllm,
 `vllm/tool_parsers/qwen3coder_tool_parser.py`.

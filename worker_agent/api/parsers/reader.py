@@ -1,7 +1,7 @@
 """Text that arrives in chunks, read by generators that yield where they need more of it.
 
-Every step decides by the text up to a character alone. So what is shown of a text does not depend on how it was cut,
-and only text that may be the start of a marker, or of a call whose function is not known yet, waits.
+Every step depends only on the text up to a character. So the shown text does not depend on the chunks, and only text
+that may begin a marker, or a call before its function's name is complete, is held back.
 """
 
 import re
@@ -10,19 +10,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""What returns a `T` once enough text has arrived."""
+"""A generator that returns a `T` once enough text has arrived."""
 Show = Callable[[str], None]
 
 HELD_CHARACTERS_MAX = 1 << 16
-"""Text that waits because it is not known yet what it belongs to."""
+"""Bound of text that is held back because its meaning is not known yet."""
 
 
 class Rejected(Exception):
-    """The text is not of the form that was looked for, or ended first."""
+    """The text does not have the expected form, or ended too early."""
 
 
 class Reader:
-    """The text. `ended` says that no more comes."""
+    """The text so far. `ended`: no more comes."""
 
     def __init__(self) -> None:
         self._text, self._at = "", 0
@@ -44,7 +44,7 @@ class Reader:
         return text
 
     def take(self, characters: int = 1) -> str:
-        """Return so many characters, which are there; raise `Rejected` where more is recorded than may wait."""
+        """Return so many characters, which are there; raise `Rejected` if more is recorded than may be held back."""
         text = self._text[self._at : self._at + characters]
         self._at += characters
         if self._recorded is not None:
@@ -61,7 +61,7 @@ class Reader:
         return self._text[self._at : self._at + 1]
 
     def span(self, pattern: re.Pattern[str]) -> str:
-        """Take and return what `pattern` matches of the text that is there; it may match more of what comes."""
+        """Take and return the match of `pattern` in the text that is there; more text could extend it."""
         match = pattern.match(self._text, self._at)
         return self.take(match.end() - self._at) if match else ""
 
@@ -77,7 +77,7 @@ class Reader:
             yield
 
     def expect(self, text: str) -> Steps[None]:
-        """Take `text`; raise `Rejected` where something else comes."""
+        """Take `text`; raise `Rejected` if other text comes."""
         if not (yield from self.literal(text)):
             raise Rejected
 
@@ -106,8 +106,7 @@ class Reader:
         """Take and return the text before the first of `markers`, and the marker.
 
         Raises:
-            Rejected: the text is longer than `characters_max`, or ended first. What was taken of it is gone, but for
-                what is recorded.
+            Rejected: the text is longer than `characters_max`, or ended first. Only the recorded part of it is kept.
         """
         parts: list[str] = []
         length = 0
@@ -125,7 +124,7 @@ class Reader:
         return "".join(parts), marker
 
     def _open_at(self, markers: Sequence[str], end: int) -> int:
-        """Return where a marker may begin that has not wholly arrived; `end` where none may begin before that."""
+        """Return where an incomplete marker may begin; `end` if none may begin before it."""
         longest, firsts = max(map(len, markers), default=1), {each[0] for each in markers}
         for at in range(max(self._at, len(self._text) - longest + 1), end):
             if self._text[at] in firsts and any(each.startswith(self._text[at:]) for each in markers):

@@ -1,11 +1,11 @@
 """Reasoning between <think> and </think>.
 
-    deepseek_r1      the answer begins with reasoning, whether it says <think> or the prompt did
-    qwen3            reasoning begins with <think>, where that is the answer's begin or the prompt's end
+    deepseek_r1      the answer begins with reasoning, with or without <think>
+    qwen3            reasoning begins with <think> at the beginning of the answer or at the end of the prompt
     the prompt ends  with <think>: the answer begins with reasoning; with </think>: it has none
-    a Qwen call      ends reasoning also without </think>, where calls are looked for
+    a Qwen call      ends reasoning also without </think>, if calls are parsed
 
-What stands between the tags is reasoning as it is, white space too; what follows is content.
+Text between the tags is reasoning, with its white space; text after them is content.
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm,
 `vllm/reasoning/deepseek_r1_reasoning_parser.py`, `qwen3_reasoning_parser.py`; sgl-project/sglang,
 `python/sglang/srt/parser/reasoning_parser.py`.
@@ -21,7 +21,7 @@ _SPACE_CHARACTERS_MAX = 64
 
 
 class ThinkParser(Parser):
-    """Tells reasoning from content. `begins_inside`: before the answer's first character reasoning has begun."""
+    """Separates reasoning from content. `begins_inside`: reasoning began before the answer's first character."""
 
     def __init__(self, *, begins_inside: bool, ends_at_calls: bool = False) -> None:
         self._begins_inside = begins_inside

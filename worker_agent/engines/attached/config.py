@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from kv_protocol.api_endpoints import ApiEndpoint
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
-from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from kv_protocol.openai.endpoints import ApiEndpoint
+from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 from worker_agent.events.publisher_config import RANK, PublisherSection
@@ -38,16 +38,16 @@ class WorkerHeadSection(Section):
 
     id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
     model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
-    instance: str = Field("", max_length=64, description="as it is registered; empty: one that nobody registered")
+    instance: str = Field("", max_length=64, description="as it is registered; empty: it is not registered")
     block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
     dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
 
 
 class WorkerStreamsSection(WorkerHeadSection):
-    """One such worker whose engine publishes its events."""
+    """One such worker; its engine publishes its events."""
 
-    publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="who tells of its caches")
+    publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="publishers of its caches' events")
 
     @model_validator(mode="after")
     def _one_voice(self) -> "WorkerStreamsSection":

@@ -6,14 +6,14 @@ from importlib.metadata import version
 
 import zmq.asyncio
 
-from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import EventSource, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_runtime.clock import Clock
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
-from kv_runtime.text import Text
+from kv_runtime.text.model import Text
 from worker_agent.config import StreamsSection
 from worker_agent.engines.attached.config import (
     BLOCK_SIZES,

@@ -22,9 +22,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from kv_protocol.api_endpoints import PATHS
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import BLOCK_SIZE_MAX
+from kv_protocol.openai.endpoints import PATHS
 from worker_agent.load.engine_metrics import CacheConfig
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ class AttachMetrics:
         """Yield all families but those of the streams' consolidator."""
         yield from self._request_families()
         if self._watch is not None:
-            meaning = "1 while the fleet counts on the engine"
+            meaning = "1 while the worker is registered because the engine is healthy"
             yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
         if self._loads is not None:
             yield from load_families(self._worker, self._loads.newest)
@@ -62,15 +62,17 @@ class AttachMetrics:
                 {("events", outcome): count for outcome, count in self._streams.polled.requests_total.items()}
             )
         samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in requests.items()]
-        meaning = "Questions to the engine's HTTP endpoint, by what became of them"
+        meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
         yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
 
     def _forwarder_families(self, forwarder: Forwarder) -> Iterator[Family]:
         samples = [((self._worker, each), float(forwarder.requests_total[each])) for each in _FORWARDED]
-        yield counter("forwarded_requests", "Requests to the engine by outcome", ("worker", "outcome"), samples)
+        yield counter(
+            "forwarded_requests", "Requests forwarded to the engine, by outcome", ("worker", "outcome"), samples
+        )
         yield gauge(
             "forwarded_inflight_requests",
-            "Requests that are being forwarded",
+            "Requests being forwarded now",
             ("worker",),
             [((self._worker,), float(forwarder.running))],
         )

@@ -28,7 +28,7 @@ from kv_protocol.events import Tier
 from worker_agent.engines.simulated.events import WindowLog
 from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, stored_on_gpu
-from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, Namespace, trtllm_hash
+from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
 from worker_agent.engines.types import PRIORITY_DEFAULT
 
 
@@ -37,7 +37,7 @@ class BlockTable:
 
     __slots__ = ("namespace", "own_blocks", "path", "priority", "reserved_blocks", "reused_blocks")
 
-    def __init__(self, namespace: Namespace, priority: int, path: list[Block], reserved_blocks: int) -> None:
+    def __init__(self, namespace: EngineNamespace, priority: int, path: list[Block], reserved_blocks: int) -> None:
         self.namespace = namespace
         self.priority = priority
         self.path = path
@@ -93,7 +93,7 @@ class BlockPool:
         """Return how many blocks hold that many tokens."""
         return -(-tokens // self._block_size)
 
-    def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
+    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
         """Return the full blocks that a sequence with this prompt would reuse, of all tokens but the last."""
         path: list[Block] = []
         for at in range(0, len(prompt) - self._block_size, self._block_size):
@@ -104,7 +104,7 @@ class BlockPool:
         return path
 
     def admit(
-        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
+        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, priority: int = PRIORITY_DEFAULT
     ) -> BlockTable | None:
         """Return a table with the prompt's blocks and the rest of `tokens_max` reserved; None if blocks are missing."""
         path = self.match(prompt, namespace)
@@ -166,7 +166,7 @@ class BlockPool:
             missed_blocks=self._missed,
         )
 
-    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> BlockKey:
+    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: EngineNamespace) -> BlockKey:
         block_tokens = tuple(tokens[at : at + self._block_size])
         return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
 

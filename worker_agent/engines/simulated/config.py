@@ -4,9 +4,8 @@ from ipaddress import ip_address
 
 from pydantic import Field, field_validator
 
-from kv_runtime.config import Section
-from worker_agent.engines.simulated.layout import KV_TOKEN_BYTES
-from worker_agent.engines.simulated.transfer import TransferRules
+from kv_runtime.config.sections import Section
+from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
 from worker_agent.media.addresses import parsed_networks
 
 
@@ -20,14 +19,19 @@ class KvTransferSection(Section):
     networks: tuple[str, ...] = Field(
         ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
     )
-    token_bytes: int = Field(KV_TOKEN_BYTES, ge=1, le=1 << 30, description="K/V of one token, all layers")
-    bandwidth_bytes_s: float = Field(50e9, gt=0, le=1e15, description="of one transfer; 50e9 is 400 Gbit/s")
-    latency_s: float = Field(1e-3, ge=0, le=60, description="of each transfer, whatever its size")
+    token_bytes: int = Field(UNBOUNDED.token_bytes, ge=1, le=1 << 30, description="K/V of one token, all layers")
+    bandwidth_bytes_s: float = Field(
+        UNBOUNDED.bandwidth_bytes_s, gt=0, le=1e15, description="of one transfer; 50e9 is 400 Gbit/s"
+    )
+    latency_s: float = Field(UNBOUNDED.latency_s, ge=0, le=60, description="of each transfer, whatever its size")
     buffer_tokens: int = Field(
         0, ge=0, le=1 << 24, description="max_tokens_in_buffer; below the longest prompt transfers stall; 0: no bound"
     )
     timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="after which fetching fails, and a context that nobody fetched is given up"
+        UNBOUNDED.timeout_s,
+        gt=0,
+        le=3600,
+        description="after which fetching fails, and a context that nobody fetched is given up",
     )
 
     @field_validator("networks")

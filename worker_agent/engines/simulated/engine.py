@@ -41,7 +41,7 @@ from worker_agent.media.parts import Media
 STATISTICS_MAX = 10_000
 
 
-class _Stream(NamedTuple):
+class _ChoiceQueue(NamedTuple):
     """The output queue of one choice of a generation."""
 
     outputs: "asyncio.Queue[EngineOutput | None]"
@@ -67,10 +67,11 @@ class SimulatedEngine:
     ) -> None:
         self._simulator = simulator
         self._clock = clock
-        self._speed = speed
+        self.speed = speed
+        """Seconds of virtual time in a second of the clock; a test may change it."""
         self._carrier = carrier
         self._transfers: Transfers | None = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _ChoiceQueue] = {}
         self._accepting = False
         self._running = False
         self._work = asyncio.Event()
@@ -89,7 +90,7 @@ class SimulatedEngine:
         """Accept requests; `run` computes them, and answers other engines' KV fetches."""
         if self._carrier is not None:
             await self._carrier.start()
-            self._transfers = Transfers(self._simulator, self._carrier, self._clock, self._speed, self._work.set)
+            self._transfers = Transfers(self._simulator, self._carrier, self._clock, self.speed, self._work.set)
             self._carrier.serve(self._transfers.send)
             self._simulator.offer_at(self._carrier.endpoint)
         self._accepting = True
@@ -98,7 +99,7 @@ class SimulatedEngine:
         """Step the simulator until `stop`, waiting without polling while there is nothing to do."""
         self._running = True
         described = self.describe()
-        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # those that are over may not have ended yet
+        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # tasks of finished fetches may remain
         try:
             async with TaskSet(1 + fetches_max) as tasks:
                 if self._carrier is not None:
@@ -131,8 +132,8 @@ class SimulatedEngine:
         try:
             for choice, name in enumerate(names):
                 named = msgspec.structs.replace(request, request_id=name)
-                self._simulator.submit(named, self._clock.now() * self._speed, choice)
-                self._streams[name] = _Stream(outputs, choice)
+                self._simulator.submit(named, self._clock.now() * self.speed, choice)
+                self._streams[name] = _ChoiceQueue(outputs, choice)
                 begun.append(name)
             self._work.set()
             running = len(names)
@@ -159,7 +160,7 @@ class SimulatedEngine:
         """
         del text
         handoff = self._encoded(media)
-        await self._clock.sleep(len(media) * IMAGE_S / self._speed)
+        await self._clock.sleep(len(media) * IMAGE_S / self.speed)
         return handoff
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
@@ -242,7 +243,7 @@ class SimulatedEngine:
 
     async def _go_on(self, tasks: TaskSet) -> None:
         """Compute an iteration, or wait until there is something to do."""
-        self._simulator.expire(self._clock.now() * self._speed)
+        self._simulator.expire(self._clock.now() * self.speed)
         if self._simulator.has_work and not self._is_overdue:
             await self._iterate(tasks)
             return
@@ -255,19 +256,19 @@ class SimulatedEngine:
 
     def _next_wake_s(self) -> float | None:
         expiry_s = self._simulator.next_expiry_s
-        times_s = [] if expiry_s is None else [expiry_s / self._speed]
+        times_s = [] if expiry_s is None else [expiry_s / self.speed]
         if self._stop_at_s is not None and not self._is_overdue:
             times_s.append(self._stop_at_s)
         return min(times_s, default=None)
 
     async def _iterate(self, tasks: TaskSet) -> None:
         now_s = self._clock.now()
-        step = self._simulator.step(now_s * self._speed)
+        step = self._simulator.step(now_s * self.speed)
         for fetch in step.fetches:
             assert self._transfers is not None
             tasks.spawn(self._until_end(self._transfers.fetch(fetch)), name="kv fetch")
-        streams = [self._streams[request_id] for request_id, _ in step.outputs]  # an id may mean another one later
-        duration_s = step.duration_s / self._speed
+        streams = [self._streams[request_id] for request_id, _ in step.outputs]  # ids may be reused later
+        duration_s = step.duration_s / self.speed
         began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s
         self._deadline_s = began_s + duration_s
         await self._clock.sleep(max(0.0, self._deadline_s - self._clock.now()))
@@ -292,7 +293,7 @@ class SimulatedEngine:
             stream.outputs.put_nowait(None)
 
     async def _hang_up(self) -> None:
-        """End everything, also a carrier whose task has not run."""
+        """End all requests and transfers, also if the carrier's task never ran."""
         self._end()
         if self._carrier is not None and self._transfers is not None:
             await self._carrier.run(self._ended)

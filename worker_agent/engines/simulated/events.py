@@ -93,7 +93,7 @@ def stored_block(block_hash: int, tokens: Iterable[int], cache_salt: str | None,
     return StoredBlock(block_hash, list(map(UniqueToken, tokens)), priority=priority, cache_salt=cache_salt)
 
 
-class EventLog:
+class RankEventLog:
     """Numbers the events of one rank, of all its windows, and keeps them until they are taken, once per iteration."""
 
     def __init__(self, attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET) -> None:
@@ -131,7 +131,7 @@ class EventLog:
 class WindowLog:
     """Records the changes of one window's pool."""
 
-    def __init__(self, log: EventLog, window_size: int) -> None:
+    def __init__(self, log: RankEventLog, window_size: int) -> None:
         self._log = log
         self._window_size = window_size
         self._removed: list[int] = []

@@ -19,7 +19,7 @@ from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer, TransferOutcome
 
 
-class _Engine:
+class _Participant:
     """A participant: its simulator and its buffer."""
 
     def __init__(self, name: str, simulator: Simulator) -> None:
@@ -30,9 +30,9 @@ class _Engine:
 class _Transfer:
     """One fetch in progress. It queues for the receiver's buffer first, then for the sender's."""
 
-    def __init__(self, fetch: Fetch, receiver: _Engine, began_s: float) -> None:
+    def __init__(self, fetch: Fetch, receiver: _Participant, began_s: float) -> None:
         self.fetch, self.receiver, self.began_s = fetch, receiver, began_s
-        self.sender: _Engine | None = None
+        self.sender: _Participant | None = None
         self.is_over = False
 
 
@@ -40,7 +40,7 @@ class TransferExchange:
     """Engines by name, which is the endpoint in their handoffs, and the transfers between them."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, _Participant] = {}
         self._transfers: set[_Transfer] = set()
         self._due: list[tuple[float, int, _Transfer, TransferOutcome]] = []
         self._turn = count()
@@ -49,7 +49,7 @@ class TransferExchange:
     def join(self, name: str, simulator: Simulator) -> None:
         """Add an engine under an unused name."""
         assert name not in self._engines
-        self._engines[name] = _Engine(name, simulator)
+        self._engines[name] = _Participant(name, simulator)
         simulator.offer_at(name)
 
     def leave(self, name: str, now_s: float) -> None:

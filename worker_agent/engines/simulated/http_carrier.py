@@ -1,12 +1,13 @@
-"""Messages of simulated KV transfers over HTTP; no KV is sent, its transfer time passes at the sender.
+"""Messages of simulated KV transfers over HTTP; no KV is sent: the sender waits for the time of the transfer.
 
     POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, once all is sent
                                                                 404: not held, or being sent to another engine
                                                                 503: too many transfers
 
-If a receiver disconnects, its transfer ends and the context stays held. `state` is base64. That state is the only
-secret, and there is no TLS: the network between workers must be closed. KV is fetched only from addresses, never host
-names, of `transfer.networks`, loopback by default: a forged handoff cannot name another target.
+If a receiver disconnects, its transfer ends and the context stays held. `state` is base64. A fetch
+needs no other secret, and there is no TLS: the network between workers must be closed. An engine fetches only
+from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff cannot name
+any other target.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ from msgspec import Meta
 from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.http import HttpServer, error_response, json_response, openai_errors, require_token
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.server import HttpServer
 from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.live_transfer import FetchRefused, Send
 from worker_agent.engines.simulated.transfer import Fetch
@@ -45,7 +48,7 @@ class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer once all bytes are sent."""
 
     transfer_id: int
@@ -113,7 +116,7 @@ class HttpCarrier:
         if response.status == HTTPStatus.NOT_FOUND:
             raise FetchRefused("gone", f"{fetch.endpoint}: transfer {fetch.transfer_id} is not held")
         try:
-            sent = msgspec.json.decode(data, type=Sent)
+            sent = msgspec.json.decode(data, type=KvSent)
         except UNDECODABLE as error:
             raise FetchRefused("lost", f"{fetch.endpoint}: {response.status}, and no account") from error
         if sent.transfer_id != fetch.transfer_id:
@@ -135,4 +138,4 @@ class HttpCarrier:
             return error_response(404, str(refused), "invalid_request_error", code=refused.outcome)
         finally:
             self._in_flight -= 1
-        return json_response(Sent(transfer_id=request.transfer_id, size_bytes=size_bytes))
+        return json_response(KvSent(transfer_id=request.transfer_id, size_bytes=size_bytes))

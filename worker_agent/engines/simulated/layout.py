@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from worker_agent.engines.simulated.blocks import BlockPool
-from worker_agent.engines.simulated.events import EventLog, WindowLog
+from worker_agent.engines.simulated.events import RankEventLog, WindowLog
 from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
 from worker_agent.engines.simulated.identity import BlockHash
-from worker_agent.engines.simulated.statistics import Memory
+from worker_agent.engines.simulated.statistics import PoolMemory
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
 from worker_agent.engines.types import EngineDescription
 from worker_agent.events.engine_events import EngineEvent as SourceEvent
@@ -27,25 +27,25 @@ HostEvents = Literal["updated", "source"]
 
 
 class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Beyond the widest window: the host tier (0 blocks: none), who tells of it, and narrower windows, in tokens."""
+    """Beyond the widest window: the host tier (0 blocks: none), what reports it, and narrower windows, in tokens."""
 
     host_blocks: int = 0
     host_events: HostEvents = "updated"
     narrow_windows: tuple[int, ...] = ()
     narrow_blocks: int = 0
 
-    def memory(self, engine: EngineDescription) -> Memory:
-        """Return what the pools of one rank take."""
+    def memory(self, engine: EngineDescription) -> PoolMemory:
+        """Return the memory that the pools of one rank take."""
         block_bytes = engine.block_size * KV_TOKEN_BYTES // (1 + len(self.narrow_windows))
         narrow_blocks = (self.narrow_blocks or engine.total_kv_blocks) * len(self.narrow_windows)
-        return Memory((engine.total_kv_blocks + narrow_blocks) * block_bytes, self.host_blocks * block_bytes)
+        return PoolMemory((engine.total_kv_blocks + narrow_blocks) * block_bytes, self.host_blocks * block_bytes)
 
 
 GPU_ONLY = CacheLayout()
 
 
 class RankCache:
-    """One rank's pools, and what is to be told of them."""
+    """One rank's pools, and the events of their changes."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RankCache:
         attention_dp_rank: int | msgspec.UnsetType,
         block_hash: BlockHash,
     ) -> None:
-        self.events = EventLog(attention_dp_rank)
+        self.events = RankEventLog(attention_dp_rank)
         self._source: SourceHost | None = None
         host_level_blocks = layout.host_blocks if layout.host_events == "updated" else 0
         widest = self.events.window(engine.max_seq_len, engine.total_kv_blocks, host_level_blocks)
@@ -72,11 +72,11 @@ class RankCache:
         )
 
     def take_host_events(self) -> list[SourceEvent]:
-        """Return what the host tier's own source has to tell since the last call."""
+        """Return the events of the host tier's own source since the last call."""
         return self._source.take() if self._source else []
 
     def host_account(self) -> list[SourceEvent]:
-        """Return the events that tell all that the host holds, whatever was told before."""
+        """Return events that describe all blocks on the host, whatever was reported before."""
         return self._source.account() if self._source else []
 
     def _host(self, layout: CacheLayout, block_size: int, widest: WindowLog) -> HostTier:

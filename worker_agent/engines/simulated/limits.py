@@ -14,7 +14,7 @@ from worker_agent.engines.types import EngineDescription, EngineRequest, Request
 def check_request(
     request: EngineRequest, engine: EngineDescription, layout: CacheLayout, role: Role, *, id_in_use: bool
 ) -> None:
-    """Return where the engine can serve the request some day.
+    """Check that the engine can serve the request once it has room.
 
     Raises:
         RequestRefused: it cannot, on any of its ranks, however empty.
@@ -41,7 +41,7 @@ def _rules(
 
 
 def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:
-    """What only a simulated prefill engine says, and only of this prompt."""
+    """Yield the rules for a handoff: only a simulated prefill engine can have made it, and only for this prompt."""
     handoff, field = request.handoff, "disaggregated_params"
     assert handoff is not None
     tokens, name, endpoint = handoff.first_gen_tokens or (), handoff.ctx_request_id, handoff.ctx_info_endpoint
@@ -49,6 +49,6 @@ def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:
     yield "n", n, "1 beside a handoff: a context is fetched once", n == 1
     yield f"{field}.first_gen_tokens", tokens, "one token: prefill engines of this kind make one", len(tokens) == 1
     yield f"{field}.ctx_request_id", name, "the prefill engine's name of the context", name is not None
-    yield f"{field}.ctx_info_endpoint", endpoint, "where the prefill engine is asked for it", endpoint is not None
+    yield f"{field}.ctx_info_endpoint", endpoint, "the prefill engine's address for fetching it", endpoint is not None
     is_ours = name is not None and handoff.opaque_state == state_of(request.prompt, name)
-    yield f"{field}.encoded_opaque_state", "another", "what a simulated prefill engine said of this prompt", is_ours
+    yield f"{field}.encoded_opaque_state", "another", "a simulated prefill engine's state of this prompt", is_ours

@@ -135,7 +135,7 @@ class Rank:
         return True
 
     def fetched(self, request_id: str) -> bool:
-        """Let a request decode whose KV has come; return False, and forget it, if it was cancelled."""
+        """Let a request decode after its KV has come; return False, and forget it, if it was cancelled."""
         running = self._fetching.end(request_id, has_come=True)
         prompt = running.request.prompt
         running.computed_tokens = len(prompt)
@@ -143,7 +143,7 @@ class Rank:
         return self._keep_unless_cancelled(running)
 
     def fetch_failed(self, request_id: str) -> bool:
-        """Let a request fail whose KV does not come; return False, and forget it, if it was cancelled."""
+        """Let a request fail because its KV does not come; return False, and forget it, if it was cancelled."""
         return self._keep_unless_cancelled(self._fetching.end(request_id, has_come=False))
 
     def _keep_unless_cancelled(self, running: Running) -> bool:
@@ -235,7 +235,7 @@ class Rank:
         return ended
 
     def _admit(self) -> Running | None:
-        """Return the next request whose prompt is to be computed; requests before it that need KV begin to wait."""
+        """Return the next request with a prompt to compute; requests before it that need KV begin to wait."""
         while (running := self._admit_next()) is not None:
             request = running.request
             if not takes_transfer(request, self._role):

@@ -13,16 +13,17 @@ A decode engine's step may have fetches, which begin with the step; the caller e
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import msgspec
 
 from kv_protocol.events import Tier
 from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.blocks import PoolStatistics
 from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.engines.simulated.held_contexts import HeldContexts
-from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
+from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.limits import check_request
 from worker_agent.engines.simulated.rank import Rank
@@ -160,14 +161,14 @@ class Simulator:
             self._has_unreported = True
 
     def fetched(self, fetch: Fetch, after_s: float) -> None:
-        """Continue a request whose KV has come, `after_s` after its fetch began."""
+        """Continue a request after its KV has come, `after_s` after its fetch began."""
         self._counts.fetches["done"] += 1
         self._counts.fetched_tokens += fetch.tokens
         self._counts.fetch_s += after_s
         self._after_fetch(fetch.request_id, Rank.fetched)
 
     def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
-        """Let a request fail whose KV does not come."""
+        """Let a request fail because its KV does not come."""
         self._counts.fetches[outcome] += 1
         self._after_fetch(fetch.request_id, Rank.fetch_failed)
 
@@ -280,6 +281,14 @@ class Simulator:
         for host in self._visible_host.values():
             host.clear()
         return drained
+
+    def pool_statistics(self, dp_rank: int = 0) -> PoolStatistics:
+        """Return the figures of the blocks on a rank's GPU, in the widest window's pool."""
+        return self._ranks[dp_rank].pool.statistics()
+
+    def reused_blocks(self, dp_rank: int, prompt: Sequence[int], namespace: EngineNamespace) -> int:
+        """Return how many blocks of the GPU a request would reuse if it began now."""
+        return len(self._ranks[dp_rank].pool.match(prompt, namespace))
 
     def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
         """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.

@@ -1,7 +1,7 @@
 """A model that answers one given text to everything, for tests and demonstrations.
 
-The next token is still a function of all tokens before it: of how much of the text's begin they end with. So a stream
-that was cut, and is sent again as prompt and tokens so far, goes on where it was.
+The next token depends on the tokens before it: on the longest beginning of the text that they end with. So a stream
+that was cut, and is sent again as prompt and tokens so far, continues where it was.
 
 Source: Knuth, Morris, Pratt: Fast pattern matching in strings (1977).
 """
@@ -12,11 +12,11 @@ from worker_agent.engines.simulated.tokens import TokenSource
 
 
 class ScriptedSource(TokenSource, frozen=True, kw_only=True):
-    """Says `script`, over and over; the state is how many of its tokens were said."""
+    """Generates `script` repeatedly; the state is the length of its longest beginning that the tokens end with."""
 
     script: tuple[int, ...]
     borders: tuple[int, ...]
-    """Of each begin of the script: the longest shorter begin that it ends with."""
+    """For each beginning of the script: the length of the longest shorter beginning that it ends with."""
 
     def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
         """Return the state after `tokens`, which follow those of `state` (None: begin)."""
@@ -26,12 +26,12 @@ class ScriptedSource(TokenSource, frozen=True, kw_only=True):
         return state
 
     def next_token(self, state: int) -> int:
-        """Return the token that follows so much of the script."""
+        """Return the token that follows the first `state` tokens of the script."""
         return self.script[state % len(self.script)]
 
 
 def scripted(script: Sequence[int], vocabulary: tuple[int, ...] = TokenSource().vocabulary) -> ScriptedSource:
-    """Return the model that says `script`, which is not empty and should end with an end token."""
+    """Return the model that generates `script`, which is not empty and should end with an end token."""
     borders = [0, 0]
     for at in range(1, len(script)):
         borders.append(_after(script, borders, borders[at], script[at]))

@@ -6,7 +6,7 @@ import msgspec
 
 from worker_agent.api.request_limits import computed_tokens_max
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.types import EngineRequest, FinishReason
@@ -19,14 +19,14 @@ class Waiting:
 
     def __init__(self, request: EngineRequest, arrived_s: float, source: TokenSource) -> None:
         self.request = request
-        self.namespace = Namespace.of(request.lora_name, request.cache_salt)
+        self.namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
         self.arrived_s = arrived_s
         self.source = source
         self.is_cancelled = False
 
 
 class Running:
-    """An admitted request: its tokens so far, how many of them are computed, and the last ones that nobody was told."""
+    """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet."""
 
     __slots__ = (
         "arrived_s", "cached_tokens", "computed_tokens", "is_cancelled", "prefix_state", "request", "source", "table",

@@ -3,7 +3,7 @@
 Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no load.
 `freeNumBlocks` counts cached blocks, which an allocation may take. With several ranks every row is its own rank's,
 block counts and queue included, where TensorRT-LLM copies the base row's. With several windows the block counts are the
-widest pool's. `requestStats`, which TensorRT-LLM only says when asked, is left out.
+widest pool's. `requestStats`, which TensorRT-LLM reports only on request, is left out.
 Source: `docs/SOURCES.md` E1.7.
 """
 
@@ -48,7 +48,7 @@ class InflightBatchingStats(msgspec.Struct, frozen=True, kw_only=True, rename="c
     num_paused_kv_tokens: int = 0
 
 
-class Memory(msgspec.Struct, frozen=True):
+class PoolMemory(msgspec.Struct, frozen=True):
     """What the pools of one rank take, in bytes: on the GPU, and of pinned memory on the host."""
 
     gpu_bytes: int
@@ -58,8 +58,8 @@ class Memory(msgspec.Struct, frozen=True):
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One row. `timestamp` is the iteration's start in engine seconds, in decimal; there is no calendar here.
 
-    No tuner recommends anything (0). The host waits for the device, so a host step, a device step and a forward pass
-    are an iteration. `stats_sequence` numbers a rank's rows; `stats_dropped_frames` counts those that gave way unread.
+    There is no tuner: its recommendations are 0. The host waits for the device, so a host step, a device step and a
+    forward pass take an iteration. `stats_sequence` numbers a rank's rows; `stats_dropped_frames` counts dropped rows.
     """
 
     timestamp: str
@@ -95,7 +95,7 @@ class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RankIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did in one iteration, and how it stood at the end of it."""
+    """What one rank did in one iteration, and its state at the iteration's end."""
 
     context_requests: int
     context_tokens: int
@@ -120,7 +120,7 @@ def render(statistics: IterationStats) -> dict[str, Any]:
 def iteration_stats(
     did: RankIteration,
     engine: EngineDescription,
-    memory: Memory,
+    memory: PoolMemory,
     *,
     now_s: float,
     iteration: int,

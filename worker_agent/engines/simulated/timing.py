@@ -9,8 +9,8 @@ A context of n tokens after p computed ones has n * (p + n / 2) attention pairs,
 costs nothing. Decoding is bound by memory: the weights, then the K/V of every sequence (`r`). An iteration with a
 context runs without CUDA graphs, bound from below by the launching of kernels.
 
-A request's own way (HTTP, parsing, block hashes) is no part of an iteration. Who drives a simulator in virtual time
-adds `request_s`; an agent has a real front end instead.
+The time before the engine (HTTP, parsing, block hashes) is no part of an iteration. A driver of a simulator in virtual
+time adds `request_s`; an agent has a real front end instead.
 """
 
 import msgspec
@@ -42,7 +42,7 @@ class EngineTiming(msgspec.Struct, frozen=True, kw_only=True):
     sequence_s: float
     sequences_knee: float
     host_token_s: float = 2.9e-6
-    """144 KiB at 50 GB/s, what PCIe 5.0 x16 gives a copy in practice; not fitted, and never hidden behind computing."""
+    """144 KiB at 50 GB/s, a copy's rate over PCIe 5.0 x16 in practice; not fitted. Copies never overlap computing."""
 
     def request_s(self, prompt_tokens: int) -> float:
         """Return how long a request is on its way before the engine can schedule it, cached or not."""

@@ -2,9 +2,9 @@
 
     state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = vocabulary[mixed state * its length]
 
-So a stream cut anywhere and sent again as prompt + tokens so far goes on as if it had never been cut.
+So a stream that is cut anywhere, and sent again as prompt + tokens so far, continues with the tokens of an uncut one.
 
-Of several choices each but the first has a seed of its own. Log probabilities are made up, for those who ask:
+Of several choices each but the first has a seed of its own. Requested log probabilities are made up:
 
     p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
 """
@@ -44,7 +44,7 @@ class TokenSource(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, seed=splitmix64(self.seed + choice & U64_MASK)) if choice else self
 
     def logprobs(self, state: int, top: int) -> TokenLogprobs:
-        """Return what is told of the token after the prefix of `state`, and of the `top` likeliest there."""
+        """Return the log probabilities of the token after the prefix of `state`, and of the `top` likeliest there."""
         token, left = self.next_token(state), (1 + unit_interval(splitmix64(state))) / 4
         others = [each for each in dict.fromkeys(self.vocabulary) if each != token]
         first = choice_index(splitmix64(state), len(others)) if others else 0

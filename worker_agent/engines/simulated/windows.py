@@ -4,11 +4,11 @@
     reuse of L blocks       the widest pool holds all of them, every narrow pool those of the window before token L + 1
     promised                the most blocks that the running sequences may have at once; promised <= total
 
-The widest pool is `BlockPool`; what it says of a prefix (hashes, chain, priorities) the narrow pools repeat for their
-copies of the blocks. A narrow pool gives a sequence the whole prompt's blocks when it is admitted, as the widest does;
-they enter the narrow tree with those of the widest; those that fall out of the window are then released: cached where
-they are in the tree, free otherwise. No prefix here is any good by itself, so blocks may be cached without the ones
-before them, partial blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.3, E7 (11).
+The widest pool is `BlockPool`. The narrow pools use its hashes, chain and priorities for their copies of the blocks. A
+narrow pool gives a sequence the whole prompt's blocks when it is admitted, as the widest does; they enter the narrow
+tree with those of the widest; those that fall out of the window are then released: cached if they are in the tree, free
+otherwise. A narrow pool alone cannot serve a prefix, so blocks may be cached without the ones before them, partial
+blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.3, E7 (11).
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import WindowLog, stored_block
 from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HostTier
-from worker_agent.engines.simulated.identity import Block, BlockHash, Namespace, trtllm_hash
+from worker_agent.engines.simulated.identity import Block, BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.types import PRIORITY_DEFAULT
 
 
@@ -57,7 +57,7 @@ class NarrowTable:
 
 
 class NarrowPool:
-    """The blocks of one window that is not the widest; full blocks that enter and leave its tree are told."""
+    """The blocks of one window that is not the widest; full blocks that enter and leave its tree are reported."""
 
     def __init__(self, window_size: int, total_blocks: int, block_size: int, events: WindowLog) -> None:
         self._window_size = window_size
@@ -76,7 +76,7 @@ class NarrowPool:
         return len(self._cached)
 
     def reusable_blocks(self, path: Sequence[Block], blocks_max: int) -> int:
-        """Return after how many blocks of `path`, `blocks_max` at most, a sequence can go on: the most."""
+        """Return the most blocks of `path`, `blocks_max` at most, after which a sequence can continue."""
         at = blocks_max
         while at > self._first(blocks_max * self._block_size + 1):
             at -= 1
@@ -101,7 +101,7 @@ class NarrowPool:
         return table
 
     def extend(self, table: NarrowTable, tokens: int) -> None:
-        """Where the last of `tokens` tokens wants a new block, take it, after what falls out of the window."""
+        """Take a new block if the last of `tokens` tokens needs one; release what falls out of the window first."""
         if table.end * self._block_size < tokens:
             self._slide(table, tokens)
             self._grow(table, tokens)
@@ -114,7 +114,7 @@ class NarrowPool:
         self._slide(table, tokens + 1)
 
     def release(self, table: NarrowTable) -> None:
-        """Give everything back; `table` is void afterwards."""
+        """Release all blocks; `table` is invalid afterwards."""
         self._promised -= table.promised_blocks
         while table.blocks:
             self._leave(table.blocks.pop())
@@ -166,7 +166,7 @@ class NarrowPool:
             table.blocks.append(None)
 
     def _named(self, block: Block, priority: int) -> NarrowBlock:
-        """Return the tree's copy of a block, in place of one that has no name yet."""
+        """Return the tree's copy of a block, in place of one without a name."""
         held = self._tree.get(block.engine_hash)
         if held:
             self._leave(None)
@@ -180,7 +180,7 @@ class NarrowPool:
 
 
 class WindowedPool(BlockPool):
-    """A widest pool with narrow ones beside it: what is admitted, stored and released here, is there too."""
+    """A widest pool and narrow ones: sequences are admitted, stored and released in all of them."""
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class WindowedPool(BlockPool):
         self._narrow = narrow
         self._narrow_tables: dict[BlockTable, list[NarrowTable]] = {}
 
-    def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
-        """Return the blocks that a sequence with this prompt would reuse, which no window forbids."""
+    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
+        """Return the blocks that a sequence with this prompt would reuse in all windows."""
         path = super().match(prompt, namespace)
         blocks, before = len(path), -1
         while blocks != before:
@@ -207,9 +207,9 @@ class WindowedPool(BlockPool):
         return path[:blocks]
 
     def admit(
-        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
+        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, priority: int = PRIORITY_DEFAULT
     ) -> BlockTable | None:
-        """Return a table with the prompt's blocks in all pools, or None where they lack in one."""
+        """Return a table with the prompt's blocks in all pools; None if a pool has too few."""
         if not all(pool.can_admit(len(prompt), tokens_max) for pool in self._narrow):
             return None
         table = super().admit(prompt, tokens_max, namespace, priority)
@@ -232,7 +232,7 @@ class WindowedPool(BlockPool):
             pool.store(narrow, table.path, len(prompt))
 
     def release(self, table: BlockTable, computed: Sequence[int]) -> None:
-        """Cache the computed tokens in all pools, give back everything else."""
+        """Cache the computed tokens in all pools, release everything else."""
         super().release(table, computed)
         for pool, narrow in zip(self._narrow, self._narrow_tables.pop(table), strict=True):
             pool.store(narrow, table.path, len(computed))

@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kv_protocol.fleet import Role
-from kv_runtime.config import Section
-from kv_runtime.text import Text
+from kv_runtime.config.sections import Section
+from kv_runtime.text.model import Text
 from worker_agent.api.disaggregated import NODES_MAX, PROCESSES_MAX
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _TEXT = Annotated[str, Field(min_length=1)]
+_SETTINGS = TrtllmSettings()
 
 
 class TrtllmSection(Section):
@@ -33,14 +34,24 @@ class TrtllmSection(Section):
         0, ge=0, le=1 << 22, description="prompt and answer together, in tokens, where neither arguments nor model say"
     )
     conversation_affinity: bool = Field(
-        default=False, description="the engine chooses the rank of a request that names its conversation"
+        default=_SETTINGS.conversation_affinity,
+        description="the engine chooses the rank of a request that names its conversation",
     )
-    watch_s: float = Field(0.5, gt=0, le=60, description="pause between two questions whether the engine lives")
-    answer_s: float = Field(30.0, gt=0, le=600, description="how long the engine may take to say so; then it is dead")
+    watch_s: float = Field(
+        _SETTINGS.watch_s, gt=0, le=60, description="pause between two questions whether the engine lives"
+    )
+    answer_s: float = Field(
+        _SETTINGS.answer_s, gt=0, le=600, description="how long the engine may take to say so; then it is dead"
+    )
     transfer_s: float = Field(
-        30.0, ge=0, le=3600, description="how long a prefill worker's stop waits for blocks to be fetched"
+        _SETTINGS.transfer_s,
+        ge=0,
+        le=3600,
+        description="how long a prefill worker's stop waits for blocks to be fetched",
     )
-    shutdown_s: float = Field(30.0, gt=0, le=3600, description="how long the engine may take to end; then it is left")
+    shutdown_s: float = Field(
+        _SETTINGS.shutdown_s, gt=0, le=3600, description="how long the engine may take to end; then it is left"
+    )
     transfer_node: int | None = Field(
         None, ge=0, lt=NODES_MAX, description="of a prefill worker: with transfer_process, the fleet's only such pair"
     )

@@ -33,8 +33,8 @@ from kv_runtime.supervise import TaskSet, TaskSetFull, until
 from worker_agent.api.disaggregated import Handoff, TransferIds
 from worker_agent.api.role_rules import takes_transfer
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engines.trtllm.encoding import Encoder, files_of, handles_of
-from worker_agent.engines.trtllm.library import Call, Library
+from worker_agent.engines.trtllm.bindings import Bindings, Call
+from worker_agent.engines.trtllm.encoding import LoadedEncoder, files_of, handles_of
 from worker_agent.engines.trtllm.loading import Loading, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import Outputs
@@ -87,7 +87,7 @@ class TensorRTLLMEngine:
             vocab_size=self._settings.vocab_size or 0,
             conversations=self._settings.conversation_affinity,
         )
-        self._library: Library | None = None
+        self._bindings: Bindings | None = None
         self._llm: Any = None
         self._description: EngineDescription | None = None
         self._streams: dict[str, Stream] = {}
@@ -143,7 +143,7 @@ class TensorRTLLMEngine:
         except EngineError:
             await self._shut_down()
             raise
-        self._library, self.load_s = loaded.library, self._clock.now() - began_s
+        self._bindings, self.load_s = loaded.bindings, self._clock.now() - began_s
         self._is_accepting = True
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
 
@@ -208,19 +208,19 @@ class TensorRTLLMEngine:
             return await files_of(encoder, text, media)
 
     @asynccontextmanager
-    async def _encoder(self) -> AsyncIterator[Encoder]:
+    async def _encoder(self) -> AsyncIterator[LoadedEncoder]:
         """Count the encoder as busy in the block, and translate the library's errors."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
-        library, llm = self._loaded("encode")
+        bindings, llm = self._loaded("encode")
         self._encoding += 1
         self._idle.clear()
         try:
-            yield Encoder(library, llm, self._placing)
+            yield LoadedEncoder(bindings, llm, self._placing)
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(library, error, "encode") from error
+            raise self._meaning(bindings, error, "encode") from error
         finally:
             self._encoding -= 1
             self._note_idle()
@@ -241,18 +241,18 @@ class TensorRTLLMEngine:
 
     # --------------------------------------------------------------------------------------------- requests
     async def _submitted(self, request: EngineRequest) -> Stream:
-        library, llm = self._loaded(request.request_id)
+        bindings, llm = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
         library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(library, llm, request, library_request)
-            result = library.generate(llm, library_request, call, self._settings.loras)
+            call = await self._call(bindings, llm, request, library_request)
+            result = bindings.generate(llm, library_request, call, self._settings.loras)
             self._has_submitted = True
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(library, error, request.request_id) from error
+            raise self._meaning(bindings, error, request.request_id) from error
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
@@ -266,16 +266,16 @@ class TensorRTLLMEngine:
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, library: Library, llm: Any, request: EngineRequest, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
+    async def _call(self, bindings: Bindings, llm: Any, request: EngineRequest, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
         adapters = self._processors.adapters(library_request.logits_processors)
         if not has_media(request):
-            return library.call(llm, library_request, adapters)
+            return bindings.call(llm, library_request, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
             async with self._placing:
-                call = await asyncio.to_thread(library.call, llm, library_request, adapters)
+                call = await asyncio.to_thread(bindings.call, llm, library_request, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
@@ -304,19 +304,19 @@ class TensorRTLLMEngine:
         return new
 
     def _failed(self, stream: Stream, error: Exception) -> list[EngineOutput]:
-        assert self._library is not None
-        meaning = self._meaning(self._library, error, stream.request_id, is_new=False)
+        assert self._bindings is not None
+        meaning = self._meaning(self._bindings, error, stream.request_id, is_new=False)
         if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
             raise meaning from error
         _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
         return stream.outputs.failed()
 
-    def _meaning(self, library: Library, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
+    def _meaning(self, bindings: Bindings, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
         """Return the error of a request for an error of the library; note the engine's death."""
-        fault = self._fault or (library.fault(self._llm) if self._llm is not None else None)
+        fault = self._fault or (bindings.fault(self._llm) if self._llm is not None else None)
         if self._over.is_set() or self._llm is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
-        meaning = library.errors.meaning(error, is_new=is_new) if fault is None else None
+        meaning = bindings.errors.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning
@@ -342,7 +342,7 @@ class TensorRTLLMEngine:
         try:
             while not stream.outputs.has_begun and not stream.result.finished and not self._over.is_set():
                 await stream.step()
-        except Exception as error:  # noqa: BLE001  nobody waits for this request any more
+        except Exception as error:  # noqa: BLE001  no caller waits for this request any more
             _log.debug("aborted_request_failed", request_id=stream.request_id, reason=str(error))
         finally:
             self._aborting.discard(stream)
@@ -353,18 +353,18 @@ class TensorRTLLMEngine:
         if not (self._streams or self._aborting or self._encoding or self._preparing):
             self._idle.set()
 
-    def _loaded(self, request_id: str) -> tuple[Library, Any]:
-        if self._library is None or self._llm is None or not self._is_accepting:
+    def _loaded(self, request_id: str) -> tuple[Bindings, Any]:
+        if self._bindings is None or self._llm is None or not self._is_accepting:
             raise EngineStopped(f"{request_id}: {self._stopped_because}")
-        return self._library, self._llm
+        return self._bindings, self._llm
 
     # -------------------------------------------------------------------------------------------------- life
     async def _check_health(self) -> None:
-        if self._ended.is_set() or self._library is None or self._llm is None:
+        if self._ended.is_set() or self._bindings is None or self._llm is None:
             return
         try:
             async with asyncio.timeout(self._settings.answer_s):
-                fault = await asyncio.to_thread(self._library.fault, self._llm)
+                fault = await asyncio.to_thread(self._bindings.fault, self._llm)
         except TimeoutError as error:
             error.add_note("the engine's health check did not return")
             fault = error

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kv_runtime.chat_messages import TextError
+from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engines.trtllm.library import Library
+from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.types import EngineDescription, EngineError
@@ -22,9 +22,9 @@ _YES = ("1", "true", "yes", "y")
 
 
 class Loaded(NamedTuple):
-    """The library, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
+    """The bindings, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
 
-    library: Library
+    bindings: Bindings
     llm: Any
     capacity: Mapping[str, Any]
     max_seq_len: int | None
@@ -46,14 +46,14 @@ class Loading:
         if self._args.role == "encode":
             check_encoder(str(self._args.value("model")))
         longest = seq_len_before(self._args, self._settings)
-        library = Library(self._settings.log_level)
-        llm = library.load(self._args)
-        capacity = library.capacity(llm) if self._args.role != "encode" else {}
+        bindings = Bindings(self._settings.log_level)
+        llm = bindings.load(self._args)
+        capacity = bindings.capacity(llm) if self._args.role != "encode" else {}
         with self._lock:
             if not self._is_wanted:
                 llm.shutdown()
                 raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
-        return Loaded(library, llm, capacity, longest)
+        return Loaded(bindings, llm, capacity, longest)
 
     def abandon(self) -> None:
         """Shut the engine down as soon as it is loaded."""
@@ -107,7 +107,7 @@ def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription
         raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
     return EngineDescription(
         model=model,
-        version=loaded.library.version,
+        version=loaded.bindings.version,
         event_source="trtllm",
         block_size=_block_size(args, capacity),
         total_kv_blocks=capacity.get("maxNumBlocks") or 0,

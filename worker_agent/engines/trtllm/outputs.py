@@ -30,7 +30,7 @@ _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length
 CANCELLED = "cancelled"
 
 
-class Choice(Protocol):
+class SequenceOutput(Protocol):
     """One sequence of a result: the used part of the library's `CompletionOutput`."""
 
     index: int
@@ -49,7 +49,7 @@ class Result(Protocol):
     cached_tokens: int
 
     @property
-    def outputs(self) -> Sequence[Choice]:
+    def outputs(self) -> Sequence[SequenceOutput]:
         """All sequences."""
 
     @property
@@ -110,7 +110,7 @@ class Outputs:
             for choice in ended
         ]
 
-    def _of(self, choice: Choice, result: Result) -> EngineOutput | None:
+    def _of(self, choice: SequenceOutput, result: Result) -> EngineOutput | None:
         tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
         reason = finish_reason(choice.finish_reason)
         if reason is None and result.finished:
@@ -134,18 +134,18 @@ class Outputs:
             prompt=self._reported_prompt if is_first else (),
         )
 
-    def _new_logprobs(self, choice: Choice, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
+    def _new_logprobs(self, choice: SequenceOutput, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
         if self._logprobs is None:
             return ()
         reported = (choice.logprobs or [])[sent:end]
         logprobs = _token_logprobs((choice.token_ids or [])[sent:end], reported, self._logprobs)
         return logprobs + (None,) * (max(0, end - sent) - len(logprobs))
 
-    def _handoff(self, choice: Choice) -> Handoff | None:
+    def _handoff(self, choice: SequenceOutput) -> Handoff | None:
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
 
-    def _reused(self, choice: Choice, result: Result) -> int:
+    def _reused(self, choice: SequenceOutput, result: Result) -> int:
         measured = getattr(choice.request_perf_metrics, "kv_cache_metrics", None)
         if self._handed_over and measured is not None:
             blocks = measured.num_reused_blocks + measured.num_missed_blocks

@@ -35,7 +35,7 @@ from typing import Any
 
 import msgspec
 
-from kv_protocol.openai_option_table import LOGPROBS_MAX
+from kv_protocol.openai.option_table import LOGPROBS_MAX
 from worker_agent.api.disaggregated import params_of
 from worker_agent.api.request_limits import Rule, limits
 from worker_agent.api.role_rules import role_rules, takes_transfer

@@ -6,8 +6,8 @@
                         it counts alone
     neither             the agent's setting `trtllm.max_seq_len`; else the engine is not loaded
 
-The engine finds this length in its own process and does not report it: `llm.args.max_seq_len` stays None. Of a model
-without positions it assumes 2,048 tokens; the agent wants a number instead. `max_input_len` bounds nothing there.
+The engine computes this length in its own process and does not report it: `llm.args.max_seq_len` stays None. For a
+model without positions it assumes 2,048 tokens; the agent requires a setting instead. `max_input_len` has no effect.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/models/modeling_utils.py` (`infer_max_seq_len`),
 `tensorrt_llm/_torch/pyexecutor/model_engine.py` (`_init_max_seq_len`), `tensorrt_llm/executor/base_worker.py`
@@ -20,7 +20,7 @@ from typing import Any
 
 _COUNTED = ("su", "longrope", "llama3", "yarn")
 _SECTIONS = ("text_config", "llm_config", "language_config")
-"""Where models of several modalities have the configuration of their language model."""
+"""The keys under which multimodal models have the configuration of their language model."""
 
 
 class SequenceLengthUnknown(Exception):

@@ -7,6 +7,7 @@
 
 The order is that of the list, which is the order in which Slurm numbers a step's nodes; a host that stands twice is
 there twice. A text has letters, digits, `.`, `_` and `-`.
+Why no library expands it: ADR 24.
 
 Source: Slurm's `sbatch`, `scontrol show hostnames`; the grammar as RFC 29 of the Flux framework writes it down
 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_29.html).
@@ -31,7 +32,7 @@ def expanded(nodelist: str) -> tuple[str, ...]:
     """Return the hosts of a list in their order; () for an empty one.
 
     Raises:
-        LimitExceeded: it is no such list, or one of more than `HOSTS_MAX` hosts.
+        LimitExceeded: it is not such a list, or has more than `HOSTS_MAX` hosts.
     """
     if not nodelist:
         return ()

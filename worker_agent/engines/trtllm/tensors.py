@@ -6,7 +6,7 @@
 
 Both come with TensorRT-LLM (the extra `trtllm`), and are imported when they are used. Everything here takes long, or
 may copy from a GPU: it belongs on a thread. Bytes were checked before (`media/parts.py`): an image has no more
-pixels than is allowed, and a file is nothing but tensors.
+pixels than is allowed, and a file contains only tensors.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/inputs/utils.py` (images), `tensorrt_llm/serve/openai_protocol.py` (bias).
 """
@@ -27,7 +27,7 @@ EMBEDDINGS = "embeddings"
 
 
 def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
-    """Return the image; raise `RequestRefused` where its bytes, though they begin as one, are none."""
+    """Return the image; raise `RequestRefused` if its bytes begin like an image and cannot be decoded."""
     try:
         with import_module("PIL.Image").open(io.BytesIO(media.data)) as image:
             return image.convert("RGB")
@@ -37,7 +37,7 @@ def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
 
 
 def tensor_of(media: Media) -> Any:  # noqa: ANN401 - torch's
-    """Return the embeddings' one tensor, on the CPU, of memory that nobody else holds."""
+    """Return the embeddings' one tensor, on the CPU, in memory of its own."""
     torch, (tensor,) = import_module("torch"), media.tensors
     data = bytearray(memoryview(media.data)[tensor.begin : tensor.end])
     flat = torch.frombuffer(data, dtype=getattr(torch, _TORCH_NAMES[tensor.dtype]), count=prod(tensor.shape))
@@ -55,7 +55,7 @@ def file_of(tensor: Any) -> bytes:  # noqa: ANN401 - torch's
 
 
 def bias_of(logit_bias: Sequence[tuple[int, float]], vocab_size: int) -> Any:  # noqa: ANN401 - torch's
-    """Return what is added to the logits."""
+    """Return the tensor that is added to the logits."""
     torch = import_module("torch")
     bias = torch.zeros(vocab_size, dtype=torch.float32)
     for token, value in logit_bias:

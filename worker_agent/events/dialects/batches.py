@@ -40,7 +40,7 @@ from worker_agent.events.dialects.wire_events import (
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 TIME_S_MAX = 9e9
-"""The year 2255; about the last that an i64 of nanoseconds can say."""
+"""The year 2255; about the last that an i64 of nanoseconds can represent."""
 HASH_BYTES_MIN = 8
 
 

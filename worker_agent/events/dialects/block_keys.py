@@ -8,9 +8,9 @@
                      the event's `lora_name`                        nothing new
                      anything else                                  unexplained: counted and ignored
 
-All are lists aligned with the blocks, nil for text; too short means text, too long is cut. The first of them that names
-an item is the one that counts: they are spellings of the same thing. An untagged string is no salt, although some
-engines put their salt there so: it cannot be told from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
+All are lists aligned with the blocks, nil for text; missing entries mean text, extra ones are ignored. They are
+spellings of the same names: the first that names an item counts. An untagged string is not read as a salt, although
+some engines send their salt so: it cannot be distinguished from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _of_keys(keys_of_blocks: list[Any], lora_name: str | None) -> tuple[list[tup
 
 
 def _item(key: object) -> str | None:
-    """Return the name of the item that a key names, if it names one."""
+    """Return the name of the multimodal item if the key identifies one; None otherwise."""
     match key:
         case [str(name), int(), *_] if name:
             return name

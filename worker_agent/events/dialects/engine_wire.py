@@ -22,9 +22,9 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
-"""A batch of 2^20 blocks with their tokens: more than any engine flushes at once; a bound on what we decode."""
+"""A batch of 2^20 blocks with their tokens: more than any engine flushes at once; a bound on decoded payloads."""
 PART_NUMBERS_MAX = 1 << 20
-"""Tokens and hashes of one of our payloads, but for an event that has more by itself: 9 MiB at most, some 50 ms."""
+"""Tokens and hashes of one of our payloads: 9 MiB at most, some 50 ms. A single event may have more."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
@@ -99,7 +99,7 @@ def encode_sequence(sequence: int) -> bytes:
 
 
 def decode_sequence(frame: bytes) -> int:
-    """Return the number in a sequence frame; raise `MalformedMessage` where it is none."""
+    """Return the number in a sequence frame; raise `MalformedMessage` if it is not one."""
     if len(frame) != _SEQUENCE_BYTES:
         raise MalformedMessage(0, f"sequence frame of {len(frame)} bytes, {_SEQUENCE_BYTES} needed")
     return int.from_bytes(frame, "big")

@@ -23,7 +23,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import checked_block_size
 from worker_agent.events.dialects.trtllm_blocks import WITHHELD_MAX, PublisherCounts, RankBlocks
 from worker_agent.events.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
-from worker_agent.events.dialects.trtllm_wire import BlockChange, Event, Head, read_event, read_head
+from worker_agent.events.dialects.trtllm_wire import BlockChange, TrtllmEvent, TrtllmHead, read_event, read_head
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, RankEvent
 from worker_agent.events.quarantine import Quarantine
 
@@ -34,7 +34,7 @@ class _HeldBack(NamedTuple):
     change: BlockChange
 
 
-class _Rank:
+class _RankRules:
     def __init__(self, window: WidestWindow, blocks: RankBlocks) -> None:
         self.window = window
         self.blocks = blocks
@@ -56,7 +56,7 @@ class TrtllmRules:
         self._block_size = checked_block_size(block_size)
         self._attention_window = attention_window
         self._withheld_max = withheld_max
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankRules] = {}
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = PublisherCounts()
@@ -89,7 +89,7 @@ class TrtllmRules:
             return f"{len(rank.held_back)} engine events wait for the widest attention window: no `created` was seen"
         return ""
 
-    def _translate(self, head: Head, engine_event: object) -> list[EngineEvent]:
+    def _translate(self, head: TrtllmHead, engine_event: object) -> list[EngineEvent]:
         published: list[EngineEvent] = [] if self._continues(head) else [EngineCleared()]
         rank = self._ranks[head.dp_rank]
         rank.unplaced_seen = self._unplaced
@@ -105,7 +105,7 @@ class TrtllmRules:
             published += self._judged(rank, event)
         return published
 
-    def _continues(self, head: Head) -> bool:
+    def _continues(self, head: TrtllmHead) -> bool:
         rank = self._ranks.get(head.dp_rank) or self._new_rank(head.dp_rank)
         expected, rank.next_id = rank.next_id, head.event_id + 1
         if head.event_id == expected:
@@ -122,18 +122,18 @@ class TrtllmRules:
         self._forget(rank)
         return False
 
-    def _new_rank(self, dp_rank: int) -> _Rank:
+    def _new_rank(self, dp_rank: int) -> _RankRules:
         blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
-        rank = self._ranks[dp_rank] = _Rank(WidestWindow(self._attention_window), blocks)
+        rank = self._ranks[dp_rank] = _RankRules(WidestWindow(self._attention_window), blocks)
         return rank
 
-    def _forget(self, rank: _Rank) -> None:
+    def _forget(self, rank: _RankRules) -> None:
         self.counts.held_back_dropped += len(rank.held_back)
         rank.held_back.clear()
         rank.blocks.forget()
         rank.has_passed = False
 
-    def _judged(self, rank: _Rank, event: Event) -> Iterator[EngineEvent]:
+    def _judged(self, rank: _RankRules, event: TrtllmEvent) -> Iterator[EngineEvent]:
         before = rank.window.widest
         if event.change is None:
             self.counts.created += 1
@@ -152,7 +152,7 @@ class TrtllmRules:
         if rank.window.widest is not None:
             yield from self._released(rank)
 
-    def _released(self, rank: _Rank) -> Iterator[EngineEvent]:
+    def _released(self, rank: _RankRules) -> Iterator[EngineEvent]:
         held_back, rank.held_back = rank.held_back, []
         for window, group_idx, change in held_back:
             if window == rank.window.widest:

@@ -23,14 +23,20 @@ from operator import attrgetter
 import msgspec
 
 from kv_protocol.events import Tier
-from worker_agent.events.dialects.trtllm_wire import Block, BlockChange, Removed, Stored, Updated
+from worker_agent.events.dialects.trtllm_wire import (
+    BlockChange,
+    TrtllmBlock,
+    TrtllmRemoved,
+    TrtllmStored,
+    TrtllmUpdated,
+)
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 
 WITHHELD_MAX = 65_536
 
 
 class PublisherCounts(msgspec.Struct, kw_only=True):
-    """What became of the engine's events so far. Each event counts once as what it was, or why it was not looked at."""
+    """Counts of the engine's events so far. Each event counts once, by its kind or by the reason why it was ignored."""
 
     created: int = 0
     stored: int = 0
@@ -63,7 +69,7 @@ class _Group:
 
 
 class RankBlocks:
-    """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: it does not."""
+    """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt."""
 
     def __init__(self, block_size: int, counts: PublisherCounts, withheld_max: int) -> None:
         self._block_size = block_size
@@ -81,18 +87,18 @@ class RankBlocks:
         """Return the events to publish for the change, in order."""
         group = self._groups.setdefault(group_idx, _Group())
         match change:
-            case Stored():
+            case TrtllmStored():
                 self._counts.stored += 1
                 self._counts.named_items += sum(block.named_items for block in change.blocks)
                 return self._stored(group, change, group_idx)
-            case Removed():
+            case TrtllmRemoved():
                 self._counts.removed += 1
                 return self._removed(group, change, group_idx)
-            case Updated():
+            case TrtllmUpdated():
                 self._counts.updated += 1
                 return self._updated(group, change, group_idx)
 
-    def _stored(self, group: _Group, data: Stored, group_idx: int) -> list[EngineEvent]:
+    def _stored(self, group: _Group, data: TrtllmStored, group_idx: int) -> list[EngineEvent]:
         largest = max((len(block.token_ids) for block in data.blocks), default=0)
         if largest > self._block_size:
             self._counts.oversize_dropped += 1
@@ -112,7 +118,7 @@ class RankBlocks:
             above = hashes[-1]
         return published
 
-    def _walked(self, group: _Group, blocks: tuple[Block, ...]) -> Iterator[Block]:
+    def _walked(self, group: _Group, blocks: tuple[TrtllmBlock, ...]) -> Iterator[TrtllmBlock]:
         for at, block in enumerate(blocks):
             if block.block_hash is None:
                 self._counts.nameless_blocks_dropped += 1
@@ -130,10 +136,10 @@ class RankBlocks:
 
     def _run(
         self,
-        blocks: list[Block],
+        blocks: list[TrtllmBlock],
         hashes: tuple[int, ...],
         above: int | None,
-        data: Stored,
+        data: TrtllmStored,
         *,
         tier: Tier,
         group_idx: int,
@@ -154,11 +160,11 @@ class RankBlocks:
     def _doubt_size(self, found: str) -> None:
         self.doubt = f"{found}, engine.block_size is {self._block_size}: is it the engine's tokens_per_block?"
 
-    def _drop_under(self, group: _Group, blocks: tuple[Block, ...]) -> None:
+    def _drop_under(self, group: _Group, blocks: tuple[TrtllmBlock, ...]) -> None:
         self._counts.under_withheld_dropped += len(blocks)
         self._withhold(group, blocks)
 
-    def _withhold(self, group: _Group, blocks: Iterable[Block]) -> None:
+    def _withhold(self, group: _Group, blocks: Iterable[TrtllmBlock]) -> None:
         for block in blocks:
             if block.block_hash is not None:
                 group.withheld[block.block_hash] = None
@@ -166,7 +172,7 @@ class RankBlocks:
             del group.withheld[next(iter(group.withheld))]
             self._counts.withheld_forgotten += 1
 
-    def _removed(self, group: _Group, data: Removed, group_idx: int) -> list[EngineEvent]:
+    def _removed(self, group: _Group, data: TrtllmRemoved, group_idx: int) -> list[EngineEvent]:
         gone: dict[Tier, list[int]] = {Tier.GPU: [], Tier.HOST: []}
         for block_hash in data.block_hashes:
             if block_hash is None:
@@ -180,7 +186,7 @@ class RankBlocks:
                 gone[Tier.GPU].append(block_hash)
         return [_gone(hashes, tier, group_idx) for tier, hashes in gone.items() if hashes]
 
-    def _updated(self, group: _Group, data: Updated, group_idx: int) -> list[EngineEvent]:
+    def _updated(self, group: _Group, data: TrtllmUpdated, group_idx: int) -> list[EngineEvent]:
         self._counts.priority_changes += data.priority_changed
         block_hash, tier = data.block_hash, data.tier
         if tier is None or block_hash is None or block_hash in group.withheld:

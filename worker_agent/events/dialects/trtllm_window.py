@@ -9,9 +9,9 @@
                                 what a request computed
     an event of a wider window  that one: the earlier value was wrong
 
-If the window that counts changes after events of the former one were published, these were no prefixes: their rank is
-cleared. So a wrong guess lasts until the next event of the widest window, and the first event is judged like any
-other. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
+If the window that counts changes after events of the former one were published, these events were not of prefixes: the
+rank is cleared. So a wrong guess lasts until the next event of the widest window. The first event has no special rule.
+Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ HELD_BACK_MAX = 64
 
 
 class WidestWindow:
-    """The widest window of one rank, in tokens, as far as it is known."""
+    """The widest window of one rank, in tokens; it may be unknown or assumed."""
 
     def __init__(self, configured: int | None) -> None:
         self._widest = configured

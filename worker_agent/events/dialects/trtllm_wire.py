@@ -13,7 +13,7 @@
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
-An event that says more than `EVENT_NUMBERS_MAX` and `TEXT_BYTES_MAX` allow would not fit one message of hop A.
+An event above `EVENT_NUMBERS_MAX` or `TEXT_BYTES_MAX` would not fit one message of hop A.
 
 Source: `docs/SOURCES.md` E1.3.
 """
@@ -36,7 +36,7 @@ EVENT_ID_MAX = (1 << 63) - 1
 EVENT_NUMBERS_MAX = 1 << 22
 """Tokens and hashes of one event, a multimodal item for eight: 38 MB of hop A, of the 64 MiB that it takes."""
 TEXT_BYTES_MAX = 1 << 16
-"""Of an adapter's name, or a salt."""
+"""Most bytes of an adapter's name, or of a salt."""
 _ITEM_NUMBERS = 8
 _GROUP_IDX_MAX = 1023
 _HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64")
@@ -45,8 +45,8 @@ _TIER_OF_LEVEL = {0: Tier.GPU, 1: Tier.HOST}
 _MM_KEY = "mm_key"
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What places an event in its rank's stream, whatever else is in it."""
+class TrtllmHead(msgspec.Struct, frozen=True):
+    """The fields that place an event in its rank's stream."""
 
     event_id: Annotated[int, Meta(ge=-EVENT_ID_MAX, le=EVENT_ID_MAX)]
     attention_dp_rank: Annotated[int, Meta(ge=0, le=DP_RANK_MAX)] | None = None
@@ -57,7 +57,7 @@ class Head(msgspec.Struct, frozen=True):
         return self.attention_dp_rank or 0
 
 
-class Block(msgspec.Struct, frozen=True):
+class TrtllmBlock(msgspec.Struct, frozen=True):
     """One stored block, full or partial; without a name where its hash is null."""
 
     block_hash: int | None
@@ -65,25 +65,25 @@ class Block(msgspec.Struct, frozen=True):
     tier: Tier
     mm_hashes: tuple[int, ...]
     named_items: int = 0
-    """How many of its multimodal items are named by their callers, and not by a digest."""
+    """How many of its multimodal items have a name from the caller instead of a digest."""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class TrtllmStored(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks in chain order; `parent_hash` is the block before the first."""
 
     parent_hash: int | None
-    blocks: tuple[Block, ...]
+    blocks: tuple[TrtllmBlock, ...]
     lora_name: str | None
     cache_salt: str | None
 
 
-class Removed(msgspec.Struct, frozen=True):
-    """Blocks that left; nulls stand for blocks without a name."""
+class TrtllmRemoved(msgspec.Struct, frozen=True):
+    """Removed blocks; nulls are blocks without a name."""
 
     block_hashes: tuple[int | None, ...]
 
 
-class Updated(msgspec.Struct, frozen=True):
+class TrtllmUpdated(msgspec.Struct, frozen=True):
     """A block moved to `tier` (None: it did not), or its priority changed."""
 
     block_hash: int | None
@@ -91,11 +91,11 @@ class Updated(msgspec.Struct, frozen=True):
     priority_changed: bool
 
 
-BlockChange = Stored | Removed | Updated
+BlockChange = TrtllmStored | TrtllmRemoved | TrtllmUpdated
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One event, read. `change` is None where it only tells that the pool of this window was created."""
+class TrtllmEvent(msgspec.Struct, frozen=True):
+    """One event, parsed. `change` is None if the event only reports that the pool of this window was created."""
 
     window: int
     group_idx: int
@@ -152,24 +152,24 @@ class _Body(msgspec.Struct):
     hash_algo: str | None = None
 
 
-def read_head(engine_event: object) -> Head:
-    """Return the event's place; raise one of `UNDECODABLE` where it has none."""
-    return msgspec.convert(engine_event, Head)
+def read_head(engine_event: object) -> TrtllmHead:
+    """Return the event's place; raise one of `UNDECODABLE` if it has none."""
+    return msgspec.convert(engine_event, TrtllmHead)
 
 
-def read_event(engine_event: object) -> Event:
-    """Return what the event says.
+def read_event(engine_event: object) -> TrtllmEvent:
+    """Return the parsed event.
 
     Raises:
-        LimitExceeded: it is well-formed, and says what cannot be published; the message tells what to change.
-        EventTooLarge: likewise, for there is too much of it.
+        LimitExceeded: it is well-formed, and cannot be published; the message names what to change.
+        EventTooLarge: it is well-formed, and too large to be published.
         msgspec.ValidationError, ValueError: it is not well-formed.
     """
     body = msgspec.convert(engine_event, _Body)
     if body.hash_algo not in _HASH_ALGOS:
         raise LimitExceeded("hash_algo", body.hash_algo, f"v1_block_key, v2_sha256_64: {_HASH_ADVICE}")
     window = UNBOUNDED if body.window_size is None else body.window_size
-    return Event(window, body.layer_group_id or 0, _change(body.data))
+    return TrtllmEvent(window, body.layer_group_id or 0, _change(body.data))
 
 
 def _change(data: _CreatedData | _StoredData | _RemovedData | _UpdatedData) -> BlockChange | None:
@@ -178,10 +178,10 @@ def _change(data: _CreatedData | _StoredData | _RemovedData | _UpdatedData) -> B
             return _stored(data)
         case _RemovedData():
             _check_size("block_hashes", len(data.block_hashes))
-            return Removed(tuple(_hash(found) for found in data.block_hashes))
+            return TrtllmRemoved(tuple(_hash(found) for found in data.block_hashes))
         case _UpdatedData():
             tier = None if data.cache_level is None else _tier(data.cache_level.new_value)
-            return Updated(_hash(data.block_hash), tier, data.priority is not None)
+            return TrtllmUpdated(_hash(data.block_hash), tier, data.priority is not None)
         case _CreatedData():
             return None
 
@@ -191,10 +191,10 @@ def _check_size(field: str, numbers: int) -> None:
         raise EventTooLarge(field, f"{numbers} numbers", f"at most {EVENT_NUMBERS_MAX} an event")
 
 
-def _stored(data: _StoredData) -> Stored:
+def _stored(data: _StoredData) -> TrtllmStored:
     items = sum(len(block.mm_keys) for block in data.blocks if block.mm_keys)
     _check_size("blocks", sum(1 + len(block.tokens) for block in data.blocks) + _ITEM_NUMBERS * items)
-    return Stored(
+    return TrtllmStored(
         parent_hash=_hash(data.parent_hash),
         blocks=tuple(map(_block, data.blocks)),
         lora_name=_text("lora_name", data.lora_name),
@@ -202,10 +202,10 @@ def _stored(data: _StoredData) -> Stored:
     )
 
 
-def _block(block: _StoredBlock) -> Block:
+def _block(block: _StoredBlock) -> TrtllmBlock:
     found = [key.hash or key.uuid for key in block.mm_keys or () if key.type == _MM_KEY]
     identities = [identity for identity in found if identity]
-    return Block(
+    return TrtllmBlock(
         _hash(block.block_hash),
         _token_ids([token.token_id for token in block.tokens]),
         _tier(block.cache_level),
@@ -248,7 +248,7 @@ def _salt(data: _StoredData) -> str | None:
 
 
 def _text(field: str, found: str | None) -> str | None:
-    size = 0 if found is None else len(found.encode())  # text that no wire can carry ends here
+    size = 0 if found is None else len(found.encode())  # raises for text that UTF-8 cannot encode
     if size > TEXT_BYTES_MAX:
         raise EventTooLarge(field, f"{size} bytes", f"at most {TEXT_BYTES_MAX}")
     return found

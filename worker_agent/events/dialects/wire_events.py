@@ -20,7 +20,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import TokenId
 
 GROUP_IDX_MAX = 255
-"""More attention groups in one model than any engine has; a bound on what is remembered of them."""
+"""More attention groups than any engine's model has; it bounds the memory of their kinds."""
 
 EngineHash = int | bytes
 GroupIdx = Annotated[int, msgspec.Meta(ge=0, le=GROUP_IDX_MAX)]
@@ -39,7 +39,7 @@ class WireMmInfo(msgspec.Struct):
 
 
 class WireStored(msgspec.Struct, tag="BlockStored"):
-    """`BlockStored` as publishers say it; only types are checked."""
+    """`BlockStored` as publishers send it; only types are checked."""
 
     block_hashes: tuple[EngineHash, ...]
     parent_block_hash: EngineHash | None
@@ -58,7 +58,7 @@ class WireStored(msgspec.Struct, tag="BlockStored"):
 
 
 class WireRemoved(msgspec.Struct, tag="BlockRemoved"):
-    """`BlockRemoved` as publishers say it; only types are checked."""
+    """`BlockRemoved` as publishers send it; only types are checked."""
 
     block_hashes: tuple[EngineHash, ...]
     medium: str | None = None
@@ -73,7 +73,7 @@ class WireCleared(msgspec.Struct, tag="AllBlocksCleared"):
 
 
 class WireIgnored(msgspec.Struct, tag="Ignored"):
-    """An event that its publisher itself says to ignore."""
+    """An event that its publisher marks as ignored."""
 
 
 WireEvent = WireStored | WireRemoved | WireCleared | WireIgnored
@@ -99,7 +99,7 @@ _decode_any = msgspec.msgpack.Decoder().decode
 
 
 def read_event(raw: msgspec.Raw) -> tuple[WireEvent, bool]:
-    """Return the event, and whether its tokens were pairs; raise one of `UNDECODABLE` where it is none."""
+    """Return the event, and whether its tokens were pairs; raise one of `UNDECODABLE` if it is not an event."""
     try:
         return _decode_usual(raw), False
     except UNDECODABLE:
@@ -114,7 +114,7 @@ def _unusual(value: object) -> tuple[WireEvent, bool]:
             case [[*_], *_] as pairs:
                 is_eagle = True
                 fields = {**fields, "token_ids": _unpaired(pairs)}
-    return msgspec.convert(fields, WireEvent, builtin_types=(bytes,)), is_eagle  # bytes: no text is taken for base64
+    return msgspec.convert(fields, WireEvent, builtin_types=(bytes,)), is_eagle  # bytes: text is not decoded as base64
 
 
 def _unpaired(pairs: list[object]) -> tuple[int, ...]:

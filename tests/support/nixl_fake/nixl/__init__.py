@@ -31,7 +31,7 @@ class Control:
     @property
     def regions(self) -> int:
         """Return how many regions all agents have registered."""
-        return sum(len(agent._regions) for agent in _agents.values())
+        return sum(len(agent.registered) for agent in _agents.values())
 
     def reset(self) -> None:
         """Be as at the beginning."""
@@ -67,9 +67,9 @@ class nixl_agent:  # noqa: N801  as the real one
             raise control.error
         assert agent_name not in _agents
         self.name, self._thread = agent_name, threading.get_ident()
-        self._regions: list[_Regions] = []
+        self.registered: list[_Regions] = []
         self._remotes: dict[str, list[list[int]]] = {}
-        self._notices: dict[str, list[bytes]] = {}
+        self.notices: dict[str, list[bytes]] = {}
         _agents[agent_name] = self
 
     def register_memory(self, reg_list: Any, mem_type: str | None = None, backends: tuple[str, ...] = ()) -> _Regions:
@@ -79,19 +79,19 @@ class nixl_agent:  # noqa: N801  as the real one
         assert not backends
         assert all(len(each) == 4 and each[1] > 0 and isinstance(each[3], str) for each in reg_list)
         regions = _Regions(list(reg_list))
-        self._regions.append(regions)
+        self.registered.append(regions)
         return regions
 
     def deregister_memory(self, dereg_list: _Regions, backends: tuple[str, ...] = ()) -> None:
         """Forget regions."""
         self._check()
         assert not backends
-        self._regions.remove(dereg_list)
+        self.registered.remove(dereg_list)
 
     def get_agent_metadata(self) -> bytes:
         """Return what others add this agent by."""
         self._check()
-        known = [[address, size] for each in self._regions for address, size, _, _ in each.regions]
+        known = [[address, size] for each in self.registered for address, size, _, _ in each.regions]
         return json.dumps({"name": self.name, "regions": known}).encode()
 
     def add_remote_agent(self, metadata: bytes) -> str:
@@ -122,7 +122,7 @@ class nixl_agent:  # noqa: N801  as the real one
         self._check()
         assert operation == "READ"
         assert isinstance(notif_msg, bytes)
-        if not _covered(remote_descs, self._remotes[remote_agent]) or not _covered(local_descs, self._own()):
+        if not _covered(remote_descs, self._remotes[remote_agent]) or not _covered(local_descs, self.own_regions()):
             raise RuntimeError("NIXL_ERR_NOT_FOUND")
         control.handles += 1
         return _Transfer(local_descs, remote_descs, remote_agent, notif_msg)
@@ -156,20 +156,21 @@ class nixl_agent:  # noqa: N801  as the real one
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         """Return the notifications since the last call."""
         self._check()
-        notices, self._notices = self._notices, {}
+        notices, self.notices = self.notices, {}
         return notices
 
     def _moved(self, handle: _Transfer) -> str:
         other = _agents[handle.remote]
-        if not _covered(handle.theirs, other._own()):
+        if not _covered(handle.theirs, other.own_regions()):
             return "ERR"
         for (to, size, _), (source, _, _) in zip(handle.ours.regions, handle.theirs.regions, strict=True):
             ctypes.memmove(to, source, size)
-        other._notices.setdefault(self.name, []).append(handle.notice)
+        other.notices.setdefault(self.name, []).append(handle.notice)
         return "DONE"
 
-    def _own(self) -> list[list[int]]:
-        return [[address, size] for each in self._regions for address, size, _, _ in each.regions]
+    def own_regions(self) -> list[list[int]]:
+        """Return the address and the size of every registered region."""
+        return [[address, size] for each in self.registered for address, size, _, _ in each.regions]
 
     def _check(self) -> None:
         assert threading.get_ident() == self._thread, "NIXL is called by another thread"

@@ -87,7 +87,7 @@ def test_a_body_has_a_length_or_chunks(lines: bytes, body_bytes: int) -> None:
         (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", False),
     ],
 )
-def test_a_connection_goes_on_unless_somebody_wants_it_to_end(head: bytes, keep_alive: bool) -> None:
+def test_a_connection_stays_open_unless_one_side_wants_it_closed(head: bytes, keep_alive: bool) -> None:
     assert HeadReader().request(head).keep_alive is keep_alive
 
 

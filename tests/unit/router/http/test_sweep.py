@@ -40,19 +40,19 @@ async def test_time_passes_for_everybody_whichever_slot_they_are_in() -> None:
 
 
 @pytest.mark.asyncio
-async def test_while_nobody_is_there_nothing_is_looked_at_until_somebody_comes() -> None:
+async def test_without_connections_nothing_is_checked_until_one_comes() -> None:
     sweep = TimeoutSweeper(0.001)
     sweep.start()
     await added(sweep)
-    while sweep._timer is not None:  # noqa: ASYNC110 - a timer has no event
+    while sweep.ticking:  # noqa: ASYNC110 - a timer has no event
         await asyncio.sleep(0)
     await added(sweep)
     sweep.stop()
-    assert sweep._timer is None
+    assert not sweep.ticking
 
 
 @pytest.mark.asyncio
-async def test_who_was_there_before_the_start_is_looked_at_too() -> None:
+async def test_a_connection_from_before_the_start_is_checked_too() -> None:
     sweep, looked = TimeoutSweeper(0.001), Looked()
     sweep.add(looked)
     sweep.start()

@@ -11,7 +11,8 @@
 
 Full and partial blocks have one life: a partial block that is filled later is another block.
 Source: `docs/SOURCES.md` E1.3, E1.4; cpp `kvCacheManager.cpp` (storeContextBlocks, releaseBlocks, getFreeBlock);
-docs `features/kvcache.md` (prioritised LRU). Where the real one differs: `docs/TENSORRT_LLM.md`, "What is simpler".
+docs `features/kvcache.md` (prioritised LRU). Differences from the real one: `docs/TENSORRT_LLM.md`,
+"What is simpler in the fake".
 """
 
 from collections.abc import Callable

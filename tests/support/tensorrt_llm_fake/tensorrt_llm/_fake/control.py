@@ -22,6 +22,9 @@
 | `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
 | `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
 | `heard` | of each request so far: its trace headers, and its conversation |
+| `results` | of each request so far that is still referred to: its result |
+| `llms` | the `LLM` objects that are still referred to, in the order of their making |
+| `transfers` | how many context-only requests' blocks wait for a generation worker |
 | `model_defaults` | what the model prefers to the engine's defaults, as nested maps: it counts where nothing is set |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
 | `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
@@ -38,13 +41,16 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from ..version import __version__
 
 VARIABLE = "TENSORRT_LLM_FAKE"
+RESULTS_MAX = 100
+"""Results that a test may look at."""
 Poll = Literal["kv_events", "stats"]
 
 
@@ -83,13 +89,14 @@ class Control:
     """The only one is `control`. Its methods may be called from any thread, at any time."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
+        """Guards what was asked for, and wakes the engines."""
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.reset()
 
     def reset(self) -> None:
         """Forget all that was asked; read the environment's variable again."""
-        with self._changed:
+        with self.changed:
             told = json.loads(os.environ.get(VARIABLE, "{}"))
             self.model = replace(ModelFacts(), **told.get("model", {}))
             self.gpus = int(told.get("gpus", 8))
@@ -117,8 +124,10 @@ class Control:
             self._injected: list[tuple[dict[str, Any], dict[str, Any]]] = []
             self._transfers: dict[int, Callable[[], None]] = {}
             self._tensors: dict[str, int] = {}
+            self._llms: list[weakref.ref[Any]] = []
+            self._results: deque[weakref.ref[Any]] = deque(maxlen=RESULTS_MAX)
             self.heard: list[tuple[dict[str, str], str | None]] = []
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def is_before(self, candidate: int) -> bool:
         """Return whether `version` is a release candidate of 1.3.0 below this number."""
@@ -131,37 +140,52 @@ class Control:
         """Return the executors that are not shut down."""
         return [each for each in self._executors if not each.doing_shutdown]
 
+    @property
+    def results(self) -> list[Any]:
+        """Return the newest requests' results."""
+        return [result for each in self._results if (result := each()) is not None]
+
+    @property
+    def llms(self) -> list[Any]:
+        """Return the `LLM` objects."""
+        return [llm for each in self._llms if (llm := each()) is not None]
+
+    @property
+    def transfers(self) -> int:
+        """Return how many requests' blocks wait for a generation worker."""
+        return len(self._transfers)
+
     def delay_start(self) -> None:
         """From now on building an engine blocks."""
-        with self._changed:
+        with self.changed:
             self._start_delayed = True
 
     def finish_start(self) -> None:
         """Engines that are being built go on."""
-        with self._changed:
+        with self.changed:
             self._start_delayed = False
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def hold(self) -> None:
         """No further iteration begins."""
-        with self._changed:
+        with self.changed:
             self._allowed = 0
 
     def allow(self, iterations: int) -> None:
         """So many more iterations may begin, of all engines together."""
-        with self._changed:
+        with self.changed:
             self._allowed = (self._allowed or 0) + iterations
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def release(self) -> None:
         """Iterations begin whenever there is work."""
-        with self._changed:
+        with self.changed:
             self._allowed = None
-            self._changed.notify_all()
+            self.changed.notify_all()
 
-    def kill(self, error: BaseException | None = None) -> None:
-        """Every executor has had a fatal error."""
-        for each in self.executors:
+    def kill(self, error: BaseException | None = None, among: Collection[Any] | None = None) -> None:
+        """Every executor has had a fatal error, or every one of these."""
+        for each in self.executors if among is None else among:
             each._set_fatal_error(error or RuntimeError("CUDA error: an illegal memory access was encountered"))
 
     def refuse_request(self, message: str) -> None:
@@ -208,8 +232,8 @@ class Control:
         Raises:
             Exception: `start_failure`.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._start_delayed)
+        with self.changed:
+            self.changed.wait_for(lambda: not self._start_delayed)
             if self.start_failure is not None:
                 raise self.start_failure
 
@@ -222,10 +246,18 @@ class Control:
         """Reach this executor from now on."""
         self._executors.add(executor)
 
+    def built(self, llm: object) -> None:
+        """Tell of this object from now on."""
+        self._llms.append(weakref.ref(llm))
+
+    def answers(self, result: object) -> None:
+        """Tell of this request's result from now on."""
+        self._results.append(weakref.ref(result))
+
     def may_iterate(self, ready: Callable[[], bool], ended: Callable[[], bool]) -> bool:
         """Return True when there is work and another iteration may begin, False when `ended` comes first."""
-        with self._changed:
-            self._changed.wait_for(lambda: ended() or (ready() and self._allowed != 0))
+        with self.changed:
+            self.changed.wait_for(lambda: ended() or (ready() and self._allowed != 0))
             if ended():
                 return False
             if self._allowed is not None:
@@ -234,8 +266,8 @@ class Control:
 
     def woken(self) -> None:
         """Let all engines look again whether an iteration may begin."""
-        with self._changed:
-            self._changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def next_refusal(self) -> str | None:
         """Return what the request now submitted is refused with."""
@@ -281,7 +313,7 @@ class Control:
 
     def share_tensor(self, digest: str) -> str:
         """Return the name of a new shared tensor; the digest is part of it."""
-        with self._changed:
+        with self.changed:
             self._tensors[digest] = self._tensors.get(digest, 0) + 1
             return digest
 
@@ -291,7 +323,7 @@ class Control:
         Raises:
             RuntimeError: there is none of that name, or it has been taken.
         """
-        with self._changed:
+        with self.changed:
             if not self._tensors.get(name):
                 raise RuntimeError("REBUILD_LOCAL tensor missing")
             self._tensors[name] -= 1

@@ -69,9 +69,9 @@ class GenerationExecutor:
         self._has_submitted = False
         self._ipc_done: set[str] = set()
         args = with_model_defaults(args, control.model_defaults)  # in the worker: `LLM.args` does not show them
-        self._engine = Engine(args, self._wake, encoder_only=encoder_only)
+        self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
-        self._streams = Streams.of(args.kv_cache_config, len(self._engine.ranks))
+        self.streams = Streams.of(args.kv_cache_config, len(self.engine.ranks))
         self._thread = threading.Thread(target=self._loop, name=THREAD, daemon=True)
         self._thread.start()
         control.know(self)
@@ -93,7 +93,7 @@ class GenerationExecutor:
             self._last_client_id = (self._last_client_id + 1) & (2**64 - 1)
             request, result = build(self._last_client_id)
             self._results[request.request_id] = (request, result)
-            self._engine.waiting.append(request)
+            self.engine.waiting.append(request)
             self._has_submitted = True
             self._ipc_done.clear()
         self._wake()
@@ -130,7 +130,7 @@ class GenerationExecutor:
 
     def get_kv_cache_capacity(self) -> dict[str, Any]:
         """Return the GPU pool's size."""
-        return self._engine.capacity()
+        return self.engine.capacity()
 
     def get_disaggregated_params(self) -> dict[str, Any]:
         """Return what a generation worker has to know of this engine: nothing, here."""
@@ -175,21 +175,21 @@ class GenerationExecutor:
         self._wake()
 
     def _is_ready(self) -> bool:
-        return self._engine.has_work and (self._has_progress or self._is_dirty)
+        return self.engine.has_work and (self._has_progress or self._is_dirty)
 
     def _loop(self) -> None:
         while control.may_iterate(self._is_ready, self.is_shutdown):
             with self._lock:
                 self._is_dirty = False
                 try:
-                    self._has_progress = self._engine.iterate()
+                    self._has_progress = self.engine.iterate()
                 except Exception as error:  # noqa: BLE001  a processor's error is the engine's, as in the real one
                     self._set_fatal_error(error)
-                self._streams.publish(self._engine)
+                self.streams.publish(self.engine)
                 self._told.notify_all()
-            if control.die_at_iteration is not None and self._engine.iterations >= control.die_at_iteration:
+            if control.die_at_iteration is not None and self.engine.iterations >= control.die_at_iteration:
                 self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
-        self._streams.close()
+        self.streams.close()
 
     def _wake(self) -> None:
         self._is_dirty = True
@@ -239,14 +239,14 @@ class GenerationExecutor:
 
     def _has(self, poll: str) -> bool:
         if poll == "stats":
-            return bool(self._engine.statistics)
-        return any(rank.events.visible for rank in self._engine.ranks)
+            return bool(self.engine.statistics)
+        return any(rank.events.visible for rank in self.engine.ranks)
 
     def _drain(self, poll: str) -> list[dict[str, Any]]:
         if poll == "kv_events":
-            return self._engine.drain_events()
-        drained = list(self._engine.statistics)
-        self._engine.statistics.clear()
+            return self.engine.drain_events()
+        drained = list(self.engine.statistics)
+        self.engine.statistics.clear()
         return drained
 
     def _maybe_initialize_iteration_results(self) -> None:

@@ -132,6 +132,7 @@ class BaseLLM:
         if parallel.is_multi_gpu and control.gpus < parallel.world_size_per_node:
             raise RuntimeError(f"Only {control.gpus} GPUs are available, but {parallel.world_size} are required.")
         self._build_model()
+        control.built(self)
 
     @property
     def tokenizer(self) -> TokenizerBase | None:
@@ -229,7 +230,9 @@ class BaseLLM:
                 priority=priority,
             )
         )
-        return RequestOutput._from_generation_result(made, text, self.tokenizer)
+        result = RequestOutput._from_generation_result(made, text, self.tokenizer)
+        control.answers(result)
+        return result
 
     def preprocess(
         self,

@@ -1,0 +1,148 @@
+"""Errors of request bodies for clients: the path, what was found, what is allowed.
+
+The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
+key.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
+from kv_protocol.openai.allowed import allowed_at
+from kv_protocol.openai.surrogates import lone_surrogate
+
+_ALLOWED_CHARACTERS_MAX = 200
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Number out of range")
+"""How msgspec's message begins if a value has the wrong type or is out of range."""
+_ANY_KEY = "[...]"
+"""What msgspec writes in place of an object's free key."""
+_UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
+_ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
+"""Keys that agents accept from the router only."""
+
+
+class Verbatim(str):
+    """Text that a message shows unquoted: it is JSON already, or describes what was found."""
+
+    __slots__ = ()
+
+
+class RequestInvalid(LimitExceeded):
+    """An invalid request body; `field` is the path, as clients write it."""
+
+    @staticmethod
+    def shown(found: object) -> str:
+        """Return it as JSON."""
+        return as_json(found)
+
+
+class BodyTooLarge(RequestInvalid):
+    """A request body with too many bytes or values."""
+
+
+def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
+    """Return `found` as JSON, cut with `...` if it is long; the rest is not encoded."""
+    text = ""
+    for piece in (found,) if isinstance(found, Verbatim) else _written(found, characters_max):
+        text += piece
+        if len(text) > characters_max:
+            return f"{text[:characters_max]}..."
+    return text
+
+
+def _written(found: object, characters_max: int) -> Iterator[str]:
+    if isinstance(found, Mapping):
+        yield "{"
+        for at, (key, value) in enumerate(found.items()):
+            yield f"{', ' if at else ''}{_quoted(str(key), characters_max)}: "
+            yield from _written(value, characters_max)
+        yield "}"
+    elif isinstance(found, list | tuple):
+        yield "["
+        for at, value in enumerate(found):
+            yield ", " if at else ""
+            yield from _written(value, characters_max)
+        yield "]"
+    elif found is None or isinstance(found, bool | int | float):
+        yield json.dumps(found)
+    else:
+        yield _quoted(found if isinstance(found, str) else str(found), characters_max)
+
+
+def _quoted(text: str, characters_max: int) -> str:
+    quoted = json.dumps(text[: characters_max + 1], ensure_ascii=False)
+    return quoted if quoted.isprintable() else json.dumps(text[: characters_max + 1])
+
+
+def explained(
+    error: Exception,
+    body: bytes | bytearray | msgspec.Raw,
+    kind: Any,  # noqa: ANN401 - a type as msgspec takes it
+    root: str = "",
+) -> RequestInvalid:
+    """Explain msgspec's error in `body`, which the client knows as `root` (empty: the whole body).
+
+    `kind` is the type that `body` was decoded as; it has the allowed values.
+    """
+    if not isinstance(error, msgspec.ValidationError):
+        if half := lone_surrogate(memoryview(body)):
+            return RequestInvalid(root or "body", Verbatim(half), "UTF-16 surrogates in pairs")
+        return RequestInvalid(root or "body", _begun(body), f"JSON ({error})")
+    text = str(error)
+    where = _PATH.search(text)
+    path = where["path"] if where else ""
+    if unknown := _UNKNOWN.search(text):
+        allowed = "the parameters of the OpenAI interface and no others"
+        return RequestInvalid(_joined(root, path, shortened(unknown["field"])), unknown["field"], allowed)
+    if missing := _MISSING.search(text):
+        return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
+    allowed = _PATH.sub("", text)
+    if path in _ROUTERS_OWN and allowed.startswith("Expected `null`"):
+        allowed = "none: the router sets it"
+    elif _OF_TYPE.match(text):
+        allowed = _allowed(kind, path, is_key=where is not None and where["key"] is not None)
+    field = _joined(root, path.removesuffix(_ANY_KEY)) or "body"
+    return RequestInvalid(field, _found(body, path), shortened(allowed, _ALLOWED_CHARACTERS_MAX))
+
+
+def _allowed(kind: Any, path: str, *, is_key: bool) -> str:  # noqa: ANN401 - a type as msgspec takes it
+    if is_key:
+        return f"keys: {allowed_at(kind, f'{path}[key]')}"
+    return f"values: {allowed_at(kind, path)}" if path.endswith(_ANY_KEY) else allowed_at(kind, path)
+
+
+def _joined(*parts: str) -> str:
+    """Join the non-empty parts of a path; an index follows without a dot."""
+    return ".".join(part for part in parts if part).replace(".[", "[")
+
+
+def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
+    """Return the value at `path`, as the client wrote it; only the values on the path are decoded."""
+    value: bytes | bytearray | msgspec.Raw = body
+    try:
+        for key in re.findall(r"[^.\[\]]+", path):
+            is_index = key.isdecimal() and _begins_list(value)
+            value = (
+                msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
+                if is_index
+                else msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
+            )
+    except (*UNDECODABLE, LookupError):
+        pass  # msgspec does not name the keys of objects: the enclosing value is shown
+    return Verbatim(_begun(value))
+
+
+def _begins_list(value: bytes | bytearray | msgspec.Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b"["
+
+
+def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
+    """Return the beginning of a value, one character more than is shown."""
+    begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
+    return begun[: FOUND_CHARACTERS_MAX + 1]

@@ -1,0 +1,177 @@
+"""The requests of the OpenAI HTTP interface, as far as agents and router read them.
+
+    ChatRequest, CompletionRequest   for agents: all options, with types
+    Inbound (`inbound.py`)           for the router: what routing needs, all else as bytes
+
+Both have the same keys. Unknown keys are refused by name, so that a misspelt option is never ignored silently.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.continuation import Continuation
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.openai.combinations import check_chat, check_min_tokens, tool_names
+from kv_protocol.openai.decoding import check_utf8, decode_inbound
+from kv_protocol.openai.errors import RequestInvalid, explained
+from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
+from kv_protocol.openai.option_table import (
+    Count,
+    Effort,
+    JsonObject,
+    Logprobs,
+    Modalities,
+    Options,
+    StreamOptions,
+    ToolChoice,
+    Verbosity,
+)
+from kv_protocol.openai.options import NvExt, template_options
+from kv_protocol.openai.parts import ABSENT, is_given
+from kv_protocol.openai.prompts import read_ids, read_prompt
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "ChatInbound",
+    "ChatRequest",
+    "CompletionInbound",
+    "CompletionRequest",
+    "Inbound",
+    "NvExt",
+    "Request",
+    "RequestInvalid",
+    "StreamOptions",
+    "decode_chat",
+    "decode_completion",
+    "decode_inbound",
+    "is_given",
+]
+
+
+class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    nvext: NvExt | None = None
+    kv_prompt_ids: str | None = None
+    """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
+    disaggregated_params: msgspec.Raw = ABSENT
+    """The handoff of the previous phase's worker; set by the router."""
+    kv_continue: Continuation | None = None
+    """The progress of this response on another worker; set by the router."""
+
+    @property
+    def salt(self) -> str:
+        """The cache salt, which isolates its cached blocks; empty: none."""
+        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`. Messages are checked where they are rendered."""
+
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    modalities: Modalities | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    thinking: JsonObject | bool | None = None
+    prediction: JsonObject | None = None
+    prompt_cache_key: str | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    """The prompt as a prefill worker computed it, with media; set by the router for the decode worker."""
+
+    def computed_ids(self) -> bytes | None:
+        """Return `prompt_token_ids` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
+        given = self.prompt_token_ids
+        return read_ids(given, "prompt_token_ids") if is_given(given) else None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """The options for rendering the chat."""
+        return template_options(
+            tools=self.tools,
+            documents=self.documents,
+            reasoning_effort=self.reasoning_effort,
+            template_kwargs=self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
+        )
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The most tokens to generate, by either of its names."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`. `prompt` is a text or its token ids (`prompts.py`)."""
+
+    prompt: msgspec.Raw
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Logprobs | None = None
+
+    def read_prompt(self) -> str | bytes:
+        """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        return read_prompt(self.prompt)
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The most tokens to generate."""
+        return self.max_tokens
+
+
+Request = ChatRequest | CompletionRequest
+
+_chat_decoder = msgspec.json.Decoder(ChatRequest)
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def decode_chat(body: bytes | bytearray) -> ChatRequest:
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    if not body.isascii():
+        check_utf8(body)
+    try:
+        chat = _chat_decoder.decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body, ChatRequest) from error
+    check_combinations(chat)
+    return chat
+
+
+def check_combinations(chat: ChatRequest) -> None:
+    """Check that the options of a chat are compatible; raise `RequestInvalid` otherwise."""
+    if chat.tools or chat.tool_choice is not None or chat.min_tokens is not None or chat.top_logprobs is not None:
+        tools = msgspec.Raw(msgspec.json.encode(chat.tools))
+        tool_names(tools)
+        check_chat(chat, tools)
+
+
+def decode_completion(body: bytes | bytearray) -> CompletionRequest:
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    if not body.isascii():
+        check_utf8(body)
+    try:
+        completion = _completion_decoder.decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body, CompletionRequest) from error
+    if completion.min_tokens is not None:
+        check_min_tokens(completion)
+    return completion

@@ -1,0 +1,126 @@
+"""Converts the items of a request to `/v1/responses` into the messages of a chat, as engines do.
+
+    item                     message
+    ---------------------    ------------------------------------------------------------------------------
+    `instructions`           a system message, before all others
+    `input` as a text        a user message
+    message                  its role and content; text parts stay parts, an assistant's are joined
+    reasoning                `reasoning` of an assistant's message; without readable text nothing
+    function_call            a call in `tool_calls` of an assistant's message
+    function_call_output     a tool's message
+
+Consecutive reasoning, text and calls of an assistant are one message. Tools that are no functions are left
+out. Source: vLLM `vllm/entrypoints/openai/responses/utils.py` (`construct_input_messages`, `construct_tool_dicts`);
+SGLang `python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-LLM `tensorrt_llm/serve/
+responses_utils.py` (`_create_input_messages`) agree on instructions, text and tools' outputs.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kv_protocol.openai.errors import RequestInvalid
+
+Message = dict[str, Any]
+Item = dict[str, Any]
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def chat_messages(instructions: str | None, given: str | list[Item]) -> list[Message]:
+    """Return the chat of `instructions` and `input`; raise `RequestInvalid`, which names the place."""
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not given:
+        raise RequestInvalid("input", [], "a text, or at least one item")
+    for at, item in enumerate(given):
+        where, kind = f"input[{at}]", item.get("type", "message")
+        add = _KINDS.get(kind) if isinstance(kind, str) else None
+        if add is None:
+            raise RequestInvalid(f"{where}.type", kind, ", ".join(_KINDS))
+        add(where, item, messages)
+    for message in messages:
+        message.setdefault("content", None if "tool_calls" in message else "")
+    return messages
+
+
+def chat_tools(tools: list[Item]) -> list[dict[str, Any]]:
+    """Return the functions among the tools as a chat has them."""
+    functions = [tool for tool in tools if tool.get("type") == "function"]
+    return [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in functions]
+
+
+def _message(where: str, item: Item, messages: list[Message]) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise RequestInvalid(f"{where}.role", role, ", ".join(_ROLES))
+    content = _content(f"{where}.content", item.get("content"))
+    if role != "assistant":
+        messages.append({"role": role, "content": content})
+        return
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    _of_assistant(messages, "content")["content"] = text
+
+
+def _reasoning(where: str, item: Item, messages: list[Message]) -> None:
+    texts = item.get("content") or item.get("summary") or []
+    if not isinstance(texts, list) or not all(isinstance(each, dict) for each in texts):
+        raise RequestInvalid(f"{where}.content", texts, "a list of parts with text")
+    text = "".join(_text(f"{where}.content", each.get("text")) for each in texts)
+    if text:
+        message = _of_assistant(messages, "reasoning")
+        message["reasoning"] = message["reasoning_content"] = text
+
+
+def _call(where: str, item: Item, messages: list[Message]) -> None:
+    names = ("call_id", "name", "arguments")
+    call_id, name, arguments = (_text(f"{where}.{key}", item.get(key)) for key in names)
+    try:
+        json.loads(arguments or "{}")
+    except ValueError as error:
+        raise RequestInvalid(f"{where}.arguments", arguments, f"JSON ({error})") from error
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    _of_assistant(messages, "").setdefault("tool_calls", []).append(call)
+
+
+def _output(where: str, item: Item, messages: list[Message]) -> None:
+    call_id, output = _text(f"{where}.call_id", item.get("call_id")), item.get("output")
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": _content(f"{where}.output", output)})
+
+
+_KINDS: dict[str, Callable[[str, Item, list[Message]], None]] = {
+    "message": _message,
+    "function_call": _call,
+    "function_call_output": _output,
+    "reasoning": _reasoning,
+}
+
+
+def _of_assistant(messages: list[Message], key: str) -> Message:
+    """Return the last message if it is an assistant's without `key`; else a new one."""
+    if not messages or messages[-1]["role"] != "assistant" or key in messages[-1]:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _content(where: str, content: object) -> str | list[dict[str, Any]]:
+    if isinstance(content, list):
+        return [_part(f"{where}[{at}]", part) for at, part in enumerate(content)]
+    return _text(where, content)
+
+
+def _part(where: str, part: object) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind in _TEXTS:
+        return {"type": "text", "text": _text(f"{where}.text", part.get("text"))}
+    if isinstance(part, dict) and kind == "input_image":
+        return {"type": "image_url", "image_url": {"url": _text(f"{where}.image_url", part.get("image_url"))}}
+    raise RequestInvalid(f"{where}.type", kind, ", ".join((*_TEXTS, "input_image")))
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise RequestInvalid(where, value, "a string")
+    return value

@@ -1,0 +1,1 @@
+"""Configuration: `sections` that processes share, `loading` of a tree, `rendering` as text."""

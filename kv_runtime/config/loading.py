@@ -1,0 +1,234 @@
+"""Loads configuration: one frozen tree per process, read once. Flag > environment `KVROUTER_*` > YAML > default.
+
+`KVROUTER_POLICY__TEMPERATURE=0.2` sets `policy.temperature`. Every problem is reported together, with its path, what
+was found and what is allowed.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import click
+import yaml
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from kv_runtime.config.rendering import explain_option
+from kv_runtime.config.sections import Settings
+from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
+
+ENV_PREFIX = "KVROUTER_"
+_NESTED = "__"
+_NEAREST_CHARACTERS_MAX = 80
+
+
+class ConfigurationError(Exception):
+    """One or more values are invalid; `problems` names each by its path."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(["configuration:", *(f"  {problem}" for problem in problems)]))
+        self.problems = problems
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load_settings(
+    kind: type[SettingsT],
+    *,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> SettingsT:
+    """Return the effective tree.
+
+    `assignments` are `section.key=value` flags, `flags` maps dotted paths (`nats.url`) to values, None: not given.
+
+    Raises:
+        ConfigurationError: with every problem found.
+    """
+    problems: list[str] = []
+    tree = _from_file(file, problems) if file else {}
+    given = [(path, value) for path, value in (flags or {}).items() if value is not None]
+    for path, value in [*_from_environment(kind, problems), *_assigned(kind, assignments, problems), *given]:
+        _put(tree, path, value, problems)
+    try:
+        settings = kind.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigurationError([*problems, *(_problem(kind, found) for found in error.errors())]) from error
+    problems += _masks(settings)
+    if problems:
+        raise ConfigurationError(problems)
+    return settings
+
+
+def given_paths(
+    kind: type[BaseModel], assignments: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> frozenset[str]:
+    """Return the paths set on the command line; for a section given as a mapping, those of its fields."""
+    given = [(path, value) for path, value in (flags or {}).items() if value is not None]
+    return frozenset(
+        f"{path}.{name}" if name else path
+        for path, value in [*_assigned(kind, assignments, []), *given]
+        for name in (value if isinstance(value, Mapping) else [""])
+    )
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of every process to a click command: `--config`, `--set`, `--print-config`, `--explain`."""
+    for option in (
+        explain_option(),
+        click.option("--print-config", is_flag=True, help="print the effective configuration and end"),
+        click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
+        click.option("--config", "file", type=click.Path(path_type=Path), help="YAML file with the sections"),
+    ):
+        command = option(command)
+    return command
+
+
+def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    for assignment in assignments:
+        path, found, text = assignment.partition("=")
+        path = path.strip()
+        try:
+            value = load_yaml(text) if text.strip() else ""
+        except yaml.YAMLError as error:
+            problems.append(f"--set {path}: {error}")
+            continue
+        if not found or not path:
+            problems.append(f"--set: found {assignment!r}, allowed section.key=value")
+        elif _kind_at(kind, path.split(".")) in (str, SecretStr) and not isinstance(value, str | list | dict | None):
+            yield path, text  # a text that YAML would parse as a number or a date
+        else:
+            yield path, value
+
+
+def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        tree = load_yaml(file.read_text(encoding="utf-8"))
+    except KeysRepeated as error:
+        problems += [f"{file}: {problem}" for problem in error.problems]
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problems.append(f"{file}: {error}")
+        return {}
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        problems.append(f"{file}: found {type(tree).__name__}, allowed a mapping of sections")
+        return {}
+    return {str(name): section for name, section in tree.items() if section is not None}
+
+
+def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and values, sections before their fields; lists and mappings are JSON."""
+    for name in sorted(os.environ, key=lambda name: (name.count(_NESTED), name)):
+        if not name.upper().startswith(ENV_PREFIX):
+            continue
+        path, text = name[len(ENV_PREFIX) :].lower().split(_NESTED), os.environ[name]
+        kind_there = _kind_at(kind, path)
+        if kind_there is None:
+            problems.append(_unknown(kind, path, shown=name))
+            continue
+        try:
+            is_text = not _is_section(kind_there) and get_origin(kind_there) not in (list, dict, tuple)
+            yield ".".join(path), text if is_text else json.loads(text)
+        except ValueError as error:
+            problems.append(f"{name}: allowed JSON ({error})")
+
+
+def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
+    """Return the declared type of the field at `path`, or of the field that contains it; None if there is none."""
+    for name in path:
+        if not _is_section(kind):
+            return kind
+        field = kind.model_fields.get(name)
+        if field is None:
+            return None
+        kind = field.annotation
+    return kind
+
+
+def _is_section(kind: Any) -> bool:  # noqa: ANN401
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) -> None:
+    """Set the value at `path`; mappings are merged."""
+    *above, last = path.split(".")
+    for name in above:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            problems.append(f"{path}: {name} is given as a value and as a section")
+            return
+        tree = below
+    if isinstance(value, Mapping) and isinstance(tree.get(last), dict):
+        for name, inner in value.items():
+            _put(tree[last], str(name), inner, problems)
+    else:
+        tree[last] = value
+
+
+def _unknown(kind: type[BaseModel], path: Sequence[object], *, shown: str) -> str:
+    """Return the problem of an unknown key: the keys of its section, and the nearest of all keys."""
+    section, names = kind, [str(name) for name in path if not isinstance(name, int)]  # an int is an index in a list
+    for name in names[:-1]:
+        section = _section_in(_kind_at(section, [name])) or section
+    return f"{shown}: {unknown_key('.'.join(names), section.model_fields, _paths(kind))}"
+
+
+def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
+    """Return the section class of a field, or of the items of a list; None if it has none."""
+    if _is_section(kind):
+        section: type[BaseModel] = kind
+        return section
+    return next((each for each in get_args(kind) if _is_section(each)), None)
+
+
+def unknown_key(found: str, allowed: Iterable[str], candidates: Iterable[str] = ()) -> str:
+    """Return the problem of an unknown key: the `allowed` keys, and the nearest of `candidates`.
+
+    Without `candidates` it is the nearest of `allowed`. A candidate with the same last name is nearer than any other.
+    For a key of more than 80 characters there is no nearest: the search time grows with the square of its length.
+    """
+    allowed = list(allowed)
+    candidates = list(candidates) or allowed
+    if len(found) > _NEAREST_CHARACTERS_MAX:
+        candidates = []
+    last = found.rpartition(".")[2]
+    namesakes = [path for path in candidates if path.rpartition(".")[2] == last]
+    nearest = get_close_matches(found, namesakes, n=1, cutoff=0.0) or get_close_matches(found, candidates, n=1)
+    return f"unknown; allowed: {', '.join(allowed)}" + "".join(f"; nearest: {path}" for path in nearest)
+
+
+def _paths(kind: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the paths of all sections and fields."""
+    for name, field in kind.model_fields.items():
+        yield above + name
+        if (section := _section_in(field.annotation)) is not None:
+            yield from _paths(section, f"{above}{name}.")
+
+
+def _masks(settings: BaseModel, above: str = "") -> Iterator[str]:
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from _masks(value, f"{above}{name}.")
+        elif isinstance(value, SecretStr) and value.get_secret_value() == str(SecretStr("any")):
+            yield f"{above}{name}: found the mask of a shown secret, allowed the secret itself"
+
+
+def _is_secret(kind: object) -> bool:
+    return kind is SecretStr or SecretStr in get_args(kind)
+
+
+def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
+    """Return one line with the found value, unless it is a secret, or a section, which may contain one."""
+    if error["type"] == "extra_forbidden":
+        return _unknown(kind, error["loc"], shown=".".join(map(str, error["loc"])))
+    kind_there = _kind_at(kind, error["loc"])
+    is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
+    found = f"found {error['input']!r}, " if is_shown else ""
+    return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg']}"

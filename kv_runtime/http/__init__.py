@@ -1,0 +1,1 @@
+"""HTTP of every process but the router's data plane. `server` serves an aiohttp application."""

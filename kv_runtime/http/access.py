@@ -1,0 +1,57 @@
+"""Access to an aiohttp server: a bearer token, and checks of `Host` and `Origin` against pages of other sites."""
+
+import hmac
+
+from aiohttp import HttpVersion11, web
+from aiohttp.typedefs import Middleware
+
+from kv_runtime.http.answers import Handler, error_response
+from kv_runtime.http.hosts import HostNames
+
+OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
+"""Paths without a token: they change nothing and show no request."""
+HOST_NAMES = web.AppKey("host_names", HostNames)
+
+
+def require_token(token: str) -> Middleware:
+    """Return a middleware that requires `Authorization: Bearer <token>` on all but `OPEN_PATHS`; "": no token.
+
+    A request without it must name the server in `Host`, and must not have the `Origin` of another site: a browser sends
+    such requests for any page that its user visits.
+    """
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as aiohttp decoded it
+        if token and hmac.compare_digest(given, expected):
+            return await handler(request)
+        if token and request.path not in OPEN_PATHS:
+            return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
+        if (refusal := _host_refusal(request)) is not None:
+            return refusal
+        if _is_for_another_site(request):
+            message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own"
+            return error_response(403, message, "invalid_request_error", param="Origin", code="foreign_origin")
+        return await handler(request)
+
+    return check
+
+
+def _host_refusal(request: web.Request) -> web.Response | None:
+    """Refuse a `Host` that is not a name of the server; HTTP/1.1 needs exactly one (RFC 9112, 3.2)."""
+    hosts = request.headers.getall("Host", [])
+    if not hosts and request.version < HttpVersion11:
+        return None
+    if len(hosts) != 1:
+        return error_response(400, f"host: found {len(hosts)}, allowed 1", "invalid_request_error", param="Host")
+    names = request.app.get(HOST_NAMES) or HostNames("127.0.0.1")
+    if reason := names.refusal(hosts[0]):
+        return error_response(421, reason, "invalid_request_error", param="Host", code="unknown_host")
+    return None
+
+
+def _is_for_another_site(request: web.Request) -> bool:
+    """Return whether the origin differs from the called address, which is one of ours."""
+    origin = request.headers.get("Origin")
+    return origin is not None and origin.partition("://")[2] != request.host

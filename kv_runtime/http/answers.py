@@ -1,0 +1,92 @@
+"""Responses of control planes and worker agents. Every error is an OpenAI error body.
+
+{"error": {"message", "type", "param", "code"}}
+"""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from kv_runtime.http.bodies import BodyTooSlow
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_MESSAGE_CHARACTERS_MAX = 200
+_PATH_CHARACTERS_MAX = 80
+_log = structlog.get_logger("http")
+
+
+def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    """Return the JSON of an OpenAI error."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_response(
+    status: int, message: str, kind: str, *, param: str | None = None, code: str | None = None
+) -> web.Response:
+    """Return a response with an OpenAI error body."""
+    body = error_body(message, kind, param=param, code=code)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """Return `value` as JSON."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+@web.middleware
+async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every refusal of the framework an OpenAI body, and every error of ours a 500 without details.
+
+    A response that had begun is cut instead, so that clients do not take it for complete.
+    """
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge as error:
+        return error_response(413, f"body: {error.text}", "invalid_request_error", code="body_too_large")
+    except BodyTooSlow as error:
+        return last_response(error_response(408, str(error), "invalid_request_error", code="timeout"))
+    except web.RequestPayloadError as error:
+        return last_response(error_response(400, f"body: {first_line(str(error))}", "invalid_request_error"))
+    except web.HTTPException as error:
+        if error.status < 400:  # noqa: PLR2004 - the first of the refusals
+            raise
+        kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
+        return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}", kind)
+    except Exception as error:  # noqa: BLE001 - the outermost handler: the client gets a response
+        if isinstance(error, ConnectionError) and _is_disconnected(request):
+            return _cut(request)
+        _log.exception("request_failed", path=request.path)
+        if request.writer.output_size:
+            return _cut(request)
+        return error_response(500, f"our fault: {type(error).__name__}; see the log", "server_error")
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= _PATH_CHARACTERS_MAX else f"{path[:_PATH_CHARACTERS_MAX]}..."
+
+
+def last_response(response: web.Response) -> web.Response:
+    """Make the response end its connection: the rest of the request's body cannot be read."""
+    response.force_close()
+    return response
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error of the framework, shortened."""
+    return text.strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
+
+
+def _is_disconnected(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def _cut(request: web.Request) -> web.Response:
+    """Abort the connection, and return a response that is not sent.
+
+    The caller must return one to aiohttp; aiohttp would log an exception.
+    """
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()

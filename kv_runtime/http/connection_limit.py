@@ -1,0 +1,150 @@
+"""The connections of one aiohttp server: how many may be open, which are idle, and what happens at the bound.
+
+| a client connects | outcome |
+|---|---|
+| fewer connections are open than the bound | the connection is served |
+| the bound is reached, and some connection is idle | the connection that has been idle longest is closed |
+| the bound is reached, and a request is served on every connection | 503 with `Retry-After`, then the server closes |
+
+A connection is idle while no request is served on it: it is new, kept alive, or its client does not read an answer.
+Both outcomes at the bound are counted and logged. Every connection takes a file descriptor, so the bound follows the
+limit of open files.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from kv_runtime.clock import Clock
+from kv_runtime.http.acceptor import ACCEPT_ERRORS
+from kv_runtime.open_files import RESERVED, OpenFiles
+from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
+
+CONNECTIONS_MAX = 16_384
+"""Of any server but a control plane."""
+CONTROL_CONNECTIONS_MAX = 32
+"""Of a control plane; `RESERVED` includes these."""
+CONNECTIONS_MIN = 16
+"""The minimum for a server, with however few free files."""
+CLOSING_MAX = 8
+"""Connections above the bound while idle ones are being closed; closing takes one turn of the event loop."""
+
+_log = structlog.get_logger("http")
+
+
+def connections_bound(connections_max: int, files: OpenFiles) -> int:
+    """Return how many connections a server may have: half of the free files, at most `connections_max`.
+
+    The other half is for connections that the requests need, such as those of an agent to its engine.
+    """
+    free = files.allowed - files.used - RESERVED
+    return min(connections_max, max(CONNECTIONS_MIN, free // 2))
+
+
+class Connection(Protocol):
+    """A connection as its server counts it."""
+
+    def shut(self) -> None:
+        """Close the connection without waiting for the client."""
+
+
+class ConnectionStatistics(NamedTuple):
+    """Connections of now, and what happened at the bound since the start."""
+
+    bound: int
+    in_use: int
+    """Connections on which a request is served."""
+    idle: int
+    idle_closed: int
+    refused: int
+
+
+class Connections:
+    """Admits connections up to `bound`; at the bound closes an idle one for each new one."""
+
+    def __init__(self, bound: int, clock: Clock) -> None:
+        self._bound = bound
+        self._log = RateLimitedLog(_log, clock)
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
+        """The connection that has been idle longest comes first."""
+        self._opening = self._idle_closed = self._refused = 0
+
+    def admit(self) -> bool:
+        """Return whether one more connection may open; `opened` or `not_opened` follows if so."""
+        count = len(self._open) + self._opening
+        if count >= self._bound and (count >= self._bound + CLOSING_MAX or not self._close_idle()):
+            self._refused += 1
+            self._note("refused")
+            return False
+        self._opening += 1
+        return True
+
+    def opened(self, connection: Connection) -> None:
+        """An admitted connection is open, and idle."""
+        self._opening -= 1
+        self._open.add(connection)
+        self._idle[connection] = None
+
+    def not_opened(self) -> None:
+        """The client of an admitted connection left before the connection was open."""
+        self._opening -= 1
+
+    def closed(self, connection: Connection) -> None:
+        """The connection's file is about to be closed."""
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def began(self, connection: Connection) -> None:
+        """A request is served on the connection from now on."""
+        self._idle.pop(connection, None)
+
+    def ended(self, connection: Connection) -> None:
+        """The request was answered; the connection is idle unless it is closed."""
+        if connection in self._open:
+            self._idle[connection] = None
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return the figures of now."""
+        idle = len(self._idle)
+        return ConnectionStatistics(self._bound, len(self._open) - idle, idle, self._idle_closed, self._refused)
+
+    def _close_idle(self) -> bool:
+        """Close the connection that has been idle longest; return whether there was one."""
+        oldest = next(iter(self._idle), None)
+        if oldest is None:
+            return False
+        del self._idle[oldest]
+        self._idle_closed += 1
+        self._note("idle_closed")
+        oldest.shut()
+        return True
+
+    def _note(self, outcome: str) -> None:
+        self._log.warning("connections_bound_reached", key=outcome, outcome=outcome, connections_max=self._bound)
+
+
+def connection_families(statistics: ConnectionStatistics, accept_failures: Mapping[str, int]) -> Iterator[Family]:
+    """Yield a server's connections, what happened at the bound, and failed accepts by the error's name."""
+    states = {"in_use": statistics.in_use, "idle": statistics.idle}
+    by_state = [((state,), float(count)) for state, count in states.items()]
+    yield gauge(
+        "server_connections",
+        "Open connections to this HTTP server: in_use while a request is served, else idle",
+        ("state",),
+        by_state,
+    )
+    bound = [((), float(statistics.bound))]
+    yield gauge("server_connections_max", "Largest number of open connections to this HTTP server", (), bound)
+    outcomes = {"idle_closed": statistics.idle_closed, "refused": statistics.refused}
+    by_outcome = [((outcome,), float(count)) for outcome, count in outcomes.items()]
+    yield counter(
+        "server_connections_at_bound",
+        "Connections that came while all allowed ones were open: an idle one was closed, or refused with 503",
+        ("outcome",),
+        by_outcome,
+    )
+    failures = dict.fromkeys(ACCEPT_ERRORS, 0) | dict(accept_failures)
+    by_error = [((error,), float(count)) for error, count in failures.items()]
+    yield counter("server_accept_failures", "Connections that could not be accepted, by error", ("error",), by_error)

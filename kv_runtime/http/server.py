@@ -1,0 +1,184 @@
+"""The HTTP server of every process but the router's data plane: bound, limited, and stopped in order."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import cast
+
+from aiohttp import HttpVersion11, web
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.http.acceptor import Acceptor, PortUsed
+from kv_runtime.http.access import HOST_NAMES
+from kv_runtime.http.answers import Handler, error_body, error_response, last_response
+from kv_runtime.http.bodies import BodyWatch
+from kv_runtime.http.client_connection import ClientConnection, unrouted
+from kv_runtime.http.connection_limit import CONNECTIONS_MAX, Connections, connection_families, connections_bound
+from kv_runtime.http.hosts import HostNames
+from kv_runtime.http.metrics import SERVER_FAMILIES
+from kv_runtime.open_files import OpenFiles, open_files
+from kv_runtime.telemetry import Family
+
+_Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_REFUSED_BYTES_MAX = 64 << 10
+"""Bytes read of a refused connection, so that its client gets the refusal instead of a reset."""
+_SHOWN_CHARACTERS_MAX = 100
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"retry-after: 1\r\nconnection: close\r\n\r\n%b"
+)
+
+
+@web.middleware
+async def _plain_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a body with a content coding: it may expand, and no handler decodes it."""
+    coding = ", ".join(request.headers.getall("Content-Encoding", ()))
+    if coding.lower() in {"", "identity"}:
+        return await handler(request)
+    message = f"content-encoding: found {coding[:_SHOWN_CHARACTERS_MAX]!r}, allowed identity"
+    return last_response(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
+
+
+@web.middleware
+async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    watch = BodyWatch(request.content)
+    watch.look()
+    try:
+        return await handler(request)
+    finally:
+        watch.stop()
+
+
+async def _without_versions(_: web.Request, response: web.StreamResponse) -> None:
+    """Remove the software and its version from responses."""
+    response.headers.popall("Server", None)
+
+
+def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
+    """Refuse an `Expect` header if the body would be refused, or the expectation is unknown."""
+    expected = request.headers.get("Expect", "")
+    if not expected or request.version < HttpVersion11:
+        return None
+    if expected.lower() != "100-continue":
+        message = f"expect: found {expected[:_SHOWN_CHARACTERS_MAX]!r}, allowed 100-continue"
+        return unrouted(error_response(417, message, "invalid_request_error", param="Expect"))
+    length, allowed = request.content_length or 0, request.client_max_size
+    if 0 < allowed < length:
+        message = f"body: found {length} bytes, allowed {allowed}"
+        return unrouted(error_response(413, message, "invalid_request_error", code="body_too_large"))
+    return None
+
+
+class HttpServer:
+    """An application on an address: bound by `start`, released at the end of `run`."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        *,
+        hosts: HostNames | None = None,
+        drain_s: float = 5.0,
+        handler_cancellation: bool = False,
+        connections_max: int = CONNECTIONS_MAX,
+        files: Callable[[], OpenFiles] = open_files,
+    ) -> None:
+        """`hosts` are the allowed names in `Host`; without them those of its address.
+
+        `connections_max` bounds open connections; `connections_bound` lowers the bound to what `files` allow at the
+        start.
+        """
+        self._host, self._port = host, port
+        self._connections_max, self._files = connections_max, files
+        app[HOST_NAMES] = hosts or HostNames(host)
+        app[SERVER_FAMILIES] = self.families
+        app.middlewares.insert(0, _plain_body)
+        app.middlewares.append(_body_in_time)
+        app.on_response_prepare.append(_without_versions)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=drain_s,
+            handler_cancellation=handler_cancellation,
+        )
+        self._clock = SystemClock()
+        self._acceptor = Acceptor(self._take, self._clock)
+        self._connections = Connections(connections_max, self._clock)
+        self._answer: _Answer
+        self._openings: set[asyncio.Task[None]] = set()
+
+    async def start(self, *, reuse_port: bool = False) -> None:
+        """Bind and serve the address.
+
+        Raises:
+            PortUsed: another process has bound it.
+        """
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "there is one after the set-up"
+        self._answer, server.request_handler = server.request_handler, self._serve
+        self._connections = Connections(connections_bound(self._connections_max, self._files()), self._clock)
+        try:
+            await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
+        except PortUsed:
+            await self._runner.cleanup()
+            raise
+        self._acceptor.start()
+
+    @property
+    def port(self) -> int:
+        """The bound port, also if 0 was configured."""
+        return self._acceptor.port or self._port
+
+    def families(self) -> Iterable[Family]:
+        """Return the metrics of this server's connections."""
+        return connection_families(self._connections.statistics(), self._acceptor.failures)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; then refuse connections and wait up to `drain_s` for running requests."""
+        try:
+            await stop.wait()
+        finally:
+            self._acceptor.close()
+            await asyncio.gather(*self._openings)
+            await self._runner.cleanup()
+
+    def _take(self, accepted: socket.socket) -> None:
+        if self._connections.admit():
+            opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            self._openings.add(opening)
+            opening.add_done_callback(self._openings.discard)
+        else:
+            self._refuse(accepted)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        """Serve the connection, unless its client has left."""
+        server = self._runner.server
+        assert server is not None, "sockets are accepted while it runs"
+        connection = ClientConnection(server, self._connections)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except OSError:
+            accepted.close()
+            self._connections.not_opened()
+
+    def _refuse(self, accepted: socket.socket) -> None:
+        """Send the refusal and close; a client that sends its request later may see a reset instead."""
+        message = f"{self._connections.statistics().bound} connections are open and in use; try again"
+        body = error_body(message, "server_error")
+        with accepted:
+            with suppress(OSError):
+                accepted.recv(_REFUSED_BYTES_MAX)
+            with suppress(OSError):
+                accepted.send(_REFUSAL % (len(body), body))
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast("ClientConnection", request.protocol)
+        connection.began(request)
+        try:
+            refusal = _expectation_refusal(request)
+            return await self._answer(request) if refusal is None else refusal
+        finally:
+            connection.ended()

@@ -1,0 +1,1 @@
+"""Text of models: chat templates, encoders, detokenizers. `loading` is the entry point."""

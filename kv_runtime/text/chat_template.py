@@ -1,0 +1,203 @@
+"""Renders a chat as text with a model's own template, in a sandbox (`template_sandbox.py`), within bounds.
+
+    messages       checked (`chat_messages.py`), calls' arguments as objects, parts as the template wants them
+    tools          render with the template "tool_use" if the model has one
+    documents, reasoning_effort, template_kwargs      variables of the template, besides the special tokens; names that
+                   the rendering itself sets are refused. Source: vLLM gives `reasoning_effort` and `documents` so.
+    continue_final_message      the text ends with the last message, which the model continues; then there is no
+                   generation prompt. Source: transformers 4.57, `render_jinja_template`.
+
+Rendering is a function of its arguments. It is aborted when the text is too long or rendering takes too long; both are
+checked while the template writes: the length at each piece, the time at every 64th.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypedDict
+
+from jinja2 import Template, TemplateSyntaxError
+from typing_extensions import Unpack
+
+from kv_runtime.text.chat_messages import (
+    Message,
+    TextError,
+    Tool,
+    blame_characters,
+    checked_messages,
+    checked_unicode,
+    digest_of,
+    with_parsed_calls,
+)
+from kv_runtime.text.content_format import loops_over_parts
+from kv_runtime.text.template_sandbox import chat_environment
+
+__all__ = ["ChatOptions", "ChatTemplate", "Message", "TextError", "Tool", "file_content", "read_template"]
+
+RENDERED_CHARACTERS_MAX = 1 << 26
+RENDER_S = 5.0
+_LOOKED_AT_EVERY = 64
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+
+
+class ChatOptions(TypedDict, total=False):
+    """Options for rendering a chat; defaults are those of the OpenAI interface."""
+
+    add_generation_prompt: bool
+    """Whether the text ends where the assistant's answer begins; by default, unless the final message is continued."""
+    continue_final_message: bool
+    tools: Sequence[Tool] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    reasoning_effort: str | None
+    template_kwargs: Mapping[str, Any] | None
+
+
+class ChatTemplate:
+    """A model's own template, compiled. `digest` covers all inputs of rendering besides the chat."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        rendered_characters_max: int = RENDERED_CHARACTERS_MAX,
+        render_s: float = RENDER_S,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        """Compile `sources`: "default", and optionally "tool_use", which renders chats with tools.
+
+        `special_tokens` are the template's variables (`bos_token`, ...). Raises `TextError` for a template that does
+        not parse.
+        """
+        environment = chat_environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self._keeps_parts = {name: loops_over_parts(environment.parse(each)) for name, each in sources.items()}
+        except TemplateSyntaxError as error:
+            raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
+        self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
+        self.sources = dict(sources)
+        self.special_tokens = dict(special_tokens)
+        self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
+
+    def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """Render a chat; raise `TextError` for one that the template refuses."""
+        return self.render_utf8(messages, **options).decode()
+
+    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Render a chat in UTF-8."""
+        name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
+        checked = checked_messages(messages, keeps_parts=self._keeps_parts[name])
+        variables = _variables(with_parsed_calls(checked), options, self.special_tokens)
+        try:
+            rendered = self._written(self._templates[name], variables)
+        except TextError:
+            raise
+        except Exception as error:  # a template's expressions may raise anything
+            raise TextError("messages", str(error), "a chat that the model's template renders") from error
+        if options.get("continue_final_message"):
+            rendered = _continued(rendered, checked)
+        try:
+            return rendered.encode()
+        except UnicodeEncodeError:
+            blame_characters(checked)
+            return checked_unicode("messages", rendered).encode()
+
+    def _written(self, template: Template, variables: dict[str, Any]) -> str:
+        """Return the rendered text; raise `TextError` beyond a bound."""
+        pieces, length, until_s = [], 0, self._now() + self._render_s
+        for piece in template.root_render_func(template.new_context(variables)):
+            pieces.append(piece)
+            length += len(piece)
+            if length > self._characters_max:
+                raise TextError("messages", f"{length} characters, rendered", f"at most {self._characters_max}")
+            if len(pieces) % _LOOKED_AT_EVERY == 0 and self._now() > until_s:
+                raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
+        return "".join(pieces)
+
+
+def read_template(directory: Path, instead: str = "") -> ChatTemplate:
+    """Return the chat template of a model's directory, or of the file `instead`, with the directory's special tokens.
+
+    Raises:
+        TextError: names the file that cannot be read, or has no template.
+    """
+    path, separate = directory / "tokenizer_config.json", Path(instead or directory / "chat_template.jinja")
+    try:
+        config = json.loads(file_content(path))
+    except ValueError as error:
+        raise TextError(str(path), str(error), "JSON") from error
+    if not isinstance(config, dict):
+        raise TextError(str(path), config, "an object")
+    if not instead and not separate.is_file():
+        return ChatTemplate(_template_sources(path, config.get("chat_template")), _special_tokens(config))
+    try:
+        source = file_content(separate).decode()
+    except UnicodeDecodeError as error:
+        raise TextError(str(separate), str(error), "UTF-8") from error
+    return ChatTemplate({"default": source}, _special_tokens(config))
+
+
+def file_content(path: Path) -> bytes:
+    """Return the file's bytes; raise `TextError` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TextError(str(path), error.strerror, "a file that can be read") from error
+
+
+def _template_sources(path: Path, found: object) -> dict[str, str]:
+    """Return the templates by name, from one template or a list of `{name, template}`."""
+    if isinstance(found, str):
+        return {"default": found}
+    if isinstance(found, list):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in found if isinstance(entry, dict)]
+        sources = {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
+        if "default" in sources:
+            return sources
+    raise TextError(f"{path}: chat_template", found, "a template, or a list with a default one, or chat_template.jinja")
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables `bos_token`, `eos_token` and the like; a token is a string or `{content: string}`."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens: Mapping[str, str]) -> dict[str, Any]:
+    """Return the variables of the template."""
+    given = options.get("template_kwargs") or {}
+    for name in _RESERVED:
+        if name in given:
+            raise TextError(f"chat_template_kwargs.{name}", given[name], "variables that the rendering does not set")
+    continues = options.get("continue_final_message", False)
+    prompts = options.get("add_generation_prompt", not continues)
+    if continues and prompts:
+        raise TextError("add_generation_prompt", prompts, "false beside continue_final_message")
+    effort, tools, documents = options.get("reasoning_effort"), options.get("tools"), options.get("documents")
+    return {
+        **special_tokens,
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **given,
+        "messages": messages,
+        "tools": list(tools) if tools else None,
+        "documents": list(documents) if documents else None,
+        "add_generation_prompt": prompts,
+    }
+
+
+def _continued(rendered: str, messages: Sequence[Message]) -> str:
+    """Return the rendered text up to the end of the last message's text, which the template may have stripped."""
+    content = messages[-1]["content"] if messages else None
+    if isinstance(content, list):
+        content = content[-1].get("text") if content else None
+    at = rendered.rfind(content.strip()) if isinstance(content, str) else -1
+    if not isinstance(content, str) or at < 0:
+        raise TextError("continue_final_message", "true", "a last message whose text the template writes")
+    trimmed = content.lstrip()
+    return rendered[: at + len(trimmed if rendered.startswith(trimmed, at) else content.strip())]

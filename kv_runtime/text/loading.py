@@ -1,0 +1,39 @@
+"""Loads a model's text: the built-in byte model, or a directory with `tokenizer.json`."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
+from kv_runtime.text.chat_messages import digest_of
+from kv_runtime.text.chat_template import TextError, file_content, read_template
+from kv_runtime.text.encoders import Wanted, choose_encoder
+from kv_runtime.text.model import Text
+from kv_runtime.text.tokenizer_model import TokenizerText
+
+
+def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:
+    """Return the model's text: "byte", or a local directory, whose `encoder` encodes.
+
+    `chat_template` is a Jinja file that replaces the directory's own template; empty: no replacement.
+
+    Raises:
+        TextError: another path, broken files, or a fast encoder that is required and not equal.
+    """
+    if model_path == BYTE_MODEL:
+        if chat_template:
+            raise TextError("chat_template", chat_template, f"none: {BYTE_MODEL!r} has one of its own")
+        return ByteText()
+    directory = Path(model_path)
+    if not model_path or not directory.is_dir():
+        raise TextError("model", model_path, f"{BYTE_MODEL!r} or a local directory with tokenizer.json")
+    path = directory / "tokenizer.json"
+    content = file_content(path)
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise TextError(str(path), str(error), "what the tokenizers library writes") from error
+    tokenizer.no_truncation()  # a file may enable either; a prompt is neither truncated nor padded
+    tokenizer.no_padding()
+    chosen = choose_encoder(tokenizer, content, encoder)
+    return TokenizerText(tokenizer, digest_of(content), read_template(directory, chat_template), chosen)

@@ -1,0 +1,127 @@
+"""Every vector made by the field's strongest peer gives the same number here.
+
+Source of the vectors: `meta` in `hash_vectors.json`; of the formulas: `docs/SOURCES.md` E1.6 and E6.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from kv_protocol import hashing
+from tests.support.paths import RECORDINGS
+from worker_agent.engines.simulated.identity import trtllm_block_hash
+
+Vector = dict[str, Any]
+
+VECTORS: dict[str, list[Vector]] = json.loads((RECORDINGS / "hash_vectors.json").read_bytes())
+COUNTS = {
+    "block_hash_vectors": 185,
+    "sequence_hash_vectors": 24,
+    "zmq_ingest_vectors": 10,
+    "lora_name_to_id": 7,
+    "trtllm_v1_block_key_vectors": 7,
+    "pad_value_vectors": 6,
+    "i64_vectors": 6,
+    "pad_value_relay_vectors": 5,
+}
+
+
+def each(group: str) -> pytest.MarkDecorator:
+    """Return the mark that runs a test once per vector of `group`, under the vector's own name where it has one."""
+    vectors = VECTORS[group]
+    names = [vector.get("name", f"{group}[{index}]") for index, vector in enumerate(vectors)]
+    return pytest.mark.parametrize("vector", vectors, ids=names)
+
+
+def local_hashes(vector: Vector) -> list[int]:
+    """Return our local block hashes of what a vector describes, in any of the spellings that the groups use."""
+    infos = vector.get("block_mm_infos") or []
+    return hashing.local_block_hashes(
+        vector["tokens"],
+        vector["kv_block_size"],
+        seed=hashing.hash_seed(vector["lora_name"], vector["cache_namespace"]),
+        mm_hashes=[[item["mm_hash"] for item in info["mm_objects"]] if info else [] for info in infos],
+        is_eagle=bool(vector.get("is_eagle")),
+    )
+
+
+def test_no_group_has_lost_or_gained_a_vector() -> None:
+    assert {group: len(vectors) for group, vectors in VECTORS.items() if group != "meta"} == COUNTS
+
+
+@pytest.mark.parametrize(
+    ("field", "count"), [("lora_name", 64), ("cache_namespace", 58), ("block_mm_infos", 24), ("is_eagle", 18)]
+)
+def test_each_ingredient_of_a_local_hash_occurs_in_the_vectors(field: str, count: int) -> None:
+    assert sum(bool(vector[field]) for vector in VECTORS["block_hash_vectors"]) == count
+
+
+@each("block_hash_vectors")
+def test_local_block_hashes_equal_the_peers(vector: Vector) -> None:
+    found = local_hashes(vector)
+    assert found == vector["block_hashes_u64"]
+    assert [f"{value:016x}" for value in found] == vector["block_hashes_hex"]
+    assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"]
+
+
+@each("sequence_hash_vectors")
+def test_sequence_hashes_equal_the_peers(vector: Vector) -> None:
+    found = hashing.sequence_hashes(
+        vector["tokens"],
+        vector["kv_block_size"],
+        lora_name=vector["lora_name"],
+        cache_salt=vector["cache_namespace"],
+    )
+    assert local_hashes(vector) == vector["block_hashes_u64"]
+    assert found == vector["sequence_hashes_u64"]
+
+
+@each("sequence_hash_vectors")
+def test_a_chain_goes_on_from_any_of_its_blocks(vector: Vector) -> None:
+    local, expected = vector["block_hashes_u64"], vector["sequence_hashes_u64"]
+    assert [hashing.chain(local[at:], expected[at - 1]) for at in range(1, len(local))] == [
+        expected[at:] for at in range(1, len(local))
+    ]
+
+
+@each("zmq_ingest_vectors")
+def test_what_the_peer_makes_of_an_engines_event_is_what_we_make_of_it(vector: Vector) -> None:
+    assert local_hashes(vector) == vector["tokens_hashes_u64"]
+
+
+@each("lora_name_to_id")
+def test_adapter_ids_equal_the_peers(vector: Vector) -> None:
+    assert hashing.lora_id(vector["lora_name"]) == vector["lora_id"]
+
+
+@each("trtllm_v1_block_key_vectors")
+def test_simulated_engines_name_blocks_as_tensorrt_llm_does(vector: Vector) -> None:
+    found, parent = [], 0
+    for tokens in vector["blocks"]:
+        parent = trtllm_block_hash(
+            tokens, parent, lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"]
+        )
+        found.append(parent)
+    assert found == vector["block_hashes_u64"]
+    assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"]
+
+
+@each("pad_value_vectors")
+def test_the_pad_of_an_image_equals_the_peers(vector: Vector) -> None:
+    assert hashing.image_pad(vector["mm_hash"]) == vector["pad_value"]
+
+
+@each("pad_value_relay_vectors")
+def test_image_runs_are_padded_as_the_peer_pads_them(vector: Vector) -> None:
+    tokens, images = vector["tokens"], vector["mm_hashes"] or []
+    padded = hashing.pad_images(tokens, vector["image_token_id"], images)
+    assert padded == (vector["hashed_tokens"] or tokens)
+    appended = [images] if vector["image_token_id"] not in tokens else []  # rule 6: images without an image token
+    assert hashing.local_block_hashes(padded, len(padded), mm_hashes=appended) == [vector["tokens_hash"]]
+
+
+@each("i64_vectors")
+def test_the_same_bits_read_as_i64_and_as_u64(vector: Vector) -> None:
+    assert hashing.to_i64(vector["u64"]) == vector["i64"]
+    assert hashing.to_u64(vector["i64"]) == vector["u64"]

@@ -1,0 +1,194 @@
+"""The metric families of every command, made by the functions that make them at a scrape.
+
+`COMMANDS` lists them as each process registers them. The statistics that they are made from are `NOTHING`: every
+family is there, with its labels, and has no samples. Functions that a wheel has as machine code check the types of
+their arguments, and get real statistics without entries. `tests/system/e2e/test_metrics_are_documented.py` compares the
+lists with what real processes show.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from indexer.service.metrics import index_families, keeper_families
+from kv_runtime.clock import ManualClock
+from kv_runtime.event_log.metrics import log_families
+from kv_runtime.http.connection_limit import connection_families
+from kv_runtime.telemetry import PREFIX, LoopLag
+from router.admin.metrics import (
+    RequestMetrics,
+    build_families,
+    http_families,
+    policy_families,
+    prompt_families,
+    queue_families,
+    state_families,
+    trust_families,
+)
+from router.admin.metrics.decision import DecisionMetrics
+from router.admin.metrics.prediction import WorkerMetrics
+from router.admin.metrics.weighing import Weighing
+from router.drain.handover import Handover
+from router.journal.writer import JournalStatistics, journal_families
+from router.pools.metrics import PoolMetrics
+from router.replicas.service import Replicas, replica_families
+from tests.unit.router.samples import state
+from worker_agent.commands.served_metrics import ServedMetrics
+from worker_agent.engines.attached.metrics import AttachMetrics
+from worker_agent.engines.simulated.metrics import transfer_families
+from worker_agent.events.metrics import ConsolidatorMetrics
+from worker_agent.fleet.membership import Membership
+from worker_agent.media.metrics import encode_families, media_families
+from worker_agent.metrics import (
+    AgentMetrics,
+    drain_families,
+    engine_event_families,
+    load_families,
+    skipped_families,
+    thread_family,
+)
+
+
+class _Nothing(float):
+    """The number 0, a call without effect and an empty collection; each of its attributes is the same."""
+
+    def __getattr__(self, name: str) -> Self:
+        return self
+
+    def __call__(self, *_: object) -> Self:
+        return self
+
+    def __iter__(self) -> Iterator[Self]:
+        return iter(())
+
+    def __getitem__(self, _: object) -> Self:
+        return self
+
+    def __ror__(self, left: Any) -> Any:
+        return left
+
+
+NOTHING: Any = _Nothing()
+
+
+class MadeFamily(NamedTuple):
+    """A metric family, and the module that makes it."""
+
+    module: str
+    """Path of the module from the root of the repository."""
+    name: str
+    """Name of its samples, without the endings of histograms and summaries."""
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def _families_of(maker: Callable[..., object], families: Iterable[Metric]) -> Iterator[MadeFamily]:
+    module = f"{maker.__module__.replace('.', '/')}.py"
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield MadeFamily(module, name, family.type, getattr(family, "_labelnames", ()), family.documentation)
+
+
+def _of_function(make: Callable[..., Iterable[Metric]], arguments: int = 1) -> Iterator[MadeFamily]:
+    return _families_of(make, make(*(NOTHING,) * arguments))
+
+
+def _of_object(metrics: Any) -> Iterator[MadeFamily]:
+    return _families_of(type(metrics), metrics.families())
+
+
+def _loop_lag() -> Iterator[MadeFamily]:
+    registry = CollectorRegistry()
+    LoopLag(registry, NOTHING)
+    return _families_of(LoopLag, registry.collect())
+
+
+def _server() -> Iterator[MadeFamily]:
+    return _of_function(connection_families, 2)
+
+
+def _log() -> Iterator[MadeFamily]:
+    return _of_function(log_families)
+
+
+def _index() -> Iterator[MadeFamily]:
+    yield from _of_function(index_families, 3)
+    yield from _of_function(keeper_families)
+    yield from _log()
+
+
+def _router() -> Iterator[MadeFamily]:
+    yield from (*_server(), *_loop_lag(), *_index())
+    router_state = state()
+    for metrics in (Weighing(), DecisionMetrics(()), WorkerMetrics(router_state.fleet)):
+        yield from _of_object(metrics)
+    yield from _of_object(RequestMetrics(CollectorRegistry(), router_state))
+    for make in (build_families, trust_families, policy_families, queue_families, http_families, prompt_families):
+        yield from _of_function(make)
+    yield from _of_function(state_families, 2)
+    yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
+    journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
+    yield from _families_of(journal_families, journal_families(journal))
+    replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
+    yield from _families_of(replica_families, replica_families(replicas))
+
+
+def _pools() -> Iterator[MadeFamily]:
+    yield from (*_server(), *_loop_lag())
+    yield from _of_object(PoolMetrics((), NOTHING))
+    yield from _of_function(http_families)
+    yield from _of_function(prompt_families)
+
+
+def _serve() -> Iterator[MadeFamily]:
+    yield from (*_server(), *_loop_lag(), *_log())
+    yield from _of_object(ConsolidatorMetrics(()))
+    yield from _of_object(AgentMetrics("", NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_function(transfer_families, 2)
+    yield from _of_object(ServedMetrics("", NOTHING, NOTHING, NOTHING))
+    yield from _of_function(media_families, 2)
+    yield from _of_function(encode_families, 4)
+    yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
+
+
+def _attach() -> Iterator[MadeFamily]:
+    yield from (*_server(), *_log())
+    yield from _of_object(ConsolidatorMetrics(()))
+    for make, arguments in ((engine_event_families, 2), (drain_families, 2), (load_families, 2), (skipped_families, 2)):
+        yield from _of_function(make, arguments)
+    yield from _families_of(thread_family, [thread_family("", {})])
+    yield from _of_object(AttachMetrics("", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
+
+
+def _consolidate() -> Iterator[MadeFamily]:
+    yield from (*_server(), *_log())
+    yield from _of_object(ConsolidatorMetrics(()))
+
+
+def _each_once(families: Iterable[MadeFamily]) -> dict[str, MadeFamily]:
+    """Return the families by name: a family that a larger one includes is of the first, its own, module."""
+    found: dict[str, MadeFamily] = {}
+    for family in families:
+        found.setdefault(family.name, family)
+    return found
+
+
+def shown_families(exposition: str) -> set[str]:
+    """Return the names of the families in what a process answers at `/metrics`."""
+    lines = [line.split() for line in exposition.splitlines() if line.startswith(f"# TYPE {PREFIX}")]
+    return {name if kind != "counter" or name.endswith("_total") else f"{name}_total" for _, _, name, kind in lines}
+
+
+COMMANDS = {
+    "router": _each_once(_router()),
+    "router pools": _each_once(_pools()),
+    "indexer serve": _each_once((*_server(), *_index())),
+    "worker-agent serve": _each_once(_serve()),
+    "worker-agent attach": _each_once(_attach()),
+    "worker-agent consolidate": _each_once(_consolidate()),
+}
+"""By command, the families that its process may show, by name; some only where a setting asks for what they count."""

@@ -1,0 +1,60 @@
+"""The page of all metrics, grouped by process and by the module that makes the families."""
+
+from collections.abc import Iterator
+
+from tests.support.metric_families import COMMANDS, MadeFamily
+
+_SECTIONS = {
+    "kv_runtime": "All processes",
+    "indexer": "Index: in a router, or `indexer serve`",
+    "router": "Router",
+    "worker_agent": "Worker agent",
+}
+"""Title by the package of the module."""
+_UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
+
+
+def metrics_page() -> str:
+    """Return the page of the metrics of all commands, as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Metrics"
+    yield ""
+    yield "Made from the code by `make reference`. [OPERATIONS](../OPERATIONS.md) says what to look at, and what to do."
+    yield ""
+    yield "Each process shows its metrics at `/metrics` of its control plane; `worker-agent serve` has one address."
+    yield "The name of a counter ends in `_total`. A histogram has samples `_bucket`, `_count` and, unless a value can"
+    yield "be negative, `_sum`; a summary has `_sum` and `_count`. The labels `worker` and `dp_rank` name a rank. Some"
+    yield "families are shown, or have samples, only where a setting turns on what they count."
+    groups = _by_module()
+    for package, title in _SECTIONS.items():
+        yield f"\n## {title}"
+        for module in sorted(module for module in groups if module.startswith(f"{package}/")):
+            yield f"\n### `{module}`"
+            for commands, families in groups[module].items():
+                yield from _table(commands, families)
+
+
+def _by_module() -> dict[str, dict[tuple[str, ...], list[MadeFamily]]]:
+    """Return the families by module, then by the commands that show them."""
+    groups: dict[str, dict[tuple[str, ...], list[MadeFamily]]] = {}
+    for family in dict.fromkeys(family for families in COMMANDS.values() for family in families.values()):
+        commands = tuple(command for command, families in COMMANDS.items() if family.name in families)
+        groups.setdefault(family.module, {}).setdefault(commands, []).append(family)
+    return groups
+
+
+def _table(commands: tuple[str, ...], families: list[MadeFamily]) -> Iterator[str]:
+    shown_by = "every command" if len(commands) == len(COMMANDS) else ", ".join(f"`{each}`" for each in commands)
+    yield f"\nShown by {shown_by}.\n"
+    yield "| metric | type | labels | unit | meaning |"
+    yield "|---|---|---|---|---|"
+    for each in sorted(families, key=lambda family: family.name):
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        yield f"| `{each.name}` | {each.kind} | {labels} | {_unit(each.name)} | {each.meaning} |"
+
+
+def _unit(name: str) -> str:
+    return next((word for word in reversed(name.split("_")) if word in _UNITS), "")

@@ -1,0 +1,203 @@
+"""The dashboards are what their content says, can be asked, and leave out nothing that the router counts."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from dashboards.__main__ import built
+from dashboards.boards import BOARDS
+from dashboards.files import write
+from dashboards.panels import WIDTH
+from tests.support.paths import ROOT
+from tests.system.dashboards.registry import families_of_a_router, families_of_the_package
+from tests.system.dashboards.shipped import (
+    BOARD_NAMES,
+    Shown,
+    annotation_queries,
+    board,
+    panel_queries,
+    panels,
+    selectors,
+    variables,
+)
+
+ON_NO_PANEL: dict[str, str] = {
+    "kvrouter_queued_tokens": "kvrouter_queued_requests says whether work waits, kvrouter_queue_wait_seconds how long",
+}
+"""Families of the router's own figures that no panel shows, and why."""
+
+ALL_QUERIES = [*panel_queries(), *annotation_queries()]
+
+
+def metric_names(expr: str) -> set[str]:
+    names = {selector.name for selector in selectors(expr)}
+    assert None not in names, f"a selector without a metric: {expr}"
+    return {str(name) for name in names}
+
+
+def family_of(sample: str) -> str:
+    return re.sub(r"_(total|bucket|sum|count)$", "", sample)
+
+
+@pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
+def test_what_is_committed_is_what_is_built() -> None:
+    folder = ROOT / "dashboards" / "grafana"
+    committed = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert committed.keys() == {f"{name}.json" for name in BOARD_NAMES}
+    assert committed == built(), "run: python -m dashboards"
+
+
+def test_what_is_written_elsewhere_is_what_is_committed(tmp_path: Path) -> None:
+    written = {str(path.relative_to(tmp_path)): path.read_bytes() for path in write(tmp_path)}
+    committed = [*ROOT.glob("dashboards/grafana/*"), *ROOT.glob("dashboards/provisioning/*/*")]
+    assert written == {str(path.relative_to(ROOT / "dashboards")): path.read_bytes() for path in committed}
+    assert len(written) == 4
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_ids_and_ref_ids_are_set_and_unique(name: str) -> None:
+    ids = [panel["id"] for panel in board(name)["panels"]]
+    assert sorted(ids) == list(range(1, len(ids) + 1))
+    for panel in panels(name):
+        ref_ids = [target["refId"] for target in panel["targets"]]
+        assert all(ref_ids), panel["title"]
+        assert len(set(ref_ids)) == len(ref_ids), panel["title"]
+
+
+def test_titles_are_unique_and_so_are_addresses() -> None:
+    for name in BOARD_NAMES:
+        assert Counter(panel["title"] for panel in panels(name)).most_common(1)[0][1] == 1
+    assert len({board(name)["uid"] for name in BOARD_NAMES}) == len(BOARD_NAMES) == len(BOARDS)
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_no_panel_lies_on_another_or_leaves_the_grid(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in board(name)["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= WIDTH
+        taken |= cells
+
+
+def data_sources(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        own = [node["datasource"]] if "datasource" in node else []
+        return own + [found for value in node.values() for found in data_sources(value)]
+    return [found for each in node for found in data_sources(each)] if isinstance(node, list) else []
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_every_query_asks_the_data_source_that_the_reader_chose(name: str) -> None:
+    found = data_sources(board(name))
+    assert len(found) > len(panels(name))
+    assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in found)
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_variables_take_several_values_and_all(name: str) -> None:
+    source, *others = board(name)["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    assert [each["name"] for each in others] == ["model", "worker"]
+    assert all(each["multi"] and each["includeAll"] and each["allValue"] == ".*" for each in others)
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_dashboards_lead_to_one_another_with_time_and_variables(name: str) -> None:
+    (link,) = board(name)["links"]
+    assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
+    assert all(set(link["tags"]) <= set(board(other)["tags"]) for other in BOARD_NAMES)
+
+
+@pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
+def test_every_query_is_promql_over_metrics_and_labels_that_a_router_shows(shown: Shown) -> None:
+    samples = families_of_a_router()
+    for selector in selectors(shown.expr):
+        assert selector.name in samples, f"{shown}: no metric {selector.name}"
+        wanted = {matcher.name for matcher in selector.matchers.matchers}
+        assert wanted <= samples[str(selector.name)], f"{shown}: {selector.name} has no such labels"
+
+
+@pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
+def test_series_are_told_apart_by_labels_that_there_are(shown: Shown) -> None:
+    samples = families_of_a_router()
+    labels = set().union(*(samples[name] for name in metric_names(shown.expr))) | {"instance"}
+    by = {label for names in re.findall(r"\bby \(([^)]*)\)", shown.expr) for label in names.split(", ")}
+    assert by <= labels
+
+
+def test_variables_ask_for_labels_that_there_are() -> None:
+    samples = families_of_a_router()
+    assert variables()
+    for variable in variables():
+        assert variable.label in samples[variable.metric]
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_descriptions_name_every_metric_of_their_panel_and_no_other(name: str) -> None:
+    for panel in panels(name):
+        shown = {family_of(metric) for target in panel["targets"] for metric in metric_names(target["expr"])}
+        named = {family_of(metric) for metric in re.findall(r"kvrouter_[a-z_]+", panel["description"])}
+        assert shown <= named, panel["title"]
+        assert {family_of(metric) for metric in named} <= {family_of(each) for each in families_of_a_router()}
+        assert len(panel["description"]) > 80, f"{panel['title']}: says what to do"
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_legends_name_labels_that_the_query_keeps(name: str) -> None:
+    for panel in panels(name):
+        for target in panel["targets"]:
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                kept = re.findall(r"\bby \(([^)]*)\)", target["expr"])
+                assert any(label in each.split(", ") for each in kept), f"{panel['title']}: {label}"
+
+
+def test_every_family_that_the_router_counts_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
+    shown = {family_of(name) for query in panel_queries() for name in metric_names(query.expr)}
+    counted = {family_of(sample) for sample in families_of_the_package()}
+    assert counted - shown == ON_NO_PANEL.keys()
+
+
+def test_rows_are_questions_and_each_has_an_answer() -> None:
+    for name in BOARD_NAMES:
+        kinds = [panel["type"] for panel in board(name)["panels"]]
+        assert kinds[0] == "row"
+        assert ("row", "row") not in pairwise([*kinds, "row"])
+        titles = [panel["title"] for panel in board(name)["panels"] if panel["type"] == "row"]
+        assert all(title.endswith("?") for title in titles)
+
+
+def test_histograms_over_time_are_heatmaps_of_buckets() -> None:
+    heatmaps = [panel for name in BOARD_NAMES for panel in panels(name) if panel["type"] == "heatmap"]
+    assert {"Time to first token", "Error of predictions"} <= {panel["title"] for panel in heatmaps}
+    for panel in heatmaps:
+        (target,) = panel["targets"]
+        assert (target["format"], target["legendFormat"]) == ("heatmap", "{{le}}")
+        assert all(str(each.name).endswith("_bucket") for each in selectors(target["expr"]))
+
+
+def test_provisioning_is_yaml_of_the_kind_that_grafana_reads() -> None:
+    folder = ROOT / "dashboards" / "provisioning"
+    provider = yaml.safe_load((folder / "dashboards" / "kv-router.yaml").read_text())
+    source = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())
+    assert (provider["apiVersion"], [each["type"] for each in provider["providers"]]) == (1, ["file"])
+    assert (source["apiVersion"], [each["type"] for each in source["datasources"]]) == (1, ["prometheus"])
+
+
+@pytest.mark.parametrize("planted", ["rate(kvrouter_requests_total)", "sum by (le (up)", "kvrouter_x{a=}"])
+def test_what_is_no_promql_is_found(planted: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        list(selectors(planted))
+
+
+def test_selectors_within_functions_and_offsets_are_found() -> None:
+    expr = "sum by (a) (rate(x[$__rate_interval])) / (y offset 1m > 0) or vector(0)"
+    assert [each.name for each in selectors(expr)] == ["x", "y"]
+    assert isinstance(promql_parser.parse("x"), promql_parser.VectorSelector)

@@ -1,0 +1,188 @@
+"""Every query of the dashboards, asked of a real Prometheus that scraped a real fleet which lived through something.
+
+The fleet: a router, three simulated workers with small caches, a nats-server. While requests flow, streamed ones too, a
+worker is killed in the middle of some and comes back, the router is restarted, and another worker is killed for good.
+"""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import time
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from bench.processes import free_ports
+from kv_runtime.clock import SystemClock
+from router.admin.metrics.decision import STAGES
+from tests.support.paths import ROOT
+from tests.system.dashboards.prometheus import NoData, Prometheus, PrometheusMissing, program
+from tests.system.dashboards.shipped import (
+    LabelValues,
+    Shown,
+    annotation_queries,
+    panel_queries,
+    substituted,
+    variables,
+)
+from tests.system.faults.children import Children
+from tests.system.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
+from tests.system.faults.nats_servers import NatsServer
+from tests.system.faults.traffic import MODEL
+
+pytestmark = pytest.mark.slow
+
+INTERVAL, WINDOW = "10s", "5m"
+"""What Grafana puts in place of `$__rate_interval` for a scrape every second or two, and of `$__range`."""
+SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4"))
+"""Answers take so long that a scrape finds some on their way."""
+OFFSET_S = 90.0
+"""Annotations look a minute back; asked about the future, Prometheus answers from what it scraped last."""
+_STREAMED, _ANSWERS = 12, 25
+_LOOK_S = 0.02
+
+
+class Lived(NamedTuple):
+    """A Prometheus, and between which times the fleet lived."""
+
+    prometheus: Prometheus
+    began_s: float
+    ended_s: float
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    async with AsyncExitStack() as cleanup:
+        children = await cleanup.enter_async_context(Children())
+        session = await cleanup.enter_async_context(aiohttp.ClientSession())
+        server = NatsServer(children, directory / "n0", free_ports(1)[0])
+        await server.start()
+        running = await cleanup.enter_async_context(fleet(children, [server.url], SHAPE))
+        prometheus = Prometheus(session, directory)
+        agents = [running.urls[worker_id] for worker_id in running.worker_ids]
+        await prometheus.start(children, {"kv-router": [running.urls["router"]], "kv-router-agents": agents})
+        began_s = time()
+        await live(running, prometheus)
+        yield Lived(prometheus, began_s, time())
+
+
+async def live(running: Fleet, prometheus: Prometheus) -> None:
+    """Requests flow, a worker dies and comes back, the router is restarted; Prometheus has seen all of it."""
+    async with running.traffic() as sent:
+        await sent.more(_ANSWERS)
+        await prometheus.until('sum(kvrouter_requests_total{outcome="ok"}) > 0', READY_S)
+        running.processes["w1"].freeze()
+        await until_promised(running, "w1")
+        await running.kill("w1")
+        await sent.more(_ANSWERS)
+        await prometheus.until('kvrouter_rank_fit{worker="w1"} == 0', READY_S)
+        await running.start_worker("w1")
+        await prometheus.until('kvrouter_rank_fit{worker="w1"} == 1', READY_S)
+        await running.processes["router"].end()
+        await running.start_router()
+        await running.until_ready()
+        await asyncio.gather(*(stream(running, number) for number in range(_STREAMED)))
+        await sent.more(_ANSWERS)
+        answers = f'sum(kvrouter_requests_total{{outcome="ok"}}) >= {_STREAMED + _ANSWERS}'
+        await running.kill("w2")
+        await prometheus.until('kvrouter_rank_fit{worker="w2"} == 0', READY_S)
+        await prometheus.until(f"{answers} and sum(resets(kvrouter_event_loop_lag_seconds_count[1m])) > 0", READY_S)
+
+
+async def until_promised(running: Fleet, worker_id: str) -> None:
+    """Return once the worker was given requests that are not over."""
+    async with asyncio.timeout(READY_S):
+        while not (await running.scrape("router")).total("ledger_active_requests", worker=worker_id):
+            await SystemClock().sleep(_LOOK_S)
+
+
+async def stream(running: Fleet, number: int) -> None:
+    """One request whose answer comes token by token, and says how many there were."""
+    prompt = [number, *range(200), *range(number)]
+    options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12}
+    body = {"model": MODEL, "prompt": prompt, **options}
+    async with running.session.post(f"{running.data_url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("shown", panel_queries(), ids=str)
+async def test_every_query_of_every_panel_has_data(lived: Lived, shown: Shown) -> None:
+    expr = substituted(shown.expr, interval=INTERVAL, window=WINDOW)
+    if shown.is_range:
+        await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
+    else:
+        await lived.prometheus.instant(expr, lived.ended_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("shown", annotation_queries(), ids=str)
+async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) -> None:
+    expr = substituted(shown.expr, interval=INTERVAL, window=WINDOW)
+    await lived.prometheus.range(expr, lived.began_s, lived.ended_s + OFFSET_S)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "counted",
+    [
+        *(f'kvrouter_decision_duration_seconds_count{{stage="{stage}"}}' for stage in STAGES),
+        *(f'kvrouter_cost_term_blocks_sum{{term="{term}"}}' for term in ("overlap_credit", "prefill", "decode")),
+        'kvrouter_requests_total{mode="kv",outcome="ok"}',
+        'kvrouter_decisions_total{policy="kv"}',
+        "kvrouter_decision_margin_blocks_count",
+        "kvrouter_time_to_first_token_seconds_count",
+        "kvrouter_inter_token_latency_seconds_count",
+        "kvrouter_input_tokens_sum",
+        "kvrouter_output_tokens_sum",
+        "kvrouter_predicted_cached_tokens_total",
+        "kvrouter_actual_cached_tokens_total",
+        "kvrouter_prediction_error_tokens_count",
+        'kvrouter_worker_failures_total{worker="w1"}',
+        "kvrouter_retries_total",
+    ],
+)
+async def test_what_the_fleet_lived_through_was_counted(lived: Lived, counted: str) -> None:
+    await lived.prometheus.range(f"{counted} > 0", lived.began_s, lived.ended_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("variable", variables(), ids=str)
+async def test_every_variable_has_values(lived: Lived, variable: LabelValues) -> None:
+    expected = {"model": {MODEL, "unknown"}, "worker": {"w0", "w1", "w2"}}[variable.name]
+    assert set(await lived.prometheus.label_values(variable.metric, variable.label)) == expected
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("planted", "complaint"),
+    [
+        ("kvrouter_no_such_metric", "empty"),
+        ('kvrouter_requests_total{mode="no-such"}', "empty"),
+        ("0 * sum(kvrouter_workers) / 0", "not a number"),
+        ("rate(kvrouter_requests_total)", "expected type range vector"),
+    ],
+)
+async def test_a_planted_query_without_data_is_found(lived: Lived, planted: str, complaint: str) -> None:
+    with pytest.raises(NoData, match=complaint):
+        await lived.prometheus.range(planted, lived.began_s, lived.ended_s)
+    with pytest.raises(NoData, match=complaint):
+        await lived.prometheus.instant(planted, lived.ended_s)
+
+
+def test_a_missing_prometheus_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PrometheusMissing, match="Debian package `prometheus`"):
+        program()
+
+
+def test_the_example_of_what_to_scrape_is_one_that_prometheus_reads() -> None:
+    example = ROOT / "configs" / "prometheus.yml"
+    checked = subprocess.run(["promtool", "check", "config", example], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,239 @@
+"""Engines that run elsewhere, attached, behind a real router: it routes by their events and by their loads.
+
+The engines are doubles of vLLM's server; events are frames as vLLM publishes them. Everything else is real processes.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from bench.processes import ChildProcess
+from kv_runtime.clock import SystemClock
+from tests.system.e2e.client import Answered, Client
+from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
+from tests.system.integration.event_path import PlayedSource, endpoint_of, zmq_context
+
+MODEL, BLOCK_SIZE = "llama", 16
+CACHED = [token for block in range(1, 5) for token in [block] * BLOCK_SIZE]
+PROMPT = [*CACHED, 5]
+"""Four blocks that are cached and a token more: the last token of a prompt is always computed."""
+WAIT_S = 30.0
+
+
+@dataclass
+class Attached:
+    """One engine double, its publishers by rank, and the process that speaks for it."""
+
+    engine: VllmDouble
+    publishers: list[PlayedSource]
+    process: ChildProcess
+
+    async def store(self, tokens: list[int], *, rank: int = 0) -> None:
+        """The rank stores these tokens' blocks. Source of the batch: `docs/SOURCES.md` E3.4, E3.7."""
+        source = self.publishers[rank]
+        event = {
+            "type": "BlockStored",
+            "block_hashes": [1000 + number for number in range(len(tokens) // BLOCK_SIZE)],
+            "parent_block_hash": None,
+            "token_ids": tokens,
+            "block_size": BLOCK_SIZE,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+        }
+        sequence = len(source.ring)
+        source.ring[sequence] = msgspec.msgpack.encode([1.5, [event], rank])
+        await source.live(sequence)
+
+
+@dataclass
+class Cluster:
+    """A router, and what is attached to it by worker id."""
+
+    client: Client
+    nats_url: str
+    attached: dict[str, Attached]
+
+    async def complete(self, prompt: list[int], **more: Any) -> Answered:
+        return await self.client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 4, **more})
+
+    async def until_routed(
+        self, prompt: list[int], worker: str, overlap_blocks: int, iterating: Sequence[TrtllmServeDouble] = ()
+    ) -> None:
+        """Return once the prompt would go to this worker, with so much of it found there; these engines work on."""
+        routed: tuple[str, int] | None = None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while (routed := await self._routed(prompt)) != (worker, overlap_blocks):
+                    for engine in iterating:
+                        engine.iterate()
+                    await SystemClock().sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
+
+    async def _routed(self, prompt: list[int]) -> tuple[str, int]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
+        async with self.client.session.post(f"{self.client.data_url}/v1/route", json=body) as response:
+            if response.status != 200:
+                return "", 0
+            answered = await response.json()
+        decision = answered["decision"]
+        chosen = decision["candidates"][decision["winner"]]
+        return chosen["worker_id"], int(chosen["overlap_blocks"][0])
+
+
+@asynccontextmanager
+async def speaking_for(worker: str, nats_url: str, *arguments: str) -> AsyncIterator[ChildProcess]:
+    """`worker-agent attach` runs."""
+    process = ChildProcess(
+        worker,
+        [
+            *(
+                sys.executable,
+                "-m",
+                "worker_agent",
+                "attach",
+                "--worker-id",
+                worker,
+                "--nats-url",
+                nats_url,
+                *arguments,
+            ),
+            *("--set", "engine.metrics_poll_s=0.05", "--set", "telemetry.log_level=warning"),
+        ],
+    )
+    async with asyncio.TaskGroup() as group:
+        await process.start(group)
+        try:
+            yield process
+        finally:
+            await process.end()
+
+
+@asynccontextmanager
+async def attached(cleanup: AsyncExitStack, cluster: Cluster, worker: str, ranks: int) -> AsyncIterator[Attached]:
+    context = await cleanup.enter_async_context(zmq_context())
+    double = VllmDouble(model=MODEL, ranks=[Rank() for _ in range(ranks)])
+    engine = await cleanup.enter_async_context(double.serving())
+    publishers, endpoints = await published(context, ranks)
+    arguments = ("--engine", "vllm", "--url", engine.url, "--dp-ranks", str(ranks))
+    sockets = ("--kv-events", endpoints[0], "--replay-endpoint", endpoints[1])
+    async with asyncio.TaskGroup() as group, speaking_for(worker, cluster.nats_url, *arguments, *sockets) as process:
+        serving = [group.create_task(each.serve()) for each in publishers]
+        yield Attached(engine, publishers, process)
+        for each in serving:
+            each.cancel()
+
+
+async def published(context: zmq.asyncio.Context, ranks: int) -> tuple[list[PlayedSource], tuple[str, str]]:
+    """Return a publisher a rank, on consecutive ports, and the addresses of the first."""
+    while True:
+        sockets = [(context.socket(zmq.PUB), context.socket(zmq.ROUTER)) for _ in range(ranks)]
+        first = sockets[0]
+        for socket in first:
+            socket.bind("tcp://127.0.0.1:*")
+        try:
+            for rank, pair in enumerate(sockets[1:], 1):
+                for socket, of_first in zip(pair, first, strict=True):
+                    host, _, port = endpoint_of(of_first).rpartition(":")
+                    socket.bind(f"{host}:{int(port) + rank}")
+        except zmq.ZMQError:  # somebody has the next port
+            for pair in sockets:
+                for socket in pair:
+                    socket.close(linger=0)
+            continue
+        sources = [PlayedSource(publish, replay, topic=()) for publish, replay in sockets]
+        return sources, (endpoint_of(first[0]), endpoint_of(first[1]))
+
+
+@asynccontextmanager
+async def running_cluster(**workers: int) -> AsyncIterator[Cluster]:
+    """A router, and these workers with so many ranks each."""
+    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
+    settings = ("nats.port=0", "telemetry.log_level=warning", "policy.request_weight=1.0")
+    router = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
+        await router.start(group)
+        try:
+            data_url = (await router.line_with("router on")).split()[2]
+            control_url = (await router.line_with("control plane")).split()[2]
+            nats_url = (await router.line_with("event log")).split()[2]
+            cluster = Cluster(Client(session, data_url, control_url), nats_url, {})
+            async with AsyncExitStack() as cleanup:
+                for worker, ranks in workers.items():
+                    at = attached(cleanup, cluster, worker, ranks)
+                    cluster.attached[worker] = await cleanup.enter_async_context(at)
+                yield cluster
+        finally:
+            await router.end()
+
+
+@pytest.mark.asyncio
+async def test_requests_go_where_attached_engines_hold_them_and_away_from_load() -> None:
+    async with running_cluster(va=1, vb=1) as cluster:
+        a, b = cluster.attached["va"], cluster.attached["vb"]
+        await b.store(CACHED)
+        await cluster.until_routed(PROMPT, "vb", 4)
+        answered = await cluster.complete(PROMPT)
+        assert (answered.status, answered.worker, answered.overlap_blocks) == (200, "vb", 4)
+        ((path, headers, body),) = b.engine.requests
+        assert (path, a.engine.requests) == ("/v1/completions", [])
+        assert msgspec.json.decode(body) == {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
+        assert "x-data-parallel-rank" not in headers
+        fresh = [99] * (3 * BLOCK_SIZE)
+        b.engine.ranks = [Rank(running=20, waiting=5)]
+        await cluster.until_routed(fresh, "va", 0)
+        a.engine.ranks, b.engine.ranks = [Rank(running=40)], [Rank()]
+        await cluster.until_routed(fresh, "vb", 0)
+        b.engine.is_healthy = False
+        await cluster.until_routed(PROMPT, "va", 0)
+        assert "Traceback" not in a.process.output + b.process.output
+
+
+@pytest.mark.asyncio
+async def test_the_rank_that_the_router_chose_is_the_one_that_the_engine_is_told() -> None:
+    async with running_cluster(va=2) as cluster:
+        at = cluster.attached["va"]
+        await at.store(CACHED, rank=1)
+        await cluster.until_routed(PROMPT, "va", 4)
+        answered = await cluster.complete(PROMPT)
+        assert (answered.status, answered.headers["x-dp-rank"], answered.overlap_blocks) == (200, "1", 4)
+        ((_, headers, body),) = at.engine.requests
+        assert headers["x-data-parallel-rank"] == "1"
+        assert "x-dp-rank" not in headers
+        assert msgspec.json.decode(body) == {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
+        at.engine.ranks = [Rank(), Rank(running=50)]
+        fresh = [99] * (3 * BLOCK_SIZE)
+        async with asyncio.timeout(WAIT_S):
+            while (await cluster.complete(fresh)).headers["x-dp-rank"] != "0":
+                await SystemClock().sleep(0.02)
+        assert at.engine.requests[-1][1]["x-data-parallel-rank"] == "0"
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_polled_is_routed_to_by_its_events_and_iterations() -> None:
+    first = TrtllmServeDouble(model=MODEL)
+    second = TrtllmServeDouble(model=MODEL)
+    prompt = [*[1] * first.block_size, *[2] * first.block_size, 5]
+    async with running_cluster() as cluster, first.serving(), second.serving():
+        arguments = ("--engine", "trtllm-serve", "--url")
+        async with (
+            speaking_for("ta", cluster.nats_url, *arguments, first.url),
+            speaking_for("tb", cluster.nats_url, *arguments, second.url),
+        ):
+            second.create(0)
+            second.store(1, [1, 2])
+            await cluster.until_routed(prompt, "tb", 2)
+            assert (await cluster.complete(prompt)).worker == "tb"
+            assert [path for path, _, _ in second.requests] == ["/v1/completions"]
+            second.ranks = [Rank(running=30)]
+            await cluster.until_routed([99] * 40, "ta", 0, (first, second))

@@ -1,0 +1,366 @@
+"""`indexer check-capture`, as typed: its figures are those of an oracle that shares no line with the product.
+
+The golden capture is the first 40 rounds of one that was recorded from vLLM 0.24.0; `tests/golden/cut_capture.py`
+cut it.
+"""
+
+import asyncio
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import bench.capture.pipe
+from bench.capture.capture import Capture, load_capture
+from bench.capture.check import CaptureFigures, check_capture
+from bench.capture.pipe import PipeDiffers
+from bench.capture.twin import Twin
+from indexer.index.reference import ReferenceIndex
+from kv_protocol.events import Tier
+from tests.support.paths import RECORDINGS
+from worker_agent.events.outbox import Outbox
+
+GOLDEN = RECORDINGS / "capture_bs32.msgpack.gz"
+GOLDEN_FIGURES = {
+    "requests": 487,
+    "exact": 480,
+    "explained": 487,
+    "under": 3,
+    "over": 4,
+    "missing_parent": 0,
+    "duplicate": 0,
+    "unknown_removal": 0,
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "indexer", "check-capture", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def figures_of(capture: Capture) -> CaptureFigures:
+    async def check() -> CaptureFigures:
+        report = await check_capture(capture, asyncio.Event(), on_round=lambda: None)
+        assert report is not None
+        return report.figures
+
+    return asyncio.run(check())
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+class Oracle:
+    """An engine's cache as its events tell it: engine hashes in a dict, found again by (parent hash, tokens)."""
+
+    def __init__(self, block_size: int, *, keeps_removed: bool = False) -> None:
+        self._block_size = block_size
+        self._keeps_removed = keeps_removed
+        self._hash_of: dict[tuple[int | None, tuple[int, ...]], int] = {}
+        self._held: dict[int, bool] = {}
+        self.counts = Counter[str]()
+
+    def steps(self, payload: bytes) -> Iterator[None]:
+        for event in msgspec.msgpack.decode(payload)[1]:
+            if event["type"] == "BlockStored":
+                yield from self._store(event)
+            else:
+                assert event["type"] == "BlockRemoved"
+                for block in event["block_hashes"]:
+                    self.counts["unknown_removal"] += not self._held.get(block)
+                    self._held[block] = self._keeps_removed
+                    yield
+
+    def _store(self, event: dict[str, Any]) -> Iterator[None]:
+        parent, tokens, size = event["parent_block_hash"], event["token_ids"], self._block_size
+        if parent is not None and not self._held.get(parent):
+            self.counts["missing_parent"] += len(event["block_hashes"])
+            return
+        for at, block in enumerate(event["block_hashes"]):
+            self.counts["duplicate"] += bool(self._held.get(block))
+            self._hash_of[parent, tuple(tokens[at * size : (at + 1) * size])] = block
+            self._held[block] = True
+            parent = block
+            yield
+
+    def cached(self, prompt: list[int]) -> int:
+        parent, size = None, self._block_size
+        for at in range(0, len(prompt) - size, size):  # the last token is not reused
+            block = self._hash_of.get((parent, tuple(prompt[at : at + size])))
+            if block is None or not self._held.get(block):
+                return at
+            parent = block
+        return (len(prompt) - 1) // size * size if prompt else 0
+
+
+def oracle_figures(path: Path, *, keeps_removed: bool = False) -> dict[str, int]:
+    capture = msgspec.msgpack.decode(gzip.decompress(path.read_bytes()))
+    oracle = Oracle(capture["block_size"], keeps_removed=keeps_removed)
+    figures = Counter[str](dict.fromkeys(GOLDEN_FIGURES, 0))
+    frames = iter([*capture["frames"], [float("inf"), None]])
+    frame = next(frames)
+    for number in sorted({request["round"] for request in capture["requests"]}):
+        requests = [request for request in capture["requests"] if request["round"] == number]
+        wrong = []
+        for request in requests:
+            error = oracle.cached(request["prompt"]) - request["cached"]
+            figures["under" if error < 0 else "over" if error > 0 else "exact"] += 1
+            wrong += [request] if error else []
+        while frame[0] <= requests[0]["t"]:
+            for _ in oracle.steps(frame[1][2]):
+                wrong = [each for each in wrong if oracle.cached(each["prompt"]) != each["cached"]]
+            frame = next(frames)
+        figures["requests"] += len(requests)
+        figures["explained"] += len(requests) - len(wrong)
+    return dict(figures + Counter()) | {key: 0 for key in figures if not figures[key]} | dict(oracle.counts)
+
+
+def test_the_oracle_finds_the_figures_of_the_golden_capture() -> None:
+    assert oracle_figures(GOLDEN) == GOLDEN_FIGURES
+
+
+def test_the_golden_capture_detects_a_decoder_that_ignores_removals() -> None:
+    wrong = oracle_figures(GOLDEN, keeps_removed=True)
+    assert (wrong["exact"], wrong["over"]) == (445, 39)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_finds_what_the_oracle_finds() -> None:
+    done = run(str(GOLDEN), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(json.loads(done.stdout).items()) == list(GOLDEN_FIGURES.items())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_chaos_changes_nothing_where_replay_is_there(seed: int) -> None:
+    done = run(str(GOLDEN), "--json", "--chaos", str(seed))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    chaos = found.pop("chaos")
+    assert found == GOLDEN_FIGURES, f"seed {seed}"
+    assert list(chaos) == ["seed", "dropped", "duplicated", "reordered", "replays"]
+    assert chaos["seed"] == seed
+    assert 60 < chaos["dropped"] + chaos["duplicated"] + chaos["reordered"] < 180
+    assert chaos["replays"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file"), (b"nothing of the kind", "allowed: a capture"), (GOLDEN.read_bytes()[:1000], "ended")],
+)
+def test_a_file_that_is_no_capture_ends_with_code_2_and_a_message(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / "broken.msgpack.gz"
+    if content is not None:
+        path.write_bytes(content)
+    done = run(str(path), "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(path) in done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- other setups than the recorded ones
+
+SLIDING = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
+
+
+def stored(hashes: list[Any], tokens: list[int], parent: Any = None, **changed: Any) -> dict[str, Any]:
+    fields = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": 4}
+    return {"type": "BlockStored", **fields, "lora_id": None, "medium": "GPU", "lora_name": None, **changed}
+
+
+def removed(hashes: list[Any], **changed: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", **changed}
+
+
+def tokens(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+def request(number: int, prompt: list[int], cached: int) -> dict[str, Any]:
+    return {"n": 0, "round": number, "t": 10.0 * (number + 1), "prompt": prompt, "cached": cached, "output": [1]}
+
+
+def written(
+    path: Path,
+    frames: Sequence[tuple[float, int | None, list[Any]]],
+    requests: list[dict[str, Any]],
+    *,
+    first: int = 5,
+) -> Path:
+    """Write a capture whose frames are (time, rank, events)."""
+    wire = [
+        [time_s, [b"kv-events", (at + first).to_bytes(8, "big"), msgspec.msgpack.encode([time_s, events, dp_rank])]]
+        for at, (time_s, dp_rank, events) in enumerate(frames)
+    ]
+    capture = {"block_size": 4, "num_blocks": 99, "seed": 0, "reset": False, "frames": wire, "requests": requests}
+    path.write_bytes(msgspec.msgpack.encode(capture))
+    return path
+
+
+def test_host_tier_windows_ranks_bytes_and_clears_are_read(tmp_path: Path) -> None:
+    key = bytes(range(24)) + (77).to_bytes(8, "big")
+    frames = [
+        (1.0, 0, [stored([1, 2], tokens(1, 8)), stored([11, 12], tokens(1, 8), **SLIDING)]),
+        (12.0, 0, [stored([1, 2], [], medium="CPU", block_size=0), removed([1, 2]), removed([11], group_idx=1)]),
+        (25.0, 1, [stored([key, 8], tokens(101, 108))]),
+        (26.0, 1, [stored([9], tokens(109, 112), parent=8)]),
+        (51.0, 0, [{"type": "AllBlocksCleared"}, {"type": "SomethingNew"}]),
+        (
+            52.0,
+            None,
+            [stored([3], tokens(1, 4), block_size=4), stored([3], tokens(1, 4)), stored([5], tokens(5, 8), 4)],
+        ),
+        (53.0, 0, [removed([9])]),
+    ]
+    requests = [
+        request(0, [], 0),
+        request(0, tokens(1, 3), 0),
+        request(0, tokens(1, 9), 0),
+        request(0, tokens(1, 9), 4),
+        request(0, tokens(1, 9), 12 - 3),
+        request(1, tokens(1, 8), 4),
+        request(1, tokens(1, 9), 8),
+        request(2, tokens(1, 9), 8),
+        request(4, tokens(101, 113), 12),
+        request(4, tokens(101, 113), 77 - 73),
+        request(5, tokens(1, 9), 0),
+        request(5, tokens(1, 9), 4),
+        request(6, tokens(1, 9), 4),
+    ]
+    figures = figures_of(load_capture(written(tmp_path / "c", frames, requests)))
+    assert figures == CaptureFigures(
+        requests=13, exact=8, explained=11, under=2, over=3, missing_parent=1, duplicate=1, unknown_removal=1
+    )
+
+
+def test_a_prompt_that_ends_within_a_block_is_counted_to_its_last_block(tmp_path: Path) -> None:
+    requests = [request(0, [], 0), request(1, tokens(1, 9), 8), request(1, tokens(1, 9), 9)]
+    frames = [(1.0, 0, [stored([1, 2], tokens(1, 8))])]
+    figures = figures_of(load_capture(written(tmp_path / "c", frames, requests, first=0)))
+    assert (figures.exact, figures.under) == (2, 1)
+
+
+def test_a_capture_without_requests_is_read_through(tmp_path: Path) -> None:
+    frames = [(1.0, 0, [removed([4, 5])])]
+    assert figures_of(load_capture(written(tmp_path / "c", frames, []))) == CaptureFigures(unknown_removal=2)
+
+
+def test_a_hole_in_the_recording_is_a_loss_and_the_rest_is_read(tmp_path: Path) -> None:
+    frames = [(1.0, 0, [stored([1], tokens(1, 4))]), (2.0, 0, []), (12.0, 0, [stored([2], tokens(5, 8))])]
+    requests = [request(0, tokens(1, 5), 0), request(1, tokens(1, 5), 4), request(2, tokens(1, 5), 0)]
+    capture = load_capture(written(tmp_path / "c", frames, requests))
+    holed = capture._replace(frames=(capture.frames[0], capture.frames[2]))
+    assert figures_of(holed) == CaptureFigures(requests=3, exact=3, explained=3)
+
+
+def test_a_publisher_a_rank_is_played_by_a_publisher_a_rank(tmp_path: Path) -> None:
+    frames = [(1.0, 0, [stored([1], tokens(1, 4))]), (11.0, 0, [removed([1])]), (21.0, 0, [])]
+    requests = [
+        request(0, [], 0),
+        request(1, tokens(1, 9), 8),
+        request(2, tokens(1, 9), 8),
+        request(3, tokens(1, 9), 8),
+    ]
+    one = load_capture(written(tmp_path / "c", frames, requests))
+    other = load_capture(written(tmp_path / "d", [(2.0, 1, [stored([1, 2], tokens(1, 8))])], [], first=0))
+    both = [each._replace(publisher=0) for each in one.frames] + [each._replace(publisher=1) for each in other.frames]
+    capture = one._replace(frames=tuple(sorted(both)))
+    assert capture.publishers == (0, 1)
+    assert figures_of(capture) == CaptureFigures(requests=4, exact=4, explained=4)
+    assert figures_of(one) == CaptureFigures(requests=4, exact=1, explained=1, under=3)
+
+
+def test_people_get_a_table_that_says_what_figures_mean(tmp_path: Path) -> None:
+    path = written(tmp_path / "small", [(1.0, 0, [stored([1], tokens(1, 4))])], [request(0, tokens(1, 5), 4)], first=0)
+    done = run(str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "small: predicted and reused" in done.stdout
+    shown = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.stdout.splitlines() if "│" in line]
+    assert [(name, value) for name, value, _ in shown] == [
+        ("block size", "4"),
+        ("frames", "1"),
+        ("rounds", "1"),
+        ("requests", "1"),
+        ("exact", "0"),
+        ("explained", "1"),
+        ("under", "1"),
+        ("over", "0"),
+        ("missing parent", "0"),
+        ("duplicate", "0"),
+        ("unknown removal", "0"),
+        ("refused", "0"),
+        ("unfit", "0"),
+        ("unknown name", "0"),
+    ]
+    assert all(meaning for name, _, meaning in shown if name != "requests")
+
+
+# ---------------------------------------------------------------- planted bugs
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.capture.pipe, "AGREE_S", 0.2)
+
+
+class IgnoresRemovals(ReferenceIndex):
+    """Keeps whatever it was told of."""
+
+    def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
+        del rank, hashes, tier
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_index_that_ignores_removals_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexer.embedded.make_index", lambda _: ("python", IgnoresRemovals()))
+    with pytest.raises(PipeDiffers, match="lacks 0 blocks and has"):
+        figures_of(load_capture(GOLDEN))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_that_loses_an_event_without_a_gap_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, added = Outbox.add, iter(range(1_000_000))
+    monkeypatch.setattr(
+        Outbox, "add", lambda self, event, **rest: add(self, event, **rest) if next(added) != 100 else None
+    )
+    with pytest.raises(PipeDiffers):
+        figures_of(load_capture(GOLDEN))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_twin_that_skips_frames_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Twin.steps
+    monkeypatch.setattr(Twin, "steps", lambda self, frame: steps(self, frame) if frame.sequence != 50 else iter(()))
+    with pytest.raises(PipeDiffers, match=r"has [1-9]"):
+        figures_of(load_capture(GOLDEN))
+
+
+def test_frames_without_removals_give_other_figures(tmp_path: Path) -> None:
+    capture = msgspec.msgpack.decode(gzip.decompress(GOLDEN.read_bytes()))
+    for _, frame in capture["frames"]:
+        time_s, events, dp_rank = msgspec.msgpack.decode(frame[2])
+        frame[2] = msgspec.msgpack.encode(
+            [time_s, [event for event in events if event["type"] == "BlockStored"], dp_rank]
+        )
+    path = tmp_path / "deaf"
+    path.write_bytes(msgspec.msgpack.encode(capture))
+    figures = figures_of(load_capture(path))
+    assert (figures.exact, figures.over) == (445, 39)
+    assert figures.duplicate > 0

@@ -1,0 +1,72 @@
+"""A worker of a real fleet is drained under load: no request fails, and with a hand-over nothing is computed twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from bench.processes import FleetProcesses, FleetShape
+from tests.system.e2e.client import Answered, Client
+from tests.system.e2e.conftest import BLOCK_SIZE, FAST_WORKER, QUIET_ROUTER
+
+PEOPLE = 8
+TOKENS = 20 * BLOCK_SIZE
+REUSABLE_TOKENS = TOKENS - BLOCK_SIZE
+"""The last token is always computed, and so is its block."""
+
+
+@pytest_asyncio.fixture
+async def three_workers() -> AsyncIterator[FleetProcesses]:
+    settings = (*QUIET_ROUTER, "policy.history_weight=0")  # whoever holds a prompt is chosen, whoever computed it
+    async with FleetProcesses(FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)) as fleet:
+        yield fleet
+
+
+def prompt(person: int) -> list[int]:
+    return [(person * TOKENS + at) % 250 for at in range(TOKENS)]
+
+
+async def drained(client: Client, **wish: int) -> dict[str, Any]:
+    url = f"{client.control_url}/v1/workers/w1/drain"
+    async with client.session.post(url, json=wish) as response:
+        assert response.status == 202, await response.text()
+    told: dict[str, Any] = await client.control("/v1/workers/w1/drain?wait=30")
+    assert told["state"] == "drained", told
+    return told
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("tokens", "found_tokens"), [(PEOPLE * TOKENS, REUSABLE_TOKENS), (0, 0)])
+async def test_what_a_drained_worker_held_is_found_elsewhere_if_it_was_handed_over(
+    three_workers: FleetProcesses, tokens: int, found_tokens: int
+) -> None:
+    fleet = three_workers
+    async with aiohttp.ClientSession() as session:
+        client = Client(session, fleet.data_url, fleet.control_url)
+        for person in range(PEOPLE):
+            assert (await client.complete(prompt(person), x_worker_instance_id="w1")).status == 200
+        await client.until_index_has("w1")
+        over, answers = asyncio.Event(), list[Answered]()
+
+        async def load() -> None:
+            while not over.is_set():  # less than a block: nothing that could be handed over
+                answers.append(await client.complete(list(range(240, 230, -1)), max_tokens=4))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(load())
+            told = await drained(client, handover_tokens=tokens)
+            await fleet.workers["w1"].end()
+            for worker_id in ("w0", "w2"):
+                await client.until_index_has(worker_id)
+            again = [await client.complete(prompt(person)) for person in range(PEOPLE)]
+            over.set()
+        assert {answered.status for answered in (*answers, *again)} == {200}
+        assert {answered.worker for answered in again} <= {"w0", "w2"}
+        assert [answered.cached_tokens for answered in again] == [found_tokens] * PEOPLE
+        if tokens:
+            assert (told["handover"]["listed"], told["handover"]["failed"]) == (PEOPLE, 0)
+            assert told["handover"]["spent_tokens"] == PEOPLE * REUSABLE_TOKENS

@@ -1,0 +1,266 @@
+"""`router replay` and `router journal tail` as they are typed, on a real log."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import pytest
+
+from kv_protocol import subjects
+from kv_protocol.journal import PolicyChanged, TimePassed
+from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.config.sections import NatsSection
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts
+from router.decision.state import RouterState
+from router.journal.records import Recordable
+from router.journal.writer import JournalWriter, ensure_journal
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.test_journal import SETTINGS, written
+from tests.unit.properties import router_life
+from tests.unit.properties.router_life import POLICIES, Life
+
+NOBODY = "nats://127.0.0.1:1"
+_REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay')"
+_TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
+
+
+class Ended(NamedTuple):
+    code: int | None
+    out: str
+    err: str
+
+
+async def typed(command: str, *arguments: str) -> Ended:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", command, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert "Traceback" not in err.decode(), err.decode()
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def lived(seed: int = 1, policy: str = "kv") -> list[Recordable]:
+    life = Life(seed, POLICIES[policy])
+    await life.run()
+    return life.shelf.told
+
+
+async def write(log: EventLog, told: list[Recordable], router: str = "router-1") -> None:
+    async with written(log, router=router) as writer:
+        for what in told:
+            writer.record(what)
+        await eventually(lambda: not writer.statistics().waiting)
+
+
+@pytest.mark.asyncio
+async def test_a_journal_replays_and_says_what_another_policy_would_have_done(broker: Broker, log: EventLog) -> None:
+    await write(log, await lived())
+    same = await typed(_REPLAY, "--nats-url", broker.url)
+    assert (same.code, same.err) == (0, "")
+    assert re.search(r"^journals +router-1$", same.out, re.MULTILINE)
+    assert re.search(r"^equal +[1-9]\d+ decisions, bit for bit$", same.out, re.MULTILINE)
+    assert re.search(r"^different +0$", same.out, re.MULTILINE)
+    assert "otherwise" not in same.out
+    other = await typed(_REPLAY, "--nats-url", broker.url, "--mode", "random")
+    assert other.code == 0
+    assert re.search(r"^otherwise +[1-9]\d* of [1-9]\d+ would have gone elsewhere \(\d", other.out, re.MULTILINE)
+    weighed = await typed(_REPLAY, "--nats-url", broker.url, "--set", "policy.history_weight=9")
+    assert "otherwise" in weighed.out
+
+
+@pytest.mark.asyncio
+async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_differs(
+    broker: Broker, log: EventLog
+) -> None:
+    told = [what for what in await lived() if type(what).__name__ != "LedgerApplied"]
+    await write(log, told)
+    found = await typed(_REPLAY, "--nats-url", broker.url, "--router", "router-1")
+    assert found.code == 1
+    assert re.search(r"^router-1 d\d+\+*: .*now .*, recorded ", found.out, re.MULTILINE)
+
+
+@asynccontextmanager
+async def living(log: EventLog, **changed: int) -> AsyncIterator[tuple[Life, JournalWriter]]:
+    """Yield a life and the writer of its journal, at work."""
+    settings = SETTINGS.model_copy(update=changed)
+    await ensure_journal(log, settings, NatsSection())
+    writers, stop = list[JournalWriter](), asyncio.Event()
+
+    def writer_of(clock: ManualClock, state: RouterState) -> JournalWriter:
+        made_of = router_life.SETTINGS
+        writers.append(
+            JournalWriter(log, clock, settings, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1)
+        )
+        return writers[0]
+
+    life = Life(1, POLICIES["kv"], writer_of)
+    life.begin()
+    async with asyncio.TaskGroup() as group:
+        parts = [Part("journal", writers[0].run), Part("event-log", log.run, 1)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        yield life, writers[0]
+        await eventually(lambda: not writers[0].statistics().waiting)
+        stop.set()
+
+
+def figure(name: str, report: str) -> int:
+    found = re.search(rf"^{name} +(\d+)", report, re.MULTILINE)
+    assert found is not None, report
+    return int(found[1])
+
+
+@pytest.mark.asyncio
+async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_that_is_left(
+    broker: Broker, log: EventLog
+) -> None:
+    async with living(log, checkpoint_records=100) as (life, writer):
+        for _ in range(40):
+            await life.go_on(10)
+            await eventually(lambda: not writer.statistics().waiting)
+        assert writer.statistics().checkpoints_total >= 3
+        whole = await typed(_REPLAY, "--nats-url", broker.url)
+        state = await log.stream_state(subjects.JOURNAL_STREAM)
+        middle = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(state.last_seq // 2))
+        now = datetime.now(UTC).isoformat()
+        await log.purge(subjects.JOURNAL_STREAM, state.first_seq + 2)
+        purged = await typed(_REPLAY, "--nats-url", broker.url)
+        late = await typed(_REPLAY, "--nats-url", broker.url, "--from", now)
+    assert (whole.code, figure("different", whole.out), figure("not exact", whole.out)) == (0, 0, 0)
+    assert figure("checkpoints", whole.out) == writer.statistics().checkpoints_total
+    assert re.search(
+        r"^router-1 \S+ seq 1: starts at the beginning of a life; 0 records before it skipped$", whole.out, re.MULTILINE
+    )
+    for report in (purged, middle):
+        assert (report.code, figure("different", report.out)) == (0, 0)
+        assert 0 < figure("equal", report.out) < figure("equal", whole.out)
+        assert figure("equal", report.out) + figure("not exact", report.out) <= figure("equal", whole.out)
+        assert re.search(r"seq \d+: starts at a checkpoint; [1-9]\d* records before it", report.out)
+    assert (late.code, "--from: nothing was replayed" in late.err) == (2, True)
+
+
+@pytest.mark.asyncio
+async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_where(
+    broker: Broker, log: EventLog
+) -> None:
+    async with living(log, buffer_records_max=64) as (life, writer):
+        await life.go_on(150)
+        await eventually(lambda: not writer.statistics().waiting)
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        await life.go_on(100)
+        assert writer.statistics().lost_total > 0
+        await broker.start()
+        await eventually(lambda: writer.statistics().checkpoints_total == 1)
+        await life.go_on(150)
+        await eventually(lambda: not writer.statistics().waiting)
+        report = await typed(_REPLAY, "--nats-url", broker.url)
+    assert (report.code, figure("different", report.out)) == (0, 0)
+    assert figure("equal", report.out) > figure("not exact", report.out) > 0
+    lost = writer.statistics().lost_total
+    said = [line.partition(": ")[2] for line in report.out.splitlines() if line.startswith("router-1 ")]
+    assert said[:2] == [
+        "starts at the beginning of a life; 0 records before it skipped",
+        f"{lost} records are missing; not exact until the next start",
+    ]
+    assert re.fullmatch(r"exact again at a checkpoint; \d+ records before it skipped", said[2])
+    assert len(said) == 3
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: Broker, log: EventLog) -> None:
+    assert (await typed(_REPLAY, "--nats-url", NOBODY)).code == 2
+    without = await typed(_REPLAY)
+    assert (without.code, "nats.url: found none" in without.err) == (2, True)
+    nothing = await typed(_REPLAY, "--nats-url", broker.url)
+    assert nothing.code == 2
+    await write(log, [])
+    unknown = await typed(_REPLAY, "--nats-url", broker.url, "--router", "nobody")
+    assert (unknown.code, unknown.err) == (2, "router: --router: found no journal of nobody on the log\n")
+
+
+@pytest.mark.asyncio
+async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(broker: Broker, log: EventLog) -> None:
+    await write(log, await lived())
+    lines = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "400")
+    assert (lines.code, len(lines.out.splitlines())) == (0, 400)
+    assert re.search(r" decided +d\d+: \d+ tokens for [mn] to w\d/[01], kv by \w+", lines.out)
+    objects = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "400", "--json")
+    found = [json.loads(line) for line in objects.out.splitlines()]
+    assert len(found) == 400
+    assert {each["kind"] for each in found} >= {"began", "policy", "fleet", "heard", "decided", "outcome", "tick"}
+    assert {each["router"] for each in found} == {"router-1"}
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_cannot_be_folded_is_named_and_replay_goes_on_at_the_next_checkpoint(
+    broker: Broker, log: EventLog
+) -> None:
+    told = await lived()
+    middle = len(told) // 2
+    planted = PolicyChanged(now_s=1.0, policy={"temperature": "hot"})
+    await write(log, [*told[:middle], planted, *told[middle:]])
+    found = await typed(_REPLAY, "--nats-url", broker.url)
+    assert (found.code, figure("different", found.out), figure("not folded", found.out)) == (1, 0, 1)
+    assert figure("equal", found.out) > 0 < figure("not exact", found.out)
+    assert re.search(
+        r"^router-1 \S+ seq \d+: policy record cannot be folded: ValidationError: .*; not exact until the next start$",
+        found.out,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.asyncio
+async def test_of_messages_that_cannot_be_read_the_first_is_named_and_the_others_are_counted(
+    broker: Broker, log: EventLog
+) -> None:
+    async with written(log):
+        for _ in range(20):
+            await log.publish(subjects.journal("router-1"), b"nonsense")
+    replayed = await typed(_REPLAY, "--nats-url", broker.url)
+    assert replayed.err.count("message_refused") == 1
+    assert re.search(r"messages.{1,3}20\b.*journal_messages_refused|journal_messages_refused.*20\b", replayed.err)
+    assert len(replayed.err.splitlines()) == 2
+    tail = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "1")
+    assert tail.code == 0
+    assert tail.err.count("message_refused") <= 1
+
+
+@pytest.mark.asyncio
+async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_router_writes(
+    broker: Broker, log: EventLog
+) -> None:
+    async with written(log) as writer:
+        ends = asyncio.Event()
+
+        async def beat() -> None:
+            while not ends.is_set():
+                writer.record(TimePassed(now_s=1.0))
+                await SystemClock().sleep(0.02)
+
+        beating = asyncio.ensure_future(beat())
+        await eventually(lambda: writer.statistics().messages_total > 2)
+        for options in (("--from", "2099-01-01T00:00:00Z"), ("--from-seq", "4000000000")):
+            found = await typed(_REPLAY, "--nats-url", broker.url, *options)
+            words = (
+                f"router: {options[0]}: nothing was replayed: the journal of any router has no message there or later"
+            )
+            assert (found.code, found.out, found.err) == (2, "", f"{words}\n")
+        last = (await log.stream_state(subjects.JOURNAL_STREAM)).last_seq
+        without_start = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(last))
+        assert (without_start.code, figure("equal", without_start.out)) == (2, 0)
+        assert "nothing was replayed: what was read has no beginning" in without_start.err
+        ends.set()
+        await beating

@@ -1,0 +1,60 @@
+"""Prediction against truth through every real hop: block for block, request after request, evictions included."""
+
+import random
+
+import pytest
+
+from tests.system.e2e.client import Client
+from tests.system.e2e.conftest import BLOCK_SIZE
+
+REQUESTS = 200
+SEED = 20_241
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_x_overlap_blocks_equals_cached_blocks_for_200_requests_in_a_row(client: Client) -> None:
+    draw = random.Random(SEED)
+    stems = [[draw.randrange(256) for _ in range(draw.randrange(20, 600))] for _ in range(8)]
+    overlapping, wrong = 0, []
+    for number in range(REQUESTS):
+        stem = draw.choice(stems)
+        prompt = stem[: draw.randrange(1, len(stem) + 1)] + [draw.randrange(256) for _ in range(draw.randrange(60))]
+        answered = await client.complete(prompt, max_tokens=draw.randrange(1, 40))
+        assert answered.status == 200
+        if answered.overlap_blocks * BLOCK_SIZE != answered.cached_tokens:
+            wrong.append((number, answered.worker, answered.overlap_blocks, answered.cached_tokens))
+        overlapping += answered.overlap_blocks > 0
+        stems.append(prompt)
+        await client.until_index_has(answered.worker)
+    assert wrong == [], f"seed {SEED}"
+    assert overlapping > REQUESTS // 4, f"seed {SEED}: too few overlaps to prove anything"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_caches_were_small_enough_that_blocks_were_removed(client: Client) -> None:
+    async with client.session.get(f"{client.control_url}/metrics") as response:
+        metrics = await response.text()
+    held = [
+        line for line in metrics.splitlines() if line.startswith("kvrouter_index_blocks{") and 'medium="gpu"' in line
+    ]
+    assert all(0 < float(line.rpartition(" ")[2]) <= 400 for line in held)
+    removed = 0.0
+    for worker_id in ("w0", "w1"):
+        async with client.session.get(f"{await client.base_url(worker_id)}/metrics") as response:
+            for line in (await response.text()).splitlines():
+                if line.startswith("kvrouter_mirror_blocks_changed_total{") and 'kind="removed"' in line:
+                    removed += float(line.rpartition(" ")[2])
+    assert removed > 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_router_counted_predicted_and_actual_tokens_alike(client: Client) -> None:
+    async with client.session.get(f"{client.control_url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    predicted, actual = (
+        {worker: values[f'kvrouter_{name}_cached_tokens_total{{worker="{worker}"}}'] for worker in ("w0", "w1")}
+        for name in ("predicted", "actual")
+    )
+    assert predicted == actual
+    assert sum(actual.values()) > 0

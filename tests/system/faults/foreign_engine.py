@@ -1,0 +1,144 @@
+"""An engine that publishes its KV events itself, as vLLM 0.24 does, and the YAML of the process that consolidates them.
+
+Its cache is chains of blocks; `step` stores a chain and, when there are too many, removes the oldest. Source of the
+wire: `docs/SOURCES.md` E3.1, E3.4, E3.6, E3.7.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from kv_protocol.hashing import sequence_hashes
+from kv_protocol.ids import WorkerRank
+from tests.system.faults.traffic import MODEL
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
+
+FOREIGN = WorkerRank("vllm-0", 0)
+BLOCK_TOKENS = 16
+_CHAIN_BLOCKS = 20
+_CHAINS_MAX = 40
+_SEND_BYTES = 1 << 14
+_STEP_S = 0.05
+
+_CONFIGURATION = """
+workers:
+  - {{id: {worker}, model: {model}, block_size: {block_tokens}, publishers: [
+      {{endpoint: "{live}", replay_endpoint: "{replay}"}}]}}
+"""
+
+
+class ForeignEngine:
+    """One engine with one publisher. `hwm` messages wait for a reader that is slow; the others are dropped.
+
+    The newest `ring` batches can be had again.
+    """
+
+    def __init__(self, context: zmq.asyncio.Context, *, ring: int, hwm: int) -> None:
+        self._live, self._replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self._live.set(zmq.SNDHWM, hwm)
+        self._live.set(zmq.SNDBUF, _SEND_BYTES)
+        self._replay.set(zmq.SNDHWM, 0)
+        for socket in (self._live, self._replay):
+            socket.set(zmq.LINGER, 0)
+            socket.bind("tcp://127.0.0.1:*")
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
+        self._chains: deque[int] = deque()
+        self._published = 0
+        self.replays_asked = 0
+
+    def configuration(self) -> str:
+        """Return what `worker-agent consolidate` is to read."""
+        return _CONFIGURATION.format(
+            worker=FOREIGN.worker_id,
+            model=MODEL,
+            block_tokens=BLOCK_TOKENS,
+            live=self._live.getsockopt_string(zmq.LAST_ENDPOINT),
+            replay=self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
+        )
+
+    def held(self) -> set[int]:
+        """Return the sequence hashes of all that the engine's cache has."""
+        return {block for chain in self._chains for block in sequence_hashes(_tokens(chain), BLOCK_TOKENS)}
+
+    async def step(self) -> None:
+        """One more chain is stored, the oldest is removed where there are too many; one batch tells of both."""
+        chain = self._published + 1
+        events: list[dict[str, object]] = [_stored(chain)]
+        self._chains.append(chain)
+        if len(self._chains) > _CHAINS_MAX:
+            events.append(_removed(self._chains.popleft()))
+        payload = msgspec.msgpack.encode([float(chain), events, FOREIGN.dp_rank])
+        self._ring.append((self._published, payload))
+        await self._live.send_multipart([b"", encode_sequence(self._published), payload])
+        self._published += 1
+
+    async def run(self) -> None:
+        """Step for ever."""
+        while True:
+            await self.step()
+            await asyncio.sleep(_STEP_S)
+
+    async def answer_replays(self) -> None:
+        """Send what the ring has to whoever asks; answers have no topic."""
+        while True:
+            identity, _, start = await self._replay.recv_multipart()
+            self.replays_asked += 1
+            for sequence, payload in list(self._ring):
+                if sequence >= int.from_bytes(start, "big"):
+                    await self._replay.send_multipart([identity, b"", encode_sequence(sequence), payload])
+            await self._replay.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
+
+
+def _tokens(chain: int) -> list[int]:
+    return [chain * _CHAIN_BLOCKS + at // BLOCK_TOKENS for at in range(_CHAIN_BLOCKS * BLOCK_TOKENS)]
+
+
+def _hashes(chain: int) -> list[int]:
+    return [chain * _CHAIN_BLOCKS + at for at in range(_CHAIN_BLOCKS)]
+
+
+def _stored(chain: int) -> dict[str, object]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": _hashes(chain),
+        "parent_block_hash": None,
+        "token_ids": _tokens(chain),
+        "block_size": BLOCK_TOKENS,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+
+
+def _removed(chain: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": _hashes(chain), "medium": "GPU"}
+
+
+@asynccontextmanager
+async def foreign_engine(*, ring: int = 100_000, hwm: int = 100_000) -> AsyncIterator[ForeignEngine]:
+    """The engine answers replays while the block runs."""
+    context = zmq.asyncio.Context()
+    engine = ForeignEngine(context, ring=ring, hwm=hwm)
+    answering = asyncio.ensure_future(engine.answer_replays())
+    try:
+        yield engine
+    finally:
+        answering.cancel()
+        await asyncio.wait([answering])
+        context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def stepping(engine: ForeignEngine) -> AsyncIterator[None]:
+    """The engine's cache changes while the block runs."""
+    running = asyncio.ensure_future(engine.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])

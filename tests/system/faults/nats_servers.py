@@ -1,0 +1,148 @@
+"""Real nats-servers on fixed ports, each with a store of its own: killed, frozen, retired, and started again."""
+
+import asyncio
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from os import kill
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nats.errors import Error as NatsError
+
+from bench.processes import free_ports
+from kv_runtime.clock import SystemClock
+from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
+from tests.system.faults.children import Child, Children
+from tests.system.faults.stream_reader import connected_to
+
+_READY = "Server is ready"
+_LOOK_S = 0.1
+LAME_DUCK_GRACE_S = 1
+"""From the word to the clients until the first of them is shut out; one follows every second at the latest."""
+
+
+class Limits(NamedTuple):
+    """What may be set differently at each start."""
+
+    file_store_bytes: int = 1 << 32
+    write_deadline_s: float = 10.0
+    """How long a client may take nothing before it is cut off as a slow consumer."""
+
+
+class Routes(NamedTuple):
+    """A server's place in a cluster."""
+
+    port: int
+    all_ports: tuple[int, ...]
+
+
+class NatsServer:
+    """One server. Its address and its store outlive its processes."""
+
+    def __init__(self, children: Children, directory: Path, port: int, routes: Routes | None = None) -> None:
+        self._children, self._routes = children, routes
+        self.name, self.port = directory.name, port
+        self._directory, self._store = directory, directory / "store"
+        self._child: Child | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    async def start(self, limits: Limits | None = None) -> None:
+        """It serves, with whatever its store has."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        file = self._directory / "nats.conf"
+        file.write_text(json.dumps(self._configuration(limits or Limits())), encoding="utf-8")
+        command = [find_binary(), "--config", str(file)]
+        self._child = await self._children.start(f"nats {self.name}", command, ready=_READY)
+
+    def _configuration(self, limits: Limits) -> dict[str, Any]:
+        store = {"store_dir": str(self._store), "max_file_store": limits.file_store_bytes, "max_memory_store": 64 << 20}
+        tree: dict[str, Any] = {
+            "server_name": self.name,
+            "listen": f"{HOST}:{self.port}",
+            "max_payload": MAX_PAYLOAD_BYTES,
+            "write_deadline": f"{limits.write_deadline_s}s",
+            "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
+            "lame_duck_duration": "30s",  # the least that is allowed; with a few clients it takes less
+            "jetstream": store,
+        }
+        if self._routes is not None:
+            others = [f"nats://{HOST}:{port}" for port in self._routes.all_ports if port != self._routes.port]
+            tree["cluster"] = {"name": "faults", "listen": f"{HOST}:{self._routes.port}", "routes": others}
+        return tree
+
+    async def kill(self) -> None:
+        """It is gone without a word."""
+        await self.child.kill()
+
+    def lose_store(self) -> None:
+        """What was kept is gone; between `kill` and `start`."""
+        shutil.rmtree(self._store)
+
+    async def retire(self) -> None:
+        """It takes no new clients, and shuts out those it has, one after another: it is a lame duck."""
+        kill(self.child.pid, signal.SIGUSR2)
+        await self.child.line_with("Entering lame duck mode")
+
+    async def until_retired(self) -> None:
+        """Return when a lame duck has shut out the last of its clients, and ended."""
+        await self.child.until_ended()
+
+
+class Cluster:
+    """Several servers with routes to each other, which keep streams together."""
+
+    def __init__(self, children: Children, directory: Path, size: int) -> None:
+        ports = free_ports(2 * size)
+        routes = tuple(ports[size:])
+        self.servers = {
+            f"n{number}": NatsServer(children, directory / f"n{number}", ports[number], Routes(routes[number], routes))
+            for number in range(size)
+        }
+
+    async def start(self) -> None:
+        """All of them run, and one leads them."""
+        servers = self.servers.values()
+        await asyncio.gather(*(server.start() for server in servers))
+        await asyncio.gather(*(server.child.line_with("metadata leader") for server in servers))
+
+
+async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int, within_s: float = 20.0) -> None:
+    """Return once `size` servers have the whole stream, and `leader` leads them: it is asked to."""
+    found = "not asked"
+    async with connected_to(urls) as client:
+        for _ in range(round(within_s / _LOOK_S)):
+            with suppress(NatsError):
+                cluster = (await client.jetstream().stream_info(stream)).cluster
+                found = str(cluster)
+                replicas = (cluster.replicas if cluster else None) or []
+                if cluster and sum(bool(each.current) for each in replicas) == size - 1:
+                    if cluster.leader == leader:
+                        return
+                    wish = json.dumps({"placement": {"preferred": leader}}).encode()
+                    await client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", wish)
+            await SystemClock().sleep(_LOOK_S)
+    raise AssertionError(f"{stream} is not led by {leader} on {size} servers after {within_s} s: {found}")
+
+
+async def until_all_led(urls: Sequence[str], streams: set[str], within_s: float = 20.0) -> None:
+    """Return once the servers that are left have leaders of these streams, and of themselves."""
+    led: set[str] = set()
+    async with connected_to(urls) as client:
+        for _ in range(round(within_s / _LOOK_S)):
+            with suppress(NatsError):
+                led = {info.config.name or "" for info in await client.jetstream(timeout=1.0).streams_info()}
+                if streams <= led:
+                    return
+            await SystemClock().sleep(_LOOK_S)
+    raise AssertionError(f"{streams - led} have no leader after {within_s} s")

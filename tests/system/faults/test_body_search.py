@@ -1,0 +1,68 @@
+"""The search for bad bodies, at real processes: it finds a planted quadratic parser, and nothing like it in ours.
+
+Scores are CPU time of the process under test, so that what else the machine does is not seen. The figures that matter
+are `router bench bodies`'s.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.bodies.command import fleet_shape, searched, targets_of
+from bench.bodies.probe import probe
+from bench.bodies.shapes import FILLERS, BodyShape, Search
+from bench.processes import FleetProcesses
+from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
+
+SEED = 7
+SIZES = (4 << 10, 60 << 10, 250 << 10)
+DRAWS = 40
+OBJECTS = {name for name, filler in FILLERS.items() if filler(2000).count(b"{") > 20}
+
+
+async def search(module: str, at: int, text: str = "byte") -> Search:
+    """Return what a search finds at a process of a fleet whose router is `module`: 0 the router, 1 the agent."""
+    async with FleetProcesses(fleet_shape(text, "auto", router_module=module)) as fleet:
+        return await asyncio.to_thread(searched, targets_of(fleet)[at], SEED, DRAWS, SIZES, by_cpu=True)
+
+
+@pytest.mark.asyncio
+async def test_a_quadratic_parser_is_found_and_ours_is_none() -> None:
+    planted, ours = await search("tests.support.slow_router", 0), await search("router", 0)
+    (worst,) = planted.worst(1)
+    assert worst.filler in OBJECTS, worst
+    assert planted.scores[worst] > 4 * max(ours.scores.values()), (worst, ours.worst(1))
+
+
+@pytest.mark.asyncio
+async def test_no_body_of_an_agent_costs_more_than_its_size_explains() -> None:
+    found = await search("router", 1)
+    small = max((score for shape, score in found.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
+    (worst,) = found.worst(1)
+    assert found.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
+
+
+@pytest.mark.asyncio
+async def test_the_search_runs_with_a_real_tokenizer_too(tmp_path: Path) -> None:
+    text = write_model(tmp_path, qwen_like(), QWEN_TEMPLATE)
+    async with FleetProcesses(fleet_shape(text, "hf")) as fleet:
+        router, agent = targets_of(fleet)
+        shape = BodyShape("content", "words", SIZES[0])
+        search = await asyncio.to_thread(searched, router, SEED, DRAWS, SIZES, by_cpu=True)
+        assert probe(router, shape.path, shape.body()).status == probe(agent, shape.path, shape.body()).status == 200
+    small = max((score for shape, score in search.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
+    (worst,) = search.worst(1)
+    assert search.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
+
+
+def test_equal_seeds_draw_equal_shapes() -> None:
+    def drawn() -> list[BodyShape]:
+        made, shapes = Search(SEED, SIZES), []
+        for shape in made.shapes(50):
+            made.scores[shape] = len(shape.body())
+            shapes.append(shape)
+        return shapes
+
+    assert drawn() == drawn()
+    assert len(set(drawn())) == 50

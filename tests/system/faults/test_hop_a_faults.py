@@ -1,0 +1,98 @@
+"""A foreign engine and its consolidator, beside a fleet that serves: one is killed, the other reads too little."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kv_runtime.clock import SystemClock
+from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
+from tests.system.faults.foreign_engine import FOREIGN, ForeignEngine, foreign_engine, stepping
+from tests.system.faults.recoveries import Recoveries
+
+CONSOLIDATOR_S = 10.0
+DROPPED_S = 10.0
+QUIET_S = 5.0
+_LOOK_S = 0.02
+WAITING_MESSAGES_MAX = 50
+DROPPED_MESSAGES = 2000
+SHORT_RING = 10
+"""Less than the engine holds."""
+
+
+async def start_consolidator(running: Fleet, engine: ForeignEngine, directory: Path) -> None:
+    file = directory / "consolidator.yaml"
+    file.write_text(engine.configuration(), encoding="utf-8")
+    await running.start_consolidator("consolidator", str(file), FOREIGN)
+
+
+async def hashes_in_index(running: Fleet) -> set[int]:
+    (index,) = (each for each in running.indexes if each.name == "index")
+    return {block.sequence_hash for block in (await index.held(running.session, FOREIGN)).blocks}
+
+
+async def until_index_is(running: Fleet, engine: ForeignEngine, within_s: float) -> float:
+    """Return after how many seconds the index held what the engine did, no more and no less."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while (index := await hashes_in_index(running)) != (held := engine.held()):
+        if loop.time() - began_s > within_s:
+            raise AssertionError(f"{len(index - held)} ghosts, {len(held - index)} missing after {within_s} s")
+        await SystemClock().sleep(_LOOK_S)
+    return loop.time() - began_s
+
+
+@pytest.mark.asyncio
+async def test_a_killed_consolidator_comes_back_as_a_new_life_with_all_that_the_engine_holds(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (_, running), foreign_engine() as engine:
+        await start_consolidator(running, engine, tmp_path)
+        async with running.traffic() as sent, stepping(engine):
+            await running.until_equal(READY_S)
+            before = {name: await running.scrape(name) for name in ("router", "index")}
+            await running.kill("consolidator")
+            await sent.more()
+            await start_consolidator(running, engine, tmp_path)
+            recovered_s = await until_index_is(running, engine, CONSOLIDATOR_S)
+            await running.until_equal(QUIET_S)
+        assert sent.failed == []
+        for name, earlier in before.items():
+            later = await running.scrape(name)
+            restarts = [each.total("stream_restarts_total", worker=FOREIGN.worker_id) for each in (earlier, later)]
+            assert restarts == [0, 1]
+        await until_index_is(running, engine, QUIET_S)
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("consolidator killed", recovered_s, CONSOLIDATOR_S, sent)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ring", [DROPPED_MESSAGES * 2, SHORT_RING])
+async def test_what_a_full_socket_dropped_is_replayed_or_else_forgotten(
+    tmp_path: Path, recoveries: Recoveries, ring: int
+) -> None:
+    async with (
+        fleet_on_one_server(tmp_path) as (_, running),
+        foreign_engine(ring=ring, hwm=WAITING_MESSAGES_MAX) as engine,
+    ):
+        await start_consolidator(running, engine, tmp_path)
+        async with running.traffic() as sent:
+            async with stepping(engine):
+                await running.until_equal(READY_S)
+                before = await running.scrape("consolidator")
+            running.processes["consolidator"].freeze()
+            for _ in range(DROPPED_MESSAGES):
+                await engine.step()
+            running.processes["consolidator"].thaw()
+            async with stepping(engine):
+                recovered_s = await until_index_is(running, engine, DROPPED_S)
+                await running.until_equal(QUIET_S)
+        assert sent.failed == []
+        after, is_healed = await running.scrape("consolidator"), ring > SHORT_RING
+        assert after.total("zmq_gaps_total") > before.total("zmq_gaps_total")
+        assert after.total("zmq_replays_total") > before.total("zmq_replays_total")
+        assert after.total("zmq_lost_total") - before.total("zmq_lost_total") == (0 if is_healed else 1)
+        await until_index_is(running, engine, QUIET_S)
+        await running.until_equal(QUIET_S, moved=False)
+        how = "ring has it" if is_healed else "ring lost it"
+        recoveries.add(f"ZMQ high-water mark, the {how}", recovered_s, DROPPED_S, sent)

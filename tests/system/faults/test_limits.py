@@ -1,0 +1,105 @@
+"""What a server keeps has an end: the stream's limit, where the oldest go, and the store's, where nothing comes."""
+
+from pathlib import Path
+
+import pytest
+
+from kv_runtime.clock import SystemClock
+from tests.system.faults.fleet import READY_S, Fleet, Shape, fleet_on_one_server
+from tests.system.faults.nats_servers import Limits
+from tests.system.faults.recoveries import Recoveries
+from tests.system.faults.stream_reader import first_seq_of, holes, squeezed, stored_in
+from tests.system.faults.traffic import TrafficShape
+
+FULL_S = 10.0
+DISCARDED_S = 10.0
+ROOM_S = 10.0
+PUBLISHED_S = 10.0
+"""The longest pause between two attempts, and what the server needs to find itself."""
+QUIET_S = 5.0
+FILL_S = 40.0
+"""For the traffic to fill most of the smallest stream that is allowed."""
+FEW_BYTES = 4096
+"""A few messages; and less than the streams have after a second."""
+LOG_BYTES = 1 << 20
+MANY_BLOCKS = Shape(
+    worker_settings=("engine.block_size=1", "engine.total_kv_blocks=3000", "engine.max_seq_len=1500"),
+    nats_settings=(f"nats.events_max_bytes={LOG_BYTES}",),
+    requests=TrafficShape(system_blocks=20, question_blocks=(40, 60)),
+)
+"""A thousand blocks a request: events of some 16 kB."""
+
+
+@pytest.mark.asyncio
+async def test_a_stream_near_its_limit_is_purged_behind_a_snapshot_from_which_a_new_index_starts(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path, MANY_BLOCKS) as (_, running):
+        async with running.traffic() as sent:
+            await until_purged(running)
+            await running.start_index("index-2")
+            recovered_s = await running.until_equal(FULL_S)
+        assert sent.failed == []
+        assert sum(await running.totals("snapshots_written_total", "router", "index")) >= 1
+        assert await first_seq_of(running.nats_urls) > 1
+        for nothing in ("snapshots_refused_total", "stream_gaps_total", "stream_resyncs_total"):
+            assert await running.totals(nothing, "index-2") == [0]
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("stream at its limit, a new index", recovered_s, FULL_S, sent)
+
+
+async def until_purged(running: Fleet) -> None:
+    for _ in range(round(FILL_S)):
+        if max(await running.totals("log_purged_seq", "router", "index")) >= 1:
+            return
+        await SystemClock().sleep(1.0)
+    raise AssertionError(f"nobody purged the log within {FILL_S} s")
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_starts_while_a_full_stream_discards_its_oldest_asks_for_what_is_gone(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (_, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            async with squeezed(running.nats_urls, FEW_BYTES):
+                await sent.more(40)
+                await running.start_index("index-2")
+                recovered_s = await running.until_equal(DISCARDED_S)
+        assert sent.failed == []
+        assert await first_seq_of(running.nats_urls) > 1
+        assert min(await running.totals("stream_gaps_total", "index-2")) >= 1
+        assert await running.totals("log_read_anew_total", "router", "index", "index-2") == [0, 0, 0]
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("the oldest of a full stream discarded, a new index", recovered_s, DISCARDED_S, sent)
+
+
+@pytest.mark.asyncio
+async def test_a_full_store_stops_no_process_and_refused_messages_arrive_once_it_has_space(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (server, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            kept = await stored_in(running.nats_urls)
+            await server.kill()
+            await server.start(Limits(file_store_bytes=FEW_BYTES))
+            await server.child.line_with("resource limits exceeded")
+            before = await running.totals("publish_failures_total", *running.worker_ids)
+            await sent.more(40)
+            after = await running.totals("publish_failures_total", *running.worker_ids)
+            assert all(earlier < later for earlier, later in zip(before, after, strict=True)), (before, after)
+            assert min(await running.totals("outbox_bytes", *running.worker_ids)) > 0
+            await server.kill()
+            await server.start()
+            recovered_s = await running.until_equal(ROOM_S)
+        assert sent.failed == []
+        await running.until_published(PUBLISHED_S)
+        stored = await stored_in(running.nats_urls)
+        assert set(kept) <= set(stored)
+        assert holes(stored) == {}
+        await running.until_equal(QUIET_S, moved=False)
+        for metric in ("outbox_dropped_total", "outbox_bytes"):
+            assert await running.totals(metric, *running.worker_ids) == [0, 0, 0]
+        recoveries.add("file store full, then room", recovered_s, ROOM_S, sent)

@@ -1,0 +1,113 @@
+"""One nats-server under a fleet that serves: it is killed, loses its data, stands still, retires."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
+from tests.system.faults.recoveries import Recoveries
+from tests.system.faults.stream_reader import holes, stored_in
+
+KILLED_S = 10.0
+EMPTY_S = 10.0
+FROZEN_S = 10.0
+RETIRED_S = 15.0
+PUBLISHED_S = 10.0
+"""The longest pause between two attempts, and what the server needs to find itself."""
+QUIET_S = 5.0
+READERS = ("router", "index")
+
+
+async def everybody_lost_and_found_the_log(running: Fleet) -> None:
+    names = (*READERS, *running.worker_ids)
+    assert min(await running.totals("log_reconnects_total", *names)) >= 1
+    assert await running.totals("log_connected", *names) == [1] * len(names)
+    assert sum(await running.totals("publish_failures_total", *running.worker_ids)) >= 1
+
+
+@pytest.mark.asyncio
+async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowledged(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (server, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            kept = await stored_in(running.nats_urls)
+            await server.kill()
+            await sent.more()
+            await server.start()
+            recovered_s = await running.until_equal(KILLED_S)
+        assert sent.failed == []
+        await running.until_published(PUBLISHED_S)
+        stored = await stored_in(running.nats_urls)
+        assert set(kept) <= set(stored)
+        assert holes(stored) == {}
+        await everybody_lost_and_found_the_log(running)
+        assert await running.totals("log_read_anew_total", *READERS) == [0, 0]
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("nats-server killed, its data kept", recovered_s, KILLED_S, sent)
+
+
+@pytest.mark.asyncio
+async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_the_gap_is_recorded(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (server, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            await server.kill()
+            server.lose_store()
+            await sent.more()
+            await server.start()
+            recovered_s = await running.until_equal(EMPTY_S)
+            await running.start_index("index-2")
+            await running.until_equal(EMPTY_S, only=["index-2"])
+        assert sent.failed == []
+        await everybody_lost_and_found_the_log(running)
+        assert min(await running.totals("log_read_anew_total", *READERS)) >= 1
+        assert await running.totals("log_read_anew_total", "index-2") == [0]
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("nats-server killed, its data lost", recovered_s, EMPTY_S, sent)
+
+
+@pytest.mark.asyncio
+async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Path, recoveries: Recoveries) -> None:
+    async with fleet_on_one_server(tmp_path) as (server, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            kept = await stored_in(running.nats_urls)
+            server.child.freeze()
+            await sent.more(80)
+            server.child.thaw()
+            recovered_s = await running.until_equal(FROZEN_S)
+        assert sent.failed == []
+        await running.until_published(PUBLISHED_S)
+        stored = await stored_in(running.nats_urls)
+        assert set(kept) <= set(stored)
+        assert holes(stored) == {}
+        await everybody_lost_and_found_the_log(running)
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("nats-server stopped for 8 s", recovered_s, FROZEN_S, sent)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_retires_hands_over_to_the_next_one_on_its_port(
+    tmp_path: Path, recoveries: Recoveries
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (server, running):
+        async with running.traffic() as sent:
+            await running.until_equal(READY_S)
+            kept = await stored_in(running.nats_urls)
+            await server.retire()
+            await sent.more()
+            await server.until_retired()
+            await server.start()
+            recovered_s = await running.until_equal(RETIRED_S)
+        assert sent.failed == []
+        await running.until_published(PUBLISHED_S)
+        stored = await stored_in(running.nats_urls)
+        assert set(kept) <= set(stored)
+        assert holes(stored) == {}
+        await everybody_lost_and_found_the_log(running)
+        await running.until_equal(QUIET_S, moved=False)
+        recoveries.add("nats-server retired (lame duck)", recovered_s, RETIRED_S, sent)

@@ -1,0 +1,179 @@
+"""An agent's HTTP that runs, over any engine, and a client of it."""
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from kv_runtime.http.server import HttpServer
+from kv_runtime.supervise import Part, run_parts, until
+from kv_runtime.telemetry import new_registry
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
+from worker_agent.api.app import AgentApi
+from worker_agent.api.prompts import EnginePrompts
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EngineDescription
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+CREATED = 1_700_000_000
+SIMULATED = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=16,
+    total_kv_blocks=2000,
+    max_num_seqs=8,
+    max_num_batched_tokens=1024,
+    max_seq_len=8192,
+)
+"""An engine that takes long answers."""
+
+
+@dataclass
+class Answered:
+    """What came, and when it was whole: all of it."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream; the closing mark is a text."""
+        events = self.data.split(b"\n\n")
+        assert events.pop() == b""
+        assert all(event.startswith(b"data: ") for event in events)
+        texts = [event.removeprefix(b"data: ") for event in events]
+        return [text.decode() if text == b"[DONE]" else json.loads(text) for text in texts]
+
+    @property
+    def shown(self) -> str:
+        """The text of a stream."""
+        chunks = [event["choices"][0] for event in self.events if event != "[DONE]" and event.get("choices")]
+        return "".join(chunk["delta"].get("content", "") if "delta" in chunk else chunk["text"] for chunk in chunks)
+
+    def said(self, choice: int = 0) -> Any:
+        """Return what came of a choice, streamed or not, as a whole answer's choice; the text under "text"."""
+        if not self.headers["Content-Type"].startswith("text/event-stream"):
+            told = self.body["choices"][choice]
+            return {**told, "text": told["message"]["content"] if "message" in told else told["text"]}
+        chunks = [each for event in self.events if event != "[DONE]" for each in event.get("choices", [])]
+        mine = [each for each in chunks if each["index"] == choice]
+        text = "".join(each["delta"].get("content", "") if "delta" in each else each["text"] for each in mine)
+        return {**mine[-1], "text": text, "logprobs": _joined([each["logprobs"] for each in mine if each["logprobs"]])}
+
+    @property
+    def usage(self) -> Any:
+        """The usage: a stream's has an event of its own."""
+        if not self.headers["Content-Type"].startswith("text/event-stream"):
+            return self.body["usage"]
+        (usage,) = [event["usage"] for event in self.events if event != "[DONE]" and event.get("usage")]
+        return usage
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the columns, or the content, of all parts in turn."""
+    if not parts:
+        return None
+    return {name: value and [each for part in parts for each in part[name]] for name, value in parts[0].items()}
+
+
+@dataclass
+class Agent:
+    """An agent's HTTP that runs, and a client of it."""
+
+    api: AgentApi
+    session: aiohttp.ClientSession
+    port: int
+
+    async def ask(self, path: str, body: Any, **headers: str) -> Answered:
+        data = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(path, data=io.BytesIO(data), headers=named) as response:
+            return Answered(response.status, dict(response.headers), await response.read())
+
+    async def open(
+        self, path: str, body: Any, headers: bytes = b""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request, with these header lines besides; return its connection, of which nothing was read."""
+        data = json.dumps({"model": "m", **body}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n" % (
+            path.encode(),
+            headers,
+            len(data),
+        )
+        writer.write(head + data)
+        return reader, writer
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(path) as response:
+            return response.status, await response.json()
+
+
+async def nowhere() -> dict[int, tuple[int, int]]:
+    return {0: (5, 7), 1: (6, 0)}
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine,
+    *,
+    drive: bool = True,
+    inflight: int = 100,
+    body_bytes: int = 1 << 20,
+    position: Any = nowhere,
+    now_s: Callable[[], float] = time.monotonic,
+    text: Text | None = None,
+    **options: Any,
+) -> AsyncIterator[Agent]:
+    """Be where an agent with the model "m" serves the engine, which runs if it is driven.
+
+    Without `text` its tokenizer is the byte tokenizer.
+    """
+    if drive:
+        await engine.start()
+    ids, text = iter(f"id{number}" for number in range(1_000_000)), text or load_text("byte")
+    api = AgentApi(
+        engine,
+        text,
+        EnginePrompts(text),
+        served_names=("m",),
+        default_max_tokens=16,
+        inflight_requests_max=inflight,
+        wall_ns=lambda: CREATED * 10**9,
+        now_s=now_s,
+        new_id=lambda: next(ids),
+        position=position,
+        status=lambda: {"log": "connected"},
+        **options,
+    )
+    app = api.app(new_registry(), token="", body_bytes_max=body_bytes)
+    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True), asyncio.Event()
+    await server.start()
+
+    async def run_engine(stop: asyncio.Event) -> None:
+        await until(stop, engine.run() if drive else asyncio.Event().wait())
+
+    async with (
+        asyncio.TaskGroup() as group,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
+    ):
+        parts = [Part("http", server.run), Part("engine", run_engine, 1)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        try:
+            yield Agent(api, session, server.port)
+        finally:
+            stop.set()

@@ -1,0 +1,235 @@
+"""The real HTTP plane on a port that the system chose, with a service that records what it is told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kv_runtime.open_files import OpenFiles
+from router.server.client_connection import ClientStatistics
+from router.server.exchange import Exchange, OutboundCall, UpstreamStage
+from router.server.heads import Headers
+from router.server.limits import HttpLimits
+from router.server.plane import HttpPlane
+from router.server.sites import Sites
+from router.server.stream_replay import StreamReplayBuffer
+from tests.system.integration.broker import WAIT_S
+
+OURS = b"x-decision-id: d1\r\n"
+MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
+
+
+class Timeouts(NamedTuple):
+    """Of calls to workers."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 30.0
+    between_bytes_s: float = 30.0
+    total_s: float = 60.0
+
+
+class Recorded:
+    """A watcher that writes down what it hears, and does what the plane's service would."""
+
+    def __init__(self, http: "Http", exchange: Exchange, tries: int) -> None:
+        self.http, self.exchange, self.tries = http, exchange, tries
+        self.heard: list[str] = []
+        self.tail, self.later_events = b"", 0
+        self.retry_after = b""
+
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
+        self.heard.append(f"head {status}")
+        self.retry_after = headers.get(b"retry-after", b"")
+        return None if status in self.http.unwanted else OURS
+
+    def on_dropped(self) -> None:
+        self.heard.append("dropped")
+        self.exchange.answer(503, b"{}")
+
+    def on_first_byte(self) -> None:
+        self.heard.append("first byte")
+
+    def on_bytes(self) -> None:
+        if self.heard[-1] != "bytes":
+            self.heard.append("bytes")
+
+    def on_end(self, tail: bytes, later_events: int) -> None:
+        self.heard.append("end")
+        self.tail, self.later_events = tail, later_events
+
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
+        self.heard.append(f"cut {phase}: {reason}")
+        answer = self.http.at_cut.pop(0) if self.http.at_cut else None
+        if answer == b"":
+            self.http.forward(self.exchange, self.tries)
+        return answer
+
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:
+        self.heard.append(f"failed {phase}{' begun' if begun else ''}: {reason}")
+        if begun:
+            return
+        if self.tries:
+            self.http.forward(self.exchange, self.tries - 1)
+        else:
+            self.exchange.answer(502, b"{}")
+
+    def on_gone(self) -> None:
+        self.heard.append("gone")
+
+
+class Http:
+    """The plane, and what its service did. `GET` is answered with what was asked for; all else is forwarded."""
+
+    def __init__(self, files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> None:
+        limits = {"sweep_s": 0.02, "drain_s": 5.0, "drain_idle_s": 0.0} | limits
+        self.plane = HttpPlane(self.serve, HttpLimits(**limits), sites=sites, files=lambda: files)
+        self.stop = asyncio.Event()
+        self.worker = ""
+        self.timeouts = Timeouts()
+        self.tries = 0
+        self.unwanted: set[int] = set()
+        self.kept_bytes: int | None = None
+        """How much is kept of each stream; None: streams are not kept."""
+        self.kept: list[StreamReplayBuffer] = []
+        self.is_once = False
+        self.at_cut: list[bytes | None] = []
+        """What follows each stream in turn that is cut; nothing: the call is sent again."""
+        self.watchers: list[Recorded] = []
+        self.exchanges: list[Exchange] = []
+        self.gone: list[Exchange] = []
+        self.hold = False
+        """Whether requests are left unanswered, for the test to answer."""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def serve(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+        exchange.on_gone(lambda: self.gone.append(exchange))
+        if exchange.path == "/fault":
+            raise ValueError("planted")
+        if self.hold:
+            return
+        if exchange.method in {"GET", "HEAD"}:
+            exchange.answer(200, f"{exchange.path}?{exchange.query}".encode(), content_type=b"text/plain")
+        else:
+            self.forward(exchange, self.tries)
+
+    def forward(self, exchange: Exchange, tries: int = 0) -> None:
+        watcher = Recorded(self, exchange, tries)
+        self.watchers.append(watcher)
+        headers = b"content-type: application/json\r\n"
+        kept = None if self.kept_bytes is None else StreamReplayBuffer(self.kept_bytes)
+        if kept is not None:
+            self.kept.append(kept)
+        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), *self.timeouts, kept, self.is_once)
+        exchange.forward(call, watcher)
+
+    @property
+    def watcher(self) -> Recorded:
+        (watcher,) = self.watchers
+        return watcher
+
+    def client(self) -> ClientStatistics:
+        """Return how the only connection stands."""
+        (client,) = self.plane.clients()
+        return client
+
+    async def dial(self, data: bytes = b"", **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and send these bytes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.plane.port, **options)
+        self._writers.append(writer)
+        if data:
+            writer.write(data)
+        return reader, writer
+
+    async def said(self, data: bytes) -> bytes:
+        """Return all that the plane says to these bytes, until it closes the connection."""
+        reader, _ = await self.dial(data)
+        return await reader.read()
+
+    async def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+class Answered(NamedTuple):
+    """An answer as the client reads it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = msgspec.json.decode(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+
+async def answered(reader: asyncio.StreamReader, *, bodyless: bool = False) -> Answered:
+    """Read one answer, whatever its framing."""
+    status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    assert status_line.startswith("HTTP/1.1 ")
+    if bodyless:
+        body = b""
+    elif "content-length" in headers:
+        assert "transfer-encoding" not in headers
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += await reader.readexactly(size)
+            assert await reader.readexactly(2) == b"\r\n"
+        assert await reader.readexactly(2) == b"\r\n"
+    else:
+        body = await reader.read()
+    return Answered(int(status_line.split(" ")[1]), headers, body)
+
+
+def post(body: bytes = b'{"model":"m"}', path: str = "/v1/completions", headers: bytes = b"") -> bytes:
+    """Return a request's bytes."""
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n".encode()
+    return head + headers + b"\r\n" + body
+
+
+def get(path: str = "/health", headers: bytes = b"", method: str = "GET") -> bytes:
+    """Return a request's bytes."""
+    return f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n".encode() + headers + b"\r\n"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let other tasks run until something holds; fail where it does not come to hold."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not holds():  # noqa: ASYNC110 - sums have no event
+                await asyncio.sleep(0)
+    except TimeoutError:
+        raise AssertionError(f"not within {WAIT_S} s: {holds}") from None
+
+
+@contextlib.asynccontextmanager
+async def running(files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> AsyncIterator[Http]:
+    """Run a plane; when it is over nothing of it may be left."""
+    http = Http(files, sites, **limits)
+    await http.plane.start("127.0.0.1", 0)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(http.plane.run(http.stop))
+        try:
+            yield http
+        finally:
+            await http.hang_up()
+            http.stop.set()
+            await serving
+    assert_nothing_is_left(http.plane)
+
+
+def assert_nothing_is_left(plane: HttpPlane) -> None:
+    """No connection, request, dial or watched time."""
+    now = plane.statistics()
+    assert (now.connections, now.inflight) == (0, 0)
+    assert (now.upstream.open, now.upstream.idle, now.upstream.dialing) == (0, 0, 0)
+    assert len(plane.timeout_sweeper) == 0

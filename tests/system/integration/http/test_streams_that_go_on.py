@@ -1,0 +1,214 @@
+"""Streams whose worker fails in their midst, over real sockets: they go on with another call, end, or say they cannot.
+
+And calls that can be had once: they are not sent twice, and outlive the client for as long as it takes to be heard.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from kv_protocol.continuation import token_comment
+from tests.system.integration.http.serving import Http, answered, post, running, until
+from tests.unit.router.upstream import (
+    DONE,
+    STREAM_HEAD,
+    Exchange,
+    Script,
+    Upstream,
+    answers,
+    chunked,
+    completion,
+    event,
+    says,
+    streams,
+)
+
+ONE, TWO, THREE = event("one"), event("two"), event("three")
+KEPT = 1 << 20
+
+
+def in_turn(*scripts: Script) -> Script:
+    """Do these, one for each request."""
+    left = list(scripts)
+
+    async def script(exchange: Exchange) -> None:
+        await left.pop(0)(exchange)
+
+    return script
+
+
+def cut_after(*parts: bytes) -> Script:
+    """Stream these and close the connection."""
+    return says(STREAM_HEAD + b"".join(map(chunked, parts)))
+
+
+async def asked(http: Http, worker: Upstream, at_cut: Sequence[bytes | None], data: bytes = post()) -> bytes:
+    """Return the body of the stream that the client gets; the connection has to be fit for the next request."""
+    http.worker, http.kept_bytes, http.at_cut = worker.base_url, KEPT, list(at_cut)
+    reader, _ = await http.dial(data)
+    answer = await answered(reader)
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    return answer.body
+
+
+@pytest.mark.asyncio
+async def test_a_stream_goes_on_with_the_next_call_and_shows_nothing_of_it() -> None:
+    script = in_turn(cut_after(ONE, TWO[:-5]), cut_after(TWO), streams(THREE, DONE))
+    async with Upstream(script) as worker, running() as http:
+        assert await asked(http, worker, [b"", b""]) == ONE + TWO + THREE + DONE
+        assert [watcher.heard[-1].split(":")[0] for watcher in http.watchers] == ["cut body", "cut body", "end"]
+        assert [kept.events() for kept in http.kept[:2]] == [ONE, TWO]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_of_a_client_of_http_1_0_goes_on_too() -> None:
+    script = in_turn(cut_after(ONE), streams(TWO, DONE))
+    async with Upstream(script) as worker, running() as http:
+        http.worker, http.kept_bytes, http.at_cut = worker.base_url, KEPT, [b""]
+        reader, _ = await http.dial(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert (await reader.read()).endswith(b"\r\n\r\n" + ONE + TWO + DONE)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_is_whole_without_its_worker_is_ended() -> None:
+    async with Upstream(cut_after(ONE)) as worker, running() as http:
+        assert await asked(http, worker, [TWO + DONE]) == ONE + TWO + DONE
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
+    async with Upstream(cut_after(ONE)) as worker, running() as http:
+        body = await asked(http, worker, [None])
+        assert body.startswith(ONE)
+        assert b"upstream_failed" in body
+        assert body.endswith(DONE)
+        assert [each.split(":")[0] for each in http.watcher.heard][-2:] == ["cut body", "failed body begun"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("second", [answers(200, completion()), says(b""), says(b"HTTP/1.1 200 OK\r\n")])
+async def test_an_answer_that_is_no_stream_does_not_go_on_with_one(second: Script) -> None:
+    async with Upstream(in_turn(cut_after(ONE), second)) as worker, running() as http:
+        body = await asked(http, worker, [b"", None])
+        assert body.startswith(ONE)
+        assert body.count(b"data: ") == 3
+        assert b"upstream_failed" in body
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_ends_without_its_mark_may_go_on_or_ends_as_it_did() -> None:
+    async with Upstream(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as worker, running() as http:
+        assert await asked(http, worker, [b""]) == ONE + TWO + DONE
+        assert await asked(http, worker, [None]) == ONE
+
+
+@pytest.mark.asyncio
+async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
+    async with Upstream(cut_after(ONE, TWO)) as worker, running() as http:
+        http.worker, http.kept_bytes = worker.base_url, len(ONE)
+        reader, _ = await http.dial(post())
+        assert (await answered(reader)).body.startswith(ONE + TWO)
+        (kept,) = http.kept
+        assert (kept.is_overfull, kept.events()) == (True, b"")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_token_comments_are_kept_and_do_not_reach_the_client(version: bytes, bytes_at_a_time: int) -> None:
+    events = [token_comment([at, at + 1]) + each for at, each in enumerate([ONE, TWO, THREE])]
+    data = STREAM_HEAD + b"".join(map(chunked, [*events, DONE])) + b"0\r\n\r\n"
+
+    async def script(exchange: Exchange) -> None:
+        for at in range(0, len(data), bytes_at_a_time):
+            await exchange.send(data[at : at + bytes_at_a_time])
+            await asyncio.sleep(0)
+
+    async with Upstream(script) as worker, running() as http:
+        http.worker, http.kept_bytes = worker.base_url, KEPT
+        reader, _ = await http.dial(post().replace(b"HTTP/1.1", version))
+        assert (await answered(reader)).body == ONE + TWO + THREE + DONE
+        (kept,) = http.kept
+        assert kept.events().startswith(events[0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
+    first, *others = (each.replace(b"\n\n", end) for each in (ONE, TWO, THREE, DONE))
+    has_begun = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(first))
+        await has_begun.wait()
+        await exchange.send(b"".join(map(chunked, others)) + b"0\r\n\r\n")
+
+    async with Upstream(script) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, _ = await http.dial(post())
+        await reader.readuntil(end)
+        has_begun.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        assert (http.watcher.heard[-1], http.watcher.later_events) == ("end", 2)
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_between_two_workers_is_noticed() -> None:
+    async with Upstream(cut_after(ONE)) as worker, running() as http:
+        http.worker, http.kept_bytes = worker.base_url, KEPT
+        held = asyncio.Event()
+        forward = http.forward
+        http.at_cut = [b""]
+
+        def hold(exchange: object, tries: int = 0) -> None:
+            if http.watchers:
+                held.set()
+            else:
+                forward(exchange, tries)  # type: ignore[arg-type]
+
+        http.forward = hold  # type: ignore[method-assign]
+        _, writer = await http.dial(post())
+        await held.wait()
+        writer.close()
+        await until(lambda: bool(http.gone))
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_can_be_had_once_is_not_sent_twice() -> None:
+    async def answer_and_close_the_next(exchange: Exchange) -> None:
+        await exchange.answer(200, completion())
+        await exchange.reader.readuntil(b"\r\n\r\n")
+        await exchange.cut()
+
+    async with Upstream(answer_and_close_the_next) as worker, running() as http:
+        http.worker, http.is_once = worker.base_url, True
+        for status in (200, 502):
+            reader, _ = await http.dial(post())
+            assert (await answered(reader)).status == status
+        assert http.watchers[-1].heard == ["failed first_byte: the connection closed before the answer's end"]
+        assert len(worker.received) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_once", [True, False])
+async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begun(is_once: bool) -> None:
+    asked_for, may_answer, was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        asked_for.set()
+        await may_answer.wait()
+        await exchange.send(STREAM_HEAD + chunked(ONE))
+        await exchange.until_gone()
+        was_left.set()
+
+    async with Upstream(script) as worker, running() as http:
+        http.worker, http.is_once = worker.base_url, is_once
+        _, writer = await http.dial(post())
+        await asked_for.wait()
+        writer.close()
+        await until(lambda: http.watchers[0].heard == ["gone"])
+        await until(lambda: len(http.plane.upstreams.connections) == int(is_once))
+        may_answer.set()
+        await was_left.wait()
+        assert http.watcher.heard == ["gone"]

@@ -1,0 +1,89 @@
+"""An index that runs on a real log, and what a test asks of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import generate_latest
+
+from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.follow.fold import IndexFold, RankView
+from indexer.index.implementations import make_index
+from indexer.index.prefix_index import PrefixIndex
+from indexer.service.feed import TICK_S
+from indexer.service.history import moment_at
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock, ManualClock
+from kv_runtime.config.sections import IndexSection, NatsSection
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import run_parts
+from kv_runtime.telemetry import Projection, new_registry
+from tests.system.integration.broker import eventually
+from tests.system.integration.scripted_rank import ScriptedRank
+
+NATS = NatsSection(events_max_bytes=1 << 24)
+WAIT_S = 10.0
+
+
+def gpu(blocks: int) -> tuple[int, int, int, int]:
+    """Return how deep the prefix goes with each tier and those before it, for blocks on the GPU."""
+    return (blocks,) * 4
+
+
+async def index_at(log: EventLog, seq: int, index: PrefixIndex | None = None) -> IndexFold:
+    """Return the fold after message `seq` of the log, in `index` (an empty one; None: the fastest there is)."""
+    fold = IndexFold(make_index(IndexSection())[1] if index is None else index)
+    return (await moment_at(log, seq, fold)).fold
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that runs, and its connection."""
+
+    index: EmbeddedIndex
+    log: EventLog
+    clock: ManualClock
+
+    async def until_at(self, scripted: ScriptedRank) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.index.wait_for(scripted.rank, scripted.epoch, scripted.seq)
+
+    async def until_stale(self, rank: WorkerRank, reason: str) -> None:
+        await eventually(lambda: self.view(rank).stale == reason, f"{self.view(rank).stale!r} is not {reason!r}")
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the index's clock, and nobody else's, go on."""
+        for _ in range(round(seconds / TICK_S)):
+            await self.clock.advance(TICK_S)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    def view(self, rank: WorkerRank, *hashes: int) -> RankView:
+        return self.index.overlap(hashes, [rank])[0]
+
+    def happened(self, name: str, rank: WorkerRank) -> int:
+        value: int = getattr(self.index.statistics().streams[rank].counts, name)
+        return value
+
+    def metrics(self) -> str:
+        registry = new_registry()
+        Projection(registry, self.index.families)
+        return generate_latest(registry).decode()
+
+
+@asynccontextmanager
+async def running_index(
+    url: str, clock: Clock | None = None, settings: IndexSection | None = None, nats: NatsSection = NATS
+) -> AsyncIterator[Index]:
+    manual, stop = ManualClock(), asyncio.Event()
+    async with AsyncExitStack() as cleanup:
+        log = await EventLog.connect(url, name="index")
+        cleanup.push_async_callback(log.close)
+        await ensure_streams(log, nats)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats)
+        await index.start()
+        group = await cleanup.enter_async_context(asyncio.TaskGroup())
+        group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
+        yield Index(index, log, manual)
+        stop.set()

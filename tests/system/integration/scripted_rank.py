@@ -1,0 +1,93 @@
+"""A rank's consolidator that does on the log exactly what a test says, and nothing by itself but answer dumps."""
+
+import asyncio
+
+from kv_protocol import codec, fleet, recovery, subjects
+from kv_protocol.digest import SetDigest
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.fleet import Heartbeat, WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import HeldBlock
+from kv_runtime.event_log import EventLog, LogMessage
+from tests.dumped import dump_chunks
+
+MODEL = "sim-8b"
+
+
+class ScriptedRank:
+    """Holds blocks on the GPU; `store` and `remove` publish what they do, `silently` leaves a gap."""
+
+    def __init__(self, log: EventLog, worker_id: str = "w0", dp_rank: int = 0, epoch: int = 7) -> None:
+        self.log = log
+        self.rank = WorkerRank(worker_id, dp_rank)
+        self.epoch = epoch
+        self.seq = 0
+        self.blocks: dict[int, int | None] = {}
+        self.dumps_asked = 0
+        self.replied_to = ""
+        """The subject that the newest question named for its answer."""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    @property
+    def subject(self) -> str:
+        return subjects.events(MODEL, self.rank)
+
+    async def start(self) -> None:
+        await self.log.listen(subjects.recover(MODEL, self.rank), self._answer)
+
+    async def store(self, *hashes: int, parent: int | None = None, silently: bool = False) -> None:
+        event = Stored(hashes, parent, self._position(parent))
+        for at, sequence_hash in enumerate(hashes):
+            self.blocks[sequence_hash] = hashes[at - 1] if at else parent
+        await self._tell(event, silently=silently)
+
+    async def remove(self, *hashes: int, silently: bool = False) -> None:
+        for sequence_hash in hashes:
+            del self.blocks[sequence_hash]
+        await self._tell(Removed(hashes), silently=silently)
+
+    async def clear(self) -> None:
+        self.blocks.clear()
+        await self._tell(Cleared())
+
+    def restart(self, epoch: int) -> None:
+        self.epoch, self.seq = epoch, 0
+        self.blocks.clear()
+
+    async def publish_raw(self, data: bytes) -> None:
+        await self.log.publish(self.subject, data)
+
+    async def beat(self, *, stale: str = "") -> None:
+        digest = SetDigest(self.blocks).of_tier(Tier.GPU)
+        heartbeat = Heartbeat(
+            instance="i", epoch=self.epoch, last_seq=self.seq, tiers=(digest,) if self.blocks else (), stale=stale
+        )
+        await self.log.announce(subjects.heartbeat(MODEL, self.rank), fleet.encode(heartbeat))
+
+    async def leave(self) -> None:
+        left = WorkerLeft(worker_id=self.rank.worker_id, instance="i", reason="test")
+        await self.log.publish(subjects.fleet(MODEL, self.rank.worker_id), fleet.encode(left))
+
+    def held(self) -> list[HeldBlock]:
+        return [HeldBlock(block, self.blocks[block], 1 << Tier.GPU) for block in recovery.parents_first(self.blocks)]
+
+    def _position(self, parent: int | None) -> int:
+        position = 0
+        while parent is not None:
+            parent, position = self.blocks[parent], position + 1
+        return position
+
+    async def _tell(self, event: Event, *, silently: bool = False) -> None:
+        self.seq += 1
+        if not silently:
+            message = codec.encode_message([Batch(self.epoch, self.seq, event, 0, 1)])
+            await self.log.publish(self.subject, message, subjects.message_id(self.rank, self.epoch, self.seq))
+
+    async def _answer(self, message: LogMessage) -> None:
+        request = recovery.decode_recover_request(message.data)
+        self.dumps_asked += 1
+        self.replied_to = message.reply
+        await self.may_answer.wait()
+        for chunk in dump_chunks(request.request_id, self.epoch, self.seq, self.held(), chunk_blocks=2):
+            await self.log.announce(message.reply, recovery.encode(chunk))

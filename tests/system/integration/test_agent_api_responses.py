@@ -1,0 +1,239 @@
+"""`/v1/responses` and `/v1/embeddings` of an agent, by the `openai` SDK and by their bytes."""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import FunctionToolParam, ResponseStreamEvent
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.text.byte_model import ByteText
+from tests.system.integration.agent_http import CHAT, CREATED, HELLO, SIMULATED, Agent, serving
+from worker_agent.api.parsers.families import PLAIN, AnswerFormat
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scripted import scripted
+
+TEXT = ByteText()
+RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+TOOL: FunctionToolParam = {
+    "type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False,
+}  # fmt: skip
+THINKS_SAYS_AND_CALLS = '<think>why</think>I call.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+PARSED = AnswerFormat("hermes", "qwen3")
+
+pytestmark = pytest.mark.asyncio
+
+
+@asynccontextmanager
+async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
+    """Serve an engine that says `answer` to everything."""
+    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
+    async with serving(engine, answer_format=answer_format, **options) as agent:
+        yield agent
+
+
+@asynccontextmanager
+async def sdk_of(agent: Agent) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"http://127.0.0.1:{agent.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_a_whole_response_is_what_the_sdk_reads() -> None:
+    async with saying("hello you") as agent, sdk_of(agent) as sdk:
+        response = await sdk.responses.create(
+            model="m", input="hi", instructions="be kind", metadata={"a": "b"}, max_output_tokens=50, temperature=0.5
+        )
+    assert (response.output_text, response.status, response.error) == ("hello you", "completed", None)
+    assert (response.created_at, response.instructions, response.metadata) == (CREATED, "be kind", {"a": "b"})
+    assert (response.temperature, response.max_output_tokens) == (0.5, 50)
+    assert response.id.startswith("resp_")
+    (item,) = response.output
+    assert item.type == "message"
+    assert (item.id, item.status) == (f"msg_{response.id.removeprefix('resp_')}0", "completed")
+    assert response.usage is not None
+    prompt = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    assert response.usage.input_tokens == len(TEXT.pack_chat(prompt)) // 4
+    assert response.usage.output_tokens == len("hello you") + 1
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+async def streamed(sdk: openai.AsyncOpenAI, **options: Any) -> list[ResponseStreamEvent]:
+    stream = await sdk.responses.create(model="m", stream=True, **{"input": "hi"} | options)
+    return [event async for event in stream]
+
+
+async def test_a_stream_has_the_documented_events_in_their_order_and_numbers() -> None:
+    async with saying("hello you") as agent, sdk_of(agent) as sdk:
+        events = await streamed(sdk)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("output_text.delta")
+    assert deltas > 1
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "hello you"
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert (last.response.output_text, last.response.usage is not None) == ("hello you", True)
+
+
+async def test_its_bytes_are_named_events_without_a_mark_of_the_end() -> None:
+    async with saying("hi") as agent:
+        answered = await agent.ask(RESPONSES, {"input": "hi", "stream": True})
+    events = answered.data.split(b"\n\n")
+    assert events.pop() == b""
+    for each in events:
+        kind, data = each.split(b"\n")
+        assert kind == b"event: " + json.loads(data.removeprefix(b"data: "))["type"].encode()
+
+
+async def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
+    async with saying(THINKS_SAYS_AND_CALLS, PARSED) as agent, sdk_of(agent) as sdk:
+        whole = await sdk.responses.create(model="m", input="hi", tools=[TOOL], max_output_tokens=200)
+        events = await streamed(sdk, tools=[TOOL], max_output_tokens=200)
+    last = events[-1]
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        reasoning, message, call = response.output
+        assert reasoning.type == "reasoning"
+        assert reasoning.content is not None
+        assert [part.text for part in reasoning.content] == ["why"]
+        assert (message.type, response.output_text) == ("message", "I call.")
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments), call.status) == ("f", {"a": 1}, "completed")
+        assert call.call_id.startswith("call_")
+    arguments = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(event.delta for event in arguments)) == {"a": 1}
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [json.loads(event.arguments) for event in done] == [{"a": 1}]
+
+
+async def test_a_response_at_its_limit_is_incomplete() -> None:
+    async with saying("hello you") as agent, sdk_of(agent) as sdk:
+        whole = await sdk.responses.create(model="m", input="hi", max_output_tokens=5)
+        events = await streamed(sdk, max_output_tokens=5)
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    for response in (whole, last.response):
+        assert (response.status, response.output_text) == ("incomplete", "hello")
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        (item,) = response.output
+        assert item.type == "message"
+        assert item.status == "incomplete"
+
+
+async def test_the_prompt_of_a_turn_with_the_answer_before_is_that_of_the_chat() -> None:
+    async with saying("hello you") as agent, sdk_of(agent) as sdk:
+        asked = {"role": "user", "content": "hi " * 20}
+        first = await sdk.responses.create(model="m", input=[{"role": "user", "content": asked["content"]}])
+        turns: Any = [asked, *first.output, {"role": "user", "content": "and?"}]
+        second = await sdk.responses.create(model="m", input=turns)
+        messages = [asked, {"role": "assistant", "content": "hello you"}, {"role": "user", "content": "and?"}]
+        chat = await agent.ask(CHAT, {"messages": messages})
+    assert second.usage is not None
+    assert second.usage.input_tokens == chat.usage["prompt_tokens"]
+    assert second.usage.input_tokens_details.cached_tokens >= 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"store": True}, "store"),
+        ({"messages": HELLO}, "messages"),
+        ({"n": 2}, "n"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"kv_response": {}}, "kv_response"),
+        ({"temperatur": 1}, "temperatur"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_its_key(fields: dict[str, Any], param: str) -> None:
+    async with saying("hi") as agent:
+        answered = await agent.ask(RESPONSES, {"input": "hi", **fields})
+    assert (answered.status, answered.body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_of_one_phase_serves_no_responses(role: str) -> None:
+    async with saying("hi", role=role) as agent:
+        assert agent.api.api_endpoints == ("chat", "completions")
+        assert (await agent.ask(RESPONSES, {"input": "hi"})).status == 404
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+async def test_embeddings_are_unit_vectors_that_the_tokens_decide() -> None:
+    async with saying("hi", embeddings=True) as agent, sdk_of(agent) as sdk:
+        assert agent.api.api_endpoints == ("chat", "completions", "responses", "embeddings")
+        texts = await sdk.embeddings.create(model="m", input=["a", "b", "a"])
+        ids = await sdk.embeddings.create(model="m", input=[TEXT.encode("a"), TEXT.encode("b")], dimensions=8)
+        floats = await sdk.embeddings.create(model="m", input="a", dimensions=8, encoding_format="float")
+    first, second, third = (each.embedding for each in texts.data)
+    assert first == third != second
+    assert [each.index for each in texts.data] == [0, 1, 2]
+    assert len(first) == 256
+    assert all(math.isclose(math.hypot(*vector), 1.0, abs_tol=1e-5) for vector in (first, second))
+    assert (texts.usage.prompt_tokens, texts.usage.total_tokens) == (3, 3)
+    assert ids.data[0].embedding == pytest.approx(floats.data[0].embedding)
+    assert len(ids.data[1].embedding) == 8
+
+
+async def test_base64_is_of_little_endian_floats() -> None:
+    async with saying("hi", embeddings=True) as agent:
+        body = {"input": [7, 8], "dimensions": 4}
+        plain = (await agent.ask(EMBEDDINGS, body | {"encoding_format": None})).body["data"][0]["embedding"]
+        packed = (await agent.ask(EMBEDDINGS, body | {"encoding_format": "base64"})).body["data"][0]["embedding"]
+    assert struct.unpack("<4f", base64.b64decode(packed)) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"input": []}, 400, "input[0]"),
+        ({"input": ""}, 400, "input[0]"),
+        ({"input": 7}, 400, "input"),
+        ({"input": ["a", 1]}, 400, "input[1]"),
+        ({"input": [[1], ["a"]]}, 400, "input[1][0]"),
+        ({"input": ["a"] * 2049}, 400, "input"),
+        ({"input": ["a"] * 2000, "dimensions": 4096}, 400, "input"),
+        ({"input": [[1] * 8193]}, 400, "input[0]"),
+        ({"input": "a", "dimensions": 4097}, 400, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
+        ({"input": "a", "model": "other"}, 404, "model"),
+        ({"input": "a", "stream": True}, 400, "stream"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_may_not_be_embedded_is_named(fields: dict[str, Any], status: int, param: str) -> None:
+    async with saying("hi", embeddings=True) as agent:
+        answered = await agent.ask(EMBEDDINGS, fields)
+    assert (answered.status, answered.body["error"]["param"]) == (status, param)
+
+
+async def test_a_worker_serves_embeddings_only_when_it_is_configured_to() -> None:
+    async with saying("hi") as agent:
+        assert (await agent.ask(EMBEDDINGS, {"input": "a"})).status == 404

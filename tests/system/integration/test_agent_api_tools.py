@@ -1,0 +1,173 @@
+"""Tool calls and reasoning in an agent's answers, over HTTP: what clients get, counts, and what requests may say."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kv_protocol.continuation import progress_of
+from kv_protocol.fleet import Role
+from kv_runtime.clock import SystemClock
+from kv_runtime.text.byte_model import ByteText
+from tests.support.tool_calls import Case, Read, golden_cases
+from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, SIMULATED, Agent, Answered, serving
+from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scripted import scripted
+
+TEXT = ByteText()
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+CALL = '<think>why</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+TWO = CALL + '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+F, G = {"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{}"}
+SAID = [case for case in golden_cases() if not case.prompt_end and not (case.family == "gpt_oss" and case.is_open)]
+"""The byte tokenizer's prompts begin no reasoning, and its end token is <|end|>, which closes harmony's messages."""
+
+pytestmark = pytest.mark.asyncio
+
+
+@asynccontextmanager
+async def saying(
+    answer: str, tools: str = "hermes", reasoning: str = "qwen3", role: Role = "aggregated"
+) -> AsyncIterator[Agent]:
+    """Serve an engine that says `answer` to everything."""
+    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
+    async with serving(engine, answer_format=AnswerFormat(tools, reasoning), role=role) as agent:
+        yield agent
+
+
+async def told(agent: Agent, **body: Any) -> Answered:
+    return await agent.ask(CHAT, {"messages": HELLO, "max_tokens": 2048, "tools": TOOLS, **body})
+
+
+def read_whole(answered: Answered) -> Read:
+    message = answered.body["choices"][0]["message"]
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return Read(message["content"] or None, message.get("reasoning_content"), calls)
+
+
+def read_stream(answered: Answered) -> Read:
+    choices = [event["choices"][0] for event in answered.events if event != "[DONE]"]
+    deltas = [choice["delta"] for choice in choices]
+    calls: dict[int, dict[str, str]] = {}
+    for call in (call for delta in deltas for call in delta.get("tool_calls", [])):
+        function = call["function"]
+        if call["index"] not in calls:
+            assert call["type"] == "function"
+            assert call["id"]
+            calls[call["index"]] = {"name": function["name"], "arguments": ""}
+        else:
+            assert set(call) == {"index", "function"}
+        calls[call["index"]]["arguments"] += function["arguments"]
+    content = "".join(delta.get("content") or "" for delta in deltas)
+    reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+    return Read(content or None, reasoning or None, [calls[index] for index in sorted(calls)])
+
+
+@pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case.family}: {case.name}")
+async def test_golden_answers_are_read_streamed_and_whole(case: Case) -> None:
+    async with saying(case.text, case.tool_call_parser, case.reasoning_parser) as agent:
+        whole = await told(agent, tools=case.tools)
+        stream = await told(agent, tools=case.tools, stream=True)
+        assert read_whole(whole) == case.read
+        assert read_stream(stream) == case.read
+        assert whole.body["choices"][0]["finish_reason"] == stream.said()["finish_reason"] == case.finish_reason
+        assert agent.api.tool_calls_total["unclosed"] == 2 * case.is_open
+
+
+async def test_content_is_null_beside_calls_alone() -> None:
+    async with saying(CALL) as agent:
+        message = (await told(agent)).body["choices"][0]["message"]
+        (call,) = message.pop("tool_calls")
+        assert message == {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "why"}
+        assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
+        assert agent.api.tool_calls_total == {"complete": 1, "unclosed": 0}
+
+
+async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> None:
+    async with saying(CALL) as agent:
+        answered = await told(agent, max_tokens=len(CALL) - len("}}</tool_call>"), stream=True)
+        assert read_stream(answered).tool_calls == [{"name": "f", "arguments": '{"a": 1'}]
+        assert answered.said()["finish_reason"] == "length"
+        assert agent.api.tool_calls_total == {"complete": 0, "unclosed": 1}
+
+
+@pytest.mark.parametrize("options", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
+async def test_calls_are_text_where_none_are_wanted(options: dict[str, Any]) -> None:
+    async with saying(CALL) as agent:
+        answered = await told(agent, **options)
+        assert read_whole(answered) == Read(CALL.removeprefix("<think>why</think>"), "why", [])
+        assert answered.body["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+async def test_calls_are_read_for_every_other_choice(choice: object) -> None:
+    async with saying(CALL) as agent:
+        assert len(read_whole(await told(agent, tool_choice=choice)).tool_calls) == 1
+
+
+async def test_calls_that_may_not_be_parallel_are_one() -> None:
+    async with saying(TWO) as agent:
+        assert len(read_whole(await told(agent)).tool_calls) == 2
+        answered = await told(agent, parallel_tool_calls=False, stream=True)
+        assert [call["name"] for call in read_stream(answered).tool_calls] == ["f"]
+
+
+async def test_reasoning_that_is_not_wanted_is_left_out() -> None:
+    async with saying(CALL) as agent:
+        assert read_whole(await told(agent, include_reasoning=False)).reasoning is None
+        refused = await told(agent, include_reasoning="no")
+        assert (refused.status, refused.body["error"]["param"]) == (400, "include_reasoning")
+
+
+async def test_each_choice_has_a_parser_of_its_own() -> None:
+    async with saying(CALL) as agent:
+        choices = (await told(agent, n=2)).body["choices"]
+        assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
+        ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
+        assert len(ids) == 2
+
+
+async def test_log_probabilities_are_those_of_all_tokens() -> None:
+    async with saying(CALL) as agent:
+        for stream in (False, True):
+            answered = await told(agent, logprobs=True, stream=stream)
+            content = answered.said()["logprobs"]["content"]
+            assert "".join(each["token"] for each in content) == f"{CALL}<|end|>"
+
+
+async def test_completions_and_agents_without_parsers_answer_text() -> None:
+    async with saying(CALL) as agent:
+        answered = await agent.ask(COMPLETIONS, {"prompt": "hello", "max_tokens": 2048})
+        assert answered.said()["text"] == CALL
+    async with saying(CALL, "", "") as agent:
+        assert read_whole(await told(agent)) == Read(CALL, None, [])
+
+
+async def test_a_prefill_workers_one_token_is_not_parsed() -> None:
+    async with saying("why", "", "deepseek_r1", role="prefill") as agent:
+        assert read_whole(await told(agent)) == Read("w", None, [])
+
+
+async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:
+    body = {"messages": HELLO, "max_tokens": 2048, "tools": TOOLS, "stream": True}
+    async with saying(TWO) as agent:
+        whole = await agent.ask(CHAT, body, x_kv_continuable="1")
+        events = [event + b"\n\n" for event in whole.data.split(b"\n\n") if event]
+        gone_on = 0
+        for cut in range(1, len(events)):
+            progress = progress_of(b"".join(events[:cut]))
+            if progress is None or progress.finish_reason is not None:
+                continue
+            rest = await agent.ask(CHAT, {**body, "kv_continue": json.loads(progress.continuation())})
+            both = b"".join(events[:cut]) + rest.data
+            data = b"".join(line + b"\n\n" for line in both.split(b"\n") if line.startswith(b"data: "))
+            joined = Answered(200, whole.headers, data)
+            assert read_stream(joined) == Read(None, "why", [F, G]), cut
+            assert joined.said()["finish_reason"] == "tool_calls"
+            gone_on += 1
+    assert gone_on > len("why") + len(F["arguments"]) + len(G["arguments"])

@@ -1,0 +1,397 @@
+"""`attach` and `consolidate` as processes: foreign engines' events become streams, and an engine joins the fleet."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from bench.processes import ChildProcess
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
+from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import ManualClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.text.loading import load_text
+from tests.support.metric_families import COMMANDS, shown_families
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.engine_doubles import EngineDouble, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
+from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
+from tests.system.integration.fleet_events import fleet_events
+from tests.system.integration.scripted_engine import BLOCK_SIZE
+from worker_agent.engines.attached.attachment import FAILURES_MAX, PROBE_PERIOD_S
+from worker_agent.engines.attached.client import EngineClient
+from worker_agent.engines.attached.health import HealthWatch
+from worker_agent.fleet.membership import Membership
+from worker_agent.fleet.worker_id import WorkerId
+
+MODEL, WORKER = "llama-8b", "vllm-0"
+
+
+def vllm_stored(hashes: list[int], tokens: list[int], parent: int | None = None, dp_rank: int | None = 0) -> bytes:
+    """A batch as vLLM 0.24 encodes it. Source: `docs/SOURCES.md` E3.4, E3.7."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": BLOCK_SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    return msgspec.msgpack.encode([1.5, [event], dp_rank])
+
+
+@asynccontextmanager
+async def vllm(context: zmq.asyncio.Context) -> AsyncIterator[PlayedSource]:
+    """A publisher like vLLM's: answers to replays lack the topic frame."""
+    publish, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    for socket in (publish, replay):
+        socket.bind("tcp://127.0.0.1:*")
+    source = PlayedSource(publish, replay, topic=())
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(source.serve())
+        yield source
+        serving.cancel()
+
+
+@asynccontextmanager
+async def running(*arguments: str) -> AsyncIterator[ChildProcess]:
+    process = ChildProcess(arguments[0], [sys.executable, "-m", "worker_agent", *arguments])
+    async with asyncio.TaskGroup() as group:
+        await process.start(group)
+        try:
+            yield process
+        finally:
+            await process.end(signal.SIGTERM)
+
+
+class HealthOf:
+    """An engine's HTTP that answers GET /health as a test says."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.asked = 0
+
+    async def _health(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(status=self.status)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.add_routes([web.get("/health", self._health)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+# ---------------------------------------------------------------- attach
+
+
+@pytest.mark.asyncio
+async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broker: Broker, log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        vllm(context) as engine,
+        HealthOf().serving() as base_url,
+        fleet_events(log) as told,
+        running_index(broker.url) as index,
+    ):
+        engine.ring = {0: vllm_stored([7, -8], [1, 2, 3, 4]), 1: vllm_stored([9], [5, 6], parent=-8, dp_rank=None)}
+        async with running(
+            *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
+            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
+            *("--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
+            *("--url", base_url, "--nats-url", broker.url),
+        ):
+            rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2, 3, 4, 5, 6], BLOCK_SIZE)
+            await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 3)
+            engine.ring[2] = vllm_stored([10], [9, 9])
+            await engine.live(2)
+            other = sequence_hashes([9, 9], BLOCK_SIZE)
+            await eventually(lambda: index.overlap(other, [rank])[0].overlap_blocks[0] == 1)
+            await eventually(lambda: told)
+        text = load_text("byte")
+        assert told[0] == WorkerRegistered(
+            worker_id=WORKER,
+            instance=told[0].instance,
+            model=MODEL,
+            served_names=("chat",),
+            base_url=base_url,
+            block_size=BLOCK_SIZE,
+            hash_scheme=HASH_SCHEME,
+            tokenizer_digest=text.tokenizer_digest,
+            template_digest=text.template_digest,
+            canary=canary(BLOCK_SIZE),
+            total_kv_blocks=100,
+            max_num_seqs=8,
+            event_source="vllm",
+            accepts_token_ids=False,
+            version=told[0].version if isinstance(told[0], WorkerRegistered) else "",
+            endpoint="dynamo.backend.generate",
+        )
+        await eventually(lambda: len(told) == 3)
+        assert [type(event) for event in told] == [WorkerRegistered, WorkerDraining, WorkerLeft]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("events", ["poll", "tcp://127.0.0.1:5557"])
+async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, events: str) -> None:
+    async with TrtllmServeDouble().serving() as engine:
+        command = (
+            "attach",
+            "--engine",
+            "trtllm-serve",
+            "--url",
+            engine.url,
+            "--kv-events",
+            events,
+            "--block-size",
+            "32",
+        )
+        used = ("--model", MODEL, "--nats-url", broker.url, "--port", str(broker.port))
+        async with running(*command, *used) as process:
+            assert await process.until_ended() == 1
+        assert f"worker-agent: port: found 127.0.0.1:{broker.port}, which cannot be bound" in process.output
+
+
+@pytest.mark.asyncio
+async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log: EventLog) -> None:
+    double = VllmDouble(model="llama", total_blocks=500, is_healthy=False)
+    double.adapters = ("law",)
+    double.served_paths = ("/v1/chat/completions", "/v1/responses")
+    async with double.serving() as engine, fleet_events(log) as told:
+        command = ("attach", "--engine", "vllm", "--worker-id", WORKER, "--url", engine.url)
+        async with running(*command, "--nats-url", broker.url) as process:
+            await process.line_with("waiting_for_engine")
+            engine.is_healthy = True
+            await eventually(lambda: told)
+        await eventually(lambda: len(told) == 3)
+    registered = told[0]
+    assert isinstance(registered, WorkerRegistered)
+    assert (registered.model, registered.served_names, registered.loras) == ("llama", ("llama",), ("law",))
+    assert (registered.block_size, registered.total_kv_blocks, registered.max_seq_len) == (16, 500, 4096)
+    assert registered.api_endpoints == ("chat", "responses")
+    assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_all(
+    broker: Broker, log: EventLog
+) -> None:
+    async with VllmDouble().serving() as engine, fleet_events(log) as told:
+        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        async with running(*command) as process:
+            await eventually(lambda: told)
+            engine.is_healthy = False
+            await eventually(lambda: len(told) == 2)
+            engine.block_size, engine.is_healthy = 32, True
+            await process.line_with("engine_has_another_block_size")
+            assert len(told) == 2
+            engine.block_size, engine.total_blocks = 16, 2000
+            await eventually(lambda: len(told) == 3)
+        assert [type(event) for event in told[:3]] == [WorkerRegistered, WorkerLeft, WorkerRegistered]
+        sizes = [event.total_kv_blocks for event in told if isinstance(event, WorkerRegistered)]
+        assert sizes == [1000, 2000]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["sglang", "trtllm-serve"])
+async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, kind: str) -> None:
+    double: EngineDouble = TrtllmServeDouble() if kind == "trtllm-serve" else SglangDouble(ranks=[Rank(), Rank()])
+    double.block_size = 32
+    async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
+        ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
+        command = ("attach", "--engine", kind, "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        async with running(*command, *ranks) as process:
+            if isinstance(engine, TrtllmServeDouble):
+                engine.iterate()
+            await eventually(lambda: told)
+            status_url = (await process.line_with("status on")).split()[-1]
+            async with session.get(f"{status_url}/metrics") as response:
+                shown = await response.text()
+        assert "Traceback" not in process.output
+    registered = told[0]
+    assert isinstance(registered, WorkerRegistered)
+    assert registered.base_url != engine.url
+    assert registered.accepts_token_ids
+    assert registered.event_source == ("trtllm" if kind == "trtllm-serve" else "sglang")
+    assert f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0' in shown
+    assert 'outcome="ok",what="metrics"' in shown
+    assert shown_families(shown) - COMMANDS["worker-agent attach"].keys() == set()
+
+
+@pytest.mark.asyncio
+async def test_an_engine_without_an_address_is_consolidated_and_not_registered(broker: Broker, log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        vllm(context) as engine,
+        fleet_events(log) as told,
+        running_index(broker.url) as index,
+    ):
+        engine.ring = {0: vllm_stored([7], [1, 2])}
+        async with running(
+            *("attach", "--worker-id", WORKER, "--model", MODEL, "--block-size", str(BLOCK_SIZE)),
+            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
+            *("--nats-url", broker.url),
+        ) as process:
+            rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2], BLOCK_SIZE)
+            await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 1)
+        assert told == []
+        assert "Traceback" not in process.output
+
+
+@pytest.mark.asyncio
+async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog) -> None:
+    health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
+    async with (
+        health.serving() as base_url,
+        fleet_events(log) as told,
+        EngineClient(base_url) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        registration = WorkerRegistered(
+            worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
+            hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
+        )  # fmt: skip
+        log_found = asyncio.Event()
+        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
+        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
+        health.status = 503
+        running_watch = group.create_task(watch.run(stop))
+
+        async def probe(times: int) -> None:
+            for _ in range(times):
+                await eventually(lambda: clock.sleepers)
+                await clock.advance(PROBE_PERIOD_S)
+            await eventually(lambda: clock.sleepers)
+
+        await probe(3)
+        assert (told, health.asked) == ([], 4)
+        health.status = 200
+        await probe(2)
+        await eventually(lambda: told == [registration])
+        health.status = 500
+        await probe(FAILURES_MAX - 1)
+        assert told == [registration]
+        await probe(1)
+        await eventually(lambda: len(told) == 2)
+        health.status = 200
+        await probe(2)
+        await eventually(lambda: len(told) == 3)
+        stop.set()
+        await running_watch
+        await watch.leave("stopped")
+        await eventually(lambda: len(told) == 5)
+        kinds = [WorkerRegistered, WorkerLeft, WorkerRegistered, WorkerDraining, WorkerLeft]
+        assert [type(event) for event in told] == kinds
+
+
+@pytest.mark.asyncio
+async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_does(log: EventLog) -> None:
+    health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
+    async with health.serving() as base_url, EngineClient(base_url) as client, asyncio.TaskGroup() as group:
+        registration = WorkerRegistered(
+            worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
+            hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
+        )  # fmt: skip
+        log_found = asyncio.Event()
+        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
+        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
+        health.status = 404
+        with capture_logs() as lines:
+            running_watch = group.create_task(watch.run(stop))
+            for status in (404, 404, 200, *[503] * (FAILURES_MAX + 2), 200, 500, 200):
+                await eventually(lambda: clock.sleepers)
+                health.status = status
+                await clock.advance(PROBE_PERIOD_S)
+            await eventually(lambda: clock.sleepers)
+        told = [line["reason"] for line in lines if line["event"] == "engine_unreachable"]
+        assert told == ["status 404", "status 503"]
+        stop.set()
+        await running_watch
+
+
+# ---------------------------------------------------------------- consolidate
+
+CONFIGURATION = """
+workers:
+  - id: two-ranks
+    model: {model}
+    block_size: {block_size}
+    dp_ranks: [0, 1]
+    publishers:
+      - {{endpoint: "{zero}", replay_endpoint: "{zero_replay}", dp_rank: 0}}
+      - {{endpoint: "{one}", dp_rank: 1}}
+  - id: two-sources
+    model: {model}
+    block_size: {block_size}
+    publishers:
+      - {{endpoint: "{zero}", replay_endpoint: "{zero_replay}"}}
+      - {{source: host, endpoint: "{host}", replay_endpoint: "{host_replay}"}}
+nats: {{url: "{nats}"}}
+control: {{port: 0}}
+"""
+
+
+@pytest.mark.asyncio
+async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: EventLog, tmp_path: Path) -> None:
+    async with (
+        zmq_context() as context,
+        vllm(context) as zero,
+        vllm(context) as one,
+        vllm(context) as host,
+        fleet_events(log) as told,
+        running_index(broker.url) as index,
+        aiohttp.ClientSession() as session,
+    ):
+        zero.ring, host.ring = {0: vllm_stored([7], [1, 2])}, {0: vllm_stored([70, 80], [1, 2, 3, 4])}
+        file = tmp_path / "consolidator.yaml"
+        file.write_text(
+            CONFIGURATION.format(
+                model=MODEL,
+                block_size=BLOCK_SIZE,
+                nats=broker.url,
+                zero=endpoint_of(zero.publish),
+                zero_replay=endpoint_of(zero.replay),
+                one=endpoint_of(one.publish),
+                host=endpoint_of(host.publish),
+                host_replay=endpoint_of(host.replay),
+            )
+        )
+        async with running("consolidate", "--config", str(file)) as process:
+            prompt = sequence_hashes([1, 2, 3, 4], BLOCK_SIZE)
+            ranks = [WorkerRank("two-ranks", 0), WorkerRank("two-ranks", 1), WorkerRank("two-sources", 0)]
+            await eventually(lambda: [v.overlap_blocks[0] for v in index.overlap(prompt, ranks)] == [1, 0, 2])
+            status_url = (await process.line_with("status on")).split()[-1]
+            async with session.get(f"{status_url}/health") as response:
+                health = await response.json()
+            assert [(rank["worker_id"], rank["dp_rank"], rank["seq"]) for rank in health["ranks"]] == [
+                ("two-ranks", 0, 1),
+                ("two-ranks", 1, 0),
+                ("two-sources", 0, health["ranks"][2]["seq"]),
+            ]
+            async with session.get(f"{status_url}/metrics") as response:
+                shown = await response.text()
+            assert 'kvrouter_mirror_blocks{dp_rank="0",worker="two-sources"} 2.0' in shown
+            assert 'kind="stored",source="host",worker="two-sources"' in shown
+            assert shown_families(shown) == COMMANDS["worker-agent consolidate"].keys()
+        assert told == []
+        assert "Traceback" not in process.output

@@ -1,0 +1,333 @@
+"""An encode worker over HTTP: what a prefill or aggregated worker gets of it, in both forms, and what it is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from kv_runtime.clock import ManualClock
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.server import HttpServer
+from kv_runtime.supervise import Part, run_parts
+from tests.contract.engines import outputs, tokens_of
+from tests.support.trtllm import Fake, trtllm
+from tests.system.integration.speakers import endless, says, speaking
+from tests.system.integration.test_media_engine import (
+    TOKENS_PER_IMAGE,
+    Model,
+    asked,
+    chat,
+    model,
+    picture,
+    words,
+    worker,
+)
+from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
+from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
+from worker_agent.api.prompts import EnginePrompts
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EncoderUnavailable, EngineRequest
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.encode_api import EncodeApi
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.encode_wire import PATH, Form
+from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.inputs import digest_words
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.parts import MediaPart, content_digest
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.safetensors import EmbeddingLimits
+
+__all__ = ["model", "trtllm"]
+
+TOKEN = "secret"
+PARTS = (MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=data_url(PNG)),)
+
+
+class EncodeWorker:
+    """A running encode worker, and clients of it."""
+
+    def __init__(self, model: Model, engine: TensorRTLLMEngine, transfer: HttpEmbeddingTransfer, **rules: Any) -> None:
+        self.model, self.engine, self.transfer = model, engine, transfer
+        self.facts = ImageFacts(placeholder="<image>", image_token_id=model.token)
+        self.loader = MediaLoader(MediaSection(kinds=("image", "embeddings"), **rules))
+        self.cache = EmbeddingCache(1 << 20)
+        self.api = EncodeApi(
+            engine, self.loader, self.facts, transfer, self.cache, served_names=("m",), inflight_requests_max=2
+        )
+        app = web.Application(middlewares=[openai_errors, require_token(TOKEN)], client_max_size=1 << 20)
+        app.add_routes(self.api.routes())
+        self.server = HttpServer(app, "127.0.0.1", 0)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    def prompts(self, client: EncodeClient) -> EnginePrompts:
+        """The prompts of a worker that asks this one."""
+        return EnginePrompts(
+            self.model.text,
+            ChatMedia(self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client),
+        )
+
+
+def client_of(url: str, form: Form = "handles", **fields: Any) -> EncodeClient:
+    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
+    return EncodeClient(
+        url, HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock()), EmbeddingLimits(), **told
+    )
+
+
+@asynccontextmanager
+async def encoding(
+    model: Model, transfers: EmbeddingTransferSection | None = None, **rules: Any
+) -> AsyncIterator[EncodeWorker]:
+    transfer = HttpEmbeddingTransfer(transfers or EmbeddingTransferSection(), ManualClock())
+    await transfer.start()
+    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as engine:
+        made, stop = EncodeWorker(model, engine, transfer, **rules), asyncio.Event()
+        await made.server.start()
+        async with asyncio.TaskGroup() as group:
+            parts = (Part("http", made.server.run, 0), *transfer.parts(0))
+            group.create_task(run_parts(parts, stop=stop, drain_s=5))
+            try:
+                yield made
+            finally:
+                stop.set()
+
+
+@asynccontextmanager
+async def asking(made: EncodeWorker, form: Form = "handles", **fields: Any) -> AsyncIterator[EnginePrompts]:
+    client = client_of(fields.pop("url", made.url), form, **fields)
+    try:
+        yield made.prompts(client)
+    finally:
+        await client.close()
+
+
+# ---------------------------------------------------------------------------------------------- encoded
+@pytest.mark.asyncio
+async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> None:
+    async with encoding(model) as made, asking(made) as prompts:
+        prompt = await prompts.prompt(chat(words("two:"), picture(), picture(GIF)))
+    assert prompt.media == ()
+    assert prompt.handoff is not None
+    assert prompt.handoff.multimodal_hashes == tuple(digest_words(content_digest(data)) for data in (PNG, GIF))
+    assert made.api.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
+async def test_an_aggregated_worker_says_what_it_would_have_said_alone(model: Model, form: Form) -> None:
+    request = chat(words("two:"), picture(), picture(GIF), words("which?"))
+    async with encoding(model) as made, asking(made, form) as prompts, running(worker(model)) as aggregated:
+        told = await outputs(aggregated, asked(await prompts.prompt(request)))
+        alone = await outputs(aggregated, asked(await model.prompts.prompt(request), "b"))
+    assert tokens_of(told) == tokens_of(alone)
+    assert told[0].prompt == alone[0].prompt
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
+async def test_encode_prefill_and_decode_workers_together_say_the_same(model: Model, form: Form) -> None:
+    request = chat(picture(), words("what?"))
+    async with (
+        encoding(model) as made,
+        asking(made, form) as prompts,
+        running(worker(model, "prefill", QUICK, TRANSFER)) as prefill,
+        running(worker(model, "decode", arguments=TRANSFER)) as decode,
+    ):
+        (first,) = await outputs(prefill, asked(await prompts.prompt(request)))
+        computed = await prompts.prompt(
+            msgspec.structs.replace(request, prompt_token_ids=msgspec.Raw(msgspec.json.encode(first.prompt)))
+        )
+        told = await outputs(
+            decode, EngineRequest(request_id="d", prompt=computed.tokens, max_tokens=4, handoff=first.handoff)
+        )
+        assert made.api.requests_total["ok"] == 1
+    async with running(worker(model)) as alone:
+        assert tokens_of(told) == tokens_of(await outputs(alone, asked(await model.prompts.prompt(request))))
+
+
+@pytest.mark.asyncio
+async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
+    async with encoding(model) as made, asking(made, "embeddings") as prompts:
+        for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
+            prompt = await prompts.prompt(chat(*parts))
+            assert [media.tensors[0].shape for media in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
+        told = made.cache.statistics()
+        assert (told.entries, told.misses_total, told.hits_total) == (2, 2, 2)
+        assert made.transfer.statistics().taken_total == 5
+        assert made.transfer.statistics().entries == 0
+
+
+@pytest.mark.asyncio
+async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_path: Any) -> None:
+    (tmp_path / "a.safetensors").write_bytes(SAFETENSORS)
+    url = f"{tmp_path}/a.safetensors"
+    async with encoding(model, directories=(str(tmp_path),)) as made:
+        async with asking(made, "embeddings") as prompts:
+            (media,) = (await prompts.prompt(chat(image_part(url)))).media
+            assert media.data == SAFETENSORS
+        async with asking(made) as prompts:
+            with pytest.raises(MediaRefused) as caught:
+                await prompts.prompt(chat(image_part(url)))
+            assert refused(caught) == "part_kind"
+
+
+# ---------------------------------------------------------------------------------------------- refused
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
+async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(model: Model, form: Form) -> None:
+    async with encoding(model) as made, asking(made, form) as prompts:
+        for url, reason in (
+            ("https://10.0.0.1/a.png", "url_scheme"),
+            (data_url(b"no"), "content"),
+            ("/etc/passwd", "path_outside"),
+        ):
+            with pytest.raises(MediaRefused) as caught:
+                await prompts.prompt(chat(words("see"), image_part(url)))
+            assert refused(caught) == reason
+            assert caught.value.field == "messages[0].content[1].image_url.url"
+            assert str(caught.value).count("allowed") == 1
+        assert made.loader.refused_total == {"url_scheme": 1, "content": 1, "path_outside": 1}
+        assert made.api.requests_total["refused"] == 3
+
+
+@pytest.mark.asyncio
+async def test_embeddings_without_room_are_refused_whole_and_nothing_waits(model: Model) -> None:
+    async with encoding(model, EmbeddingTransferSection(store_bytes_max=3 * TOKENS_PER_IMAGE * 16)) as made:
+        async with asking(made, "embeddings") as prompts:
+            with pytest.raises(EncoderUnavailable, match="503: embeddings: found") as caught:
+                await prompts.prompt(chat(picture(), picture(GIF)))
+            assert caught.value.retry_s == 1
+            assert made.transfer.statistics().entries == 0
+            assert len((await prompts.prompt(chat(picture()))).media) == 1
+        assert made.api.requests_total["refused"] == 1
+
+
+@pytest.mark.asyncio
+async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
+    async with encoding(model) as made, asking(made) as prompts:
+        trtllm.control.hold()
+        waiting = {asyncio.ensure_future(prompts.prompt(chat(picture()))) for _ in range(3)}
+        (sent_away,), others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max"):
+            await sent_away
+        trtllm.control.release()
+        await asyncio.gather(*others)
+        assert made.api.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"token": "wrong"}, "401"),
+        ({"model": "other"}, '404: model: found "other", allowed m'),
+        ({"url": "http://127.0.0.1:1"}, "ClientConnectorError"),
+    ],
+)
+async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields: Any, said: str) -> None:
+    async with encoding(model) as made, asking(made, **fields) as prompts:
+        with pytest.raises(EncoderUnavailable, match=said):
+            await prompts.prompt(chat(picture()))
+
+
+@pytest.mark.asyncio
+async def test_an_encoder_that_died_is_unavailable(trtllm: Fake, model: Model) -> None:
+    async with encoding(model) as made, asking(made) as prompts:
+        await made.engine.stop(0.0)
+        with pytest.raises(EncoderUnavailable, match="503"):
+            await prompts.prompt(chat(picture()))
+        assert made.api.requests_total["failed"] == 1
+        assert trtllm.control.executors == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b'{"model": "m", "form": "handles", "prompt": "<image>", "media": []}',
+        b'{"model": "m", "form": "other", "prompt": "<image>", "media": [{"field": "f", "url": "u"}]}',
+        b'{"model": "m", "form": "handles", "prompt": "<image>", "media": [{"field": "f", "url": ""}]}',
+        b'{"model": "m", "form": "handles", "prompt": "<image>", "media": [{"field": "f", "url": "u"}], "more": 1}',
+        b'{"model": "m", "form": "handles", "prompt": "no place", "media": [{"field": "f", "url": "/a"}]}',
+    ],
+)
+async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: bytes) -> None:
+    async with encoding(model) as made, aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with session.post(made.url + PATH, data=body, headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["message"]
+        assert made.api.requests_total["refused"] == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "speak",
+    [
+        endless,
+        says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
+        says(b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"digests":["a"]'),
+        says(b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n"),
+        says(b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n"),
+        says(b"nonsense\r\n\r\n"),
+    ],
+)
+async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any) -> None:
+    async with speaking(speak) as speaker:
+        fetching = HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock())
+        client = EncodeClient(
+            f"http://127.0.0.1:{speaker.port}",
+            fetching,
+            EmbeddingLimits(),
+            model="m",
+            form="handles",
+            token="",
+            answer_s=9.0,
+        )
+        try:
+            with pytest.raises(EncoderUnavailable):
+                await client.encode("<image>", PARTS)
+        finally:
+            await client.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_does_not_come_in_time_is_not_waited_for() -> None:
+    async with speaking(says(then_waits=True)) as speaker:
+        client = client_of(f"http://127.0.0.1:{speaker.port}", answer_s=0.05)
+        with pytest.raises(EncoderUnavailable, match=r"no answer within 0\.05 s"):
+            await client.encode("<image>", PARTS)
+        await client.close()
+        await speaker.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_embeddings_that_are_gone_are_the_worker_s_fault(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with encoding(model) as made:
+        offer = made.transfer.offer
+
+        async def lost(data: bytes) -> Any:
+            descriptor = await offer(data)
+            await made.transfer.release(descriptor)
+            return descriptor
+
+        monkeypatch.setattr(made.transfer, "offer", lost)
+        async with asking(made, "embeddings") as prompts:
+            with pytest.raises(EncoderUnavailable, match="embeddings: found"):
+                await prompts.prompt(chat(picture()))

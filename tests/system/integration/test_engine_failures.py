@@ -1,0 +1,307 @@
+"""Each way in which an engine's events go wrong: what is seen, which counter tells, and what it costs.
+
+End to end: a scripted engine, our publisher, hop A, the consolidation, the log. The table: `docs/OPERATIONS.md`.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kv_protocol import fleet, subjects
+from kv_protocol.hashing import chain, local_block_hashes
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.supervise import Restarts, run_parts, thread_part
+from tests.system.integration.broker import eventually
+from tests.system.integration.event_path import zmq_context
+from tests.system.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
+from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.multimodal import mm_hash
+from worker_agent.events.quarantine import NEWEST_MAX, SHOWN_CHARACTERS_MAX
+
+UUID = "0b7f3f2e-5a0c-4f0e-8a42-5d1f0a3c9e11"
+
+
+def block(block_hash: object, tokens: int = BLOCK_SIZE, token: object = 1, **fields: object) -> dict[str, Any]:
+    return {"block_hash": block_hash, "tokens": [{"token_id": token}] * tokens, **fields}
+
+
+def stored(*blocks: dict[str, Any], parent: object = None) -> dict[str, Any]:
+    return {"type": "stored", "parent_hash": parent, "blocks": list(blocks)}
+
+
+def with_item(identity: str) -> list[int]:
+    """Return the hash of block 1 with this item in it."""
+    return chain(local_block_hashes(tokens_of([1]), BLOCK_SIZE, mm_hashes=[(mm_hash(identity),)]), None)
+
+
+def quarantined(agent: PolledAgent) -> dict[str, int]:
+    return {reason: count for reason, count in agent.rules.quarantine.counts.items() if count}
+
+
+# -------------------------------------------------------------------- the engine and its thread
+@pytest.mark.asyncio
+async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        await agent.until_read()
+        engine.errors += [EngineError("the executor is gone")] * 3
+        await eventually(lambda: "engine: cannot be polled: the executor is gone" in agent.stale)
+        await eventually(lambda: agent.stale == "")
+        assert agent.publisher.poll_failures_total == 3
+        assert agent.publisher.thread.failures_total == 0
+        assert agent.holds(1)
+
+
+@pytest.mark.asyncio
+async def test_an_unexpected_error_clears_the_source_and_polling_continues(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        await agent.until_read()
+        engine.errors.append(ZeroDivisionError("of the engine's own"))
+        engine.store(2)  # taken by the poll that fails, and lost with it
+        await eventually(lambda: agent.publisher.thread.failures_total == 1)
+        await eventually(lambda: agent.tiers() == {})
+        engine.store(3)
+        await agent.until_read()
+        assert agent.holds(3)
+        assert agent.publisher.left_out > 0
+        await eventually(lambda: agent.stale == "")
+    assert agent.gave_up == []
+
+
+@pytest.mark.asyncio
+async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
+    log: EventLog,
+) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        engine.store(2, parent=1)
+        await agent.until_read()
+        engine.late_errors.append(ZeroDivisionError("ours"))
+        engine.remove(2)
+        await eventually(lambda: agent.publisher.thread.failures_total == 1)
+        await eventually(lambda: agent.tiers() == {})  # and not: block 2 for ever
+        engine.store(3)
+        await agent.until_read()
+        assert agent.holds(3)
+        assert agent.rules.counts.event_id_gaps == 0
+        assert agent.stale == ""
+
+
+@pytest.mark.asyncio
+async def test_while_the_thread_is_down_the_heartbeats_say_why(log: EventLog) -> None:
+    engine, reasons = RoughEngine(), set[str]()
+
+    async def on_pulse(message: LogMessage) -> None:
+        reasons.add(fleet.decode_heartbeat(message.data).stale)
+
+    await log.listen(subjects.HEARTBEAT_ALL, on_pulse)
+    slow = Restarts(failures_max=2, window_s=60.0, pause_s=1.5)
+    async with polled_agent(log, engine, restarts=slow) as agent:
+        engine.errors.append(KeyError("nobody expected it"))
+        engine.store(1)
+        expected = "engine: its thread failed: KeyError: 'nobody expected it'"
+        await eventually(lambda: any(reason.startswith(expected) for reason in reasons))
+        await eventually(lambda: agent.stale == "")
+
+
+@pytest.mark.asyncio
+async def test_until_the_hole_of_a_failure_was_read_the_rank_is_in_doubt(log: EventLog) -> None:
+    engine, stop = RoughEngine(), asyncio.Event()
+    async with zmq_context() as context, asyncio.TaskGroup() as group:
+        agent = made_agent(log, engine, context)
+        engine.errors.append(ZeroDivisionError("ours"))
+        alone = [thread_part("alone", agent.publisher.run)]
+        group.create_task(run_parts(alone, stop=stop, drain_s=5.0))  # and nobody reads
+        thread = agent.publisher.thread
+        await eventually(lambda: thread.failures_total == 1 and not thread.failure)
+        assert agent.stale == "engine: events lost with a failure of its thread"
+        stop.set()
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_fails_on_and_on_ends_the_process_after_all_else_has_drained(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine, restarts=Restarts(failures_max=3, pause_s=0.0)) as agent:
+        engine.store(1)
+        await agent.until_read()
+        engine.errors += [ZeroDivisionError("again")] * 3
+        await eventually(lambda: agent.gave_up)
+        assert agent.stop.is_set()
+        assert str(agent.gave_up[0]) == "thread 'engine-events' failed: ZeroDivisionError: again"
+        assert agent.publisher.thread.failures_total == 3
+        assert agent.path.consolidator.core.outbox(0).waiting_bytes == 0
+
+
+# -------------------------------------------------------------------- ids
+@pytest.mark.asyncio
+async def test_a_buffer_that_overflowed_is_a_jump_of_ids_that_clears_the_rank_and_counts_what_was_lost(
+    log: EventLog,
+) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        await agent.until_read()
+        engine.skip(7)
+        engine.store(2)
+        await agent.until_read()
+        assert agent.holds(2)
+        assert (agent.rules.counts.event_id_gaps, agent.rules.counts.event_ids_back) == (1, 0)
+        assert agent.rules.events_lost == {0: 7}
+        await eventually(lambda: agent.stale == "")
+
+
+@pytest.mark.asyncio
+async def test_ids_that_go_back_clear_the_rank_and_are_counted(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        engine.store(2)
+        await agent.until_read()
+        engine.skip(-1)
+        engine.store(3)
+        await agent.until_read()
+        assert agent.holds(3)
+        assert (agent.rules.counts.event_id_gaps, agent.rules.counts.event_ids_back) == (1, 1)
+
+
+# -------------------------------------------------------------------- blocks
+@pytest.mark.asyncio
+async def test_a_block_larger_than_a_block_costs_its_event_and_the_rank_is_in_doubt(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.emit(stored(block(5, tokens=BLOCK_SIZE + 1)))
+        engine.store(1)
+        await agent.until_read()
+        assert agent.holds(1)
+        assert agent.rules.counts.oversize_dropped == 1
+        assert f"engine.block_size is {BLOCK_SIZE}: is it the engine's tokens_per_block?" in agent.stale
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("key", [{"hash": UUID}, {"hash": "", "uuid": UUID}, {"hash": None, "uuid": UUID}])
+async def test_items_that_a_caller_named_are_in_the_blocks_by_that_name_and_counted(
+    log: EventLog, key: dict[str, Any]
+) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.emit(stored(block(5, mm_keys=[{"type": "mm_key", "start_offset": 0, **key}])))
+        await agent.until_read()
+        assert list(agent.tiers()) == with_item(UUID)
+        assert agent.rules.counts.named_items == 1
+        assert agent.stale == ""
+
+
+@pytest.mark.asyncio
+async def test_an_item_has_its_digest_s_name_where_both_are_there(log: EventLog) -> None:
+    engine, digest = RoughEngine(), "ab" * 32
+    async with polled_agent(log, engine) as agent:
+        engine.emit(stored(block(5, mm_keys=[{"type": "mm_key", "hash": digest, "uuid": UUID}])))
+        await agent.until_read()
+        assert list(agent.tiers()) == with_item(digest)
+        assert agent.rules.counts.named_items == 0
+
+
+# -------------------------------------------------------------------- events that cannot be taken
+BOMB: Any = []
+for _ in range(5000):
+    BOMB = [BOMB]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(stored(block(2**64)), "block_hash", id="a hash beyond u64"),
+        pytest.param(stored(block("ab" * 32)), "block_hash", id="a hash of 32 bytes"),
+        pytest.param(stored(block(10**5000)), "wrong_type", id="a hash that nobody can spell"),
+        pytest.param(stored(block(-(2**63) - 1)), "block_hash", id="a hash below i64"),
+        pytest.param(stored(block(1, cache_salt="a"), block(2, cache_salt="b")), "cache_salt", id="several salts"),
+        pytest.param(stored(block(1, cache_level=9)), "cache_level", id="a tier that nobody knows"),
+        pytest.param(stored(block(1, token="x")), "token_id", id="a token that is a word"),
+        pytest.param(stored(block(1, cache_salt="s" * 100_000)), "too_large", id="a salt of 100 KB"),
+        pytest.param({"type": "removed", "block_hashes": [1] * (2**22 + 1)}, "too_large", id="4 million removals"),
+        pytest.param({"type": "removed", "block_hashes": BOMB}, "wrong_type", id="nested without end"),
+        pytest.param(BOMB, "wrong_type", id="data nested without end"),
+        pytest.param(None, "wrong_type", id="no data"),
+        pytest.param({"type": "stored", "blocks": "all"}, "wrong_type", id="blocks that are a word"),
+        pytest.param({"type": "exploded"}, "wrong_type", id="a kind that nobody knows"),
+    ],
+)
+async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_batch_nothing(
+    log: EventLog, data: Any, reason: str
+) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        engine.emit(data)
+        engine.store(2, parent=1)
+        await agent.until_read()
+        assert agent.holds(1, 2)
+        assert quarantined(agent) == {reason: 1}
+        assert agent.stale.startswith("engine: engine event not read: ")
+        assert len(agent.stale) < 400
+        (shown,) = agent.path.status()[0]["quarantined"]
+        assert (shown["number"], shown["reason"], shown["dp_rank"]) == (1, reason, 0)
+        assert len(shown["shown"]) <= SHOWN_CHARACTERS_MAX
+        engine.skip(1)  # a jump clears, and with that the doubt is over
+        engine.store(3)
+        await agent.until_read()
+        await eventually(lambda: agent.stale == "")
+        assert agent.publisher.thread.failures_total == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        *((event, "not_a_map") for event in (None, "event", 7, [], [BOMB])),
+        *(({"event_id": event_id, "data": None}, "no_place") for event_id in (None, "1", 1.5, 2**63, 10**5000)),
+        *(({"event_id": 1, "attention_dp_rank": rank}, "no_place") for rank in (-1, 2**20, "0", [0])),
+    ],
+    ids=lambda each: None if isinstance(each, str) else type(each).__name__,
+)
+async def test_what_is_no_event_of_any_rank_is_kept_out_and_every_rank_is_in_doubt_until_its_next(
+    log: EventLog, event: object, reason: str
+) -> None:
+    engine = RoughEngine((0, 1))
+    async with polled_agent(log, engine) as agent:
+        engine.store(1)
+        engine.say(event)
+        await agent.until_read()
+        assert quarantined(agent) == {reason: 1}
+        assert all("engine event of an unknown rank" in agent.path.consolidator.stale(rank) for rank in (0, 1))
+        engine.store(2, parent=1)
+        await agent.until_read()
+        assert agent.stale == ""
+        assert agent.holds(1, 2)
+
+
+@pytest.mark.asyncio
+async def test_the_newest_events_that_were_kept_out_are_shown_the_oldest_of_them_first(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        for number in range(NEWEST_MAX + 4):
+            engine.emit({"type": f"unknown-{number}"})
+        await agent.until_read()
+        shown = agent.path.status()[0]["quarantined"]
+        assert [each["number"] for each in shown] == list(range(5, NEWEST_MAX + 5))
+        assert "unknown-19" in shown[-1]["shown"]
+        assert quarantined(agent) == {"wrong_type": NEWEST_MAX + 4}
+
+
+@pytest.mark.asyncio
+async def test_the_status_of_a_source_says_what_failed(log: EventLog) -> None:
+    engine = RoughEngine()
+    async with polled_agent(log, engine) as agent:
+        engine.errors.append(EngineError("busy"))
+        engine.store(1)
+        await eventually(lambda: agent.path.status()[0]["poll_failures"] == 1)
+        (status,) = agent.path.status()
+        assert status.keys() == {"source", "failure", "poll_failures", "thread_failures", "quarantined"}
+        assert (status["source"], status["thread_failures"]) == ("engine", 0)

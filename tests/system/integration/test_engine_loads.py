@@ -1,0 +1,134 @@
+"""Engines' metrics to load reports on a real NATS: what routers hear, and what is told and counted when it fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_protocol import subjects
+from kv_protocol.ids import WorkerRank
+from kv_protocol.load import LoadReport, decode_load
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog, LogMessage
+from tests.system.integration.broker import eventually
+from tests.system.integration.engine_doubles import (
+    EngineDouble,
+    Fault,
+    Rank,
+    SglangDouble,
+    TrtllmServeDouble,
+    VllmDouble,
+)
+from worker_agent.engines.attached.client import EngineClient, FetchOutcome
+from worker_agent.load.attached import EngineLoads
+from worker_agent.load.engine_metrics import EngineKind
+
+MODEL, WORKER = "m", "w0"
+DOUBLES: list[tuple[EngineKind, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]
+TWO = [Rank(running=3, waiting=1, used_blocks=250), Rank(running=0, waiting=2, used_blocks=10)]
+
+
+@asynccontextmanager
+async def reporting(
+    log: EventLog, kind: EngineKind, engine: EngineDouble, *, dp_ranks: tuple[int, ...] = (0,)
+) -> AsyncIterator[tuple[EngineLoads, EngineClient, dict[int, LoadReport]]]:
+    """Loads of the engine are read and announced; what was heard last of each rank."""
+    heard: dict[int, LoadReport] = {}
+
+    async def on_report(message: LogMessage) -> None:
+        heard[subjects.rank_of(message.subject).dp_rank] = decode_load(message.data)
+
+    for dp_rank in dp_ranks:
+        await log.listen(subjects.load(MODEL, WorkerRank(WORKER, dp_rank)), on_report)
+    stop = asyncio.Event()
+    async with EngineClient(engine.url, answer_s=0.3) as client, asyncio.TaskGroup() as group:
+        loads = EngineLoads(
+            kind,
+            client,
+            log,
+            SystemClock(),
+            model=MODEL,
+            worker_id=WORKER,
+            instance="i",
+            dp_ranks=dp_ranks,
+            block_size=engine.block_size,
+            total_blocks=engine.total_blocks,
+            metrics_path="/metrics",
+            poll_s=0.01,
+        )
+        group.create_task(loads.run(stop))
+        yield loads, client, heard
+        stop.set()
+
+
+def figures(report: LoadReport) -> tuple[int, int, int, int]:
+    return report.running_requests, report.waiting_requests, report.used_blocks, report.total_blocks
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("kind", "double"), DOUBLES)
+async def test_each_rank_is_reported_as_the_engine_counts_it(
+    log: EventLog, kind: EngineKind, double: EngineDouble
+) -> None:
+    double.ranks = TWO
+    async with double.serving() as engine, reporting(log, kind, engine, dp_ranks=(0, 1)) as (loads, _, heard):
+        await eventually(lambda: len(heard) == 2)
+        assert {rank: figures(report) for rank, report in heard.items()} == {0: (3, 1, 250, 1000), 1: (0, 2, 10, 1000)}
+        engine.ranks = [Rank(running=9), Rank()]
+        await eventually(lambda: heard[0].running_requests == 9)
+        assert loads.newest.keys() == {0, 1}
+        assert heard[0].instance == "i"
+
+
+@pytest.mark.asyncio
+async def test_iterations_are_reported_once_and_an_idle_engine_is_silent(log: EventLog) -> None:
+    double = TrtllmServeDouble(ranks=[Rank(running=3, waiting=1, used_blocks=250)])
+    async with double.serving() as engine, reporting(log, "trtllm-serve", engine) as (loads, client, heard):
+        await eventually(lambda: client.requests_total["metrics", "ok"] > 2)
+        assert (heard, loads.newest) == ({}, {})
+        engine.iterate(number=41)
+        engine.iterate(number=42)
+        await eventually(lambda: heard)
+        assert figures(heard[0]) == (3, 1, 250, 1000)
+        assert (heard[0].iteration, heard[0].iteration_s, heard[0].context_tokens) == (42, 0.0125, 7)
+
+
+@pytest.mark.asyncio
+async def test_a_server_with_prometheus_metrics_is_read_by_name(log: EventLog) -> None:
+    lines = b"trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_used_blocks 7\n"
+    async with TrtllmServeDouble().serving() as engine:
+        engine.faults["/metrics"] = Fault(body=lines + b"trtllm_kv_cache_max_blocks 70\n")
+        async with reporting(log, "trtllm-serve", engine) as (_, _, heard):
+            await eventually(lambda: heard)
+            assert figures(heard[0]) == (4, 2, 7, 70)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("outcome", "fault"),
+    [
+        ("status", Fault(status=404)),
+        ("unreadable", Fault(body=b"up 1\n")),
+        ("unreadable", Fault(body=b'vllm:num_requests_running{engine="0"} x\n')),
+        ("oversize", Fault(body=b"#" * (4 << 20) + b"\n")),
+        ("slow", Fault(hangs=True)),
+        ("unreachable", Fault(cuts=True)),
+    ],
+)
+async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
+    log: EventLog, outcome: FetchOutcome, fault: Fault
+) -> None:
+    with capture_logs() as lines:
+        async with VllmDouble().serving() as engine, reporting(log, "vllm", engine) as (loads, client, heard):
+            await eventually(lambda: loads.newest)
+            engine.faults["/metrics"] = fault
+            await eventually(lambda: client.requests_total["metrics", outcome] > 1)
+            assert loads.newest == {}
+            del engine.faults["/metrics"]
+            engine.released.set()
+            engine.ranks = [Rank(running=5)]
+            await eventually(lambda: heard[0].running_requests == 5)
+    told = [line["event"] for line in lines if line["event"].startswith("engine_load")]
+    assert told == ["engine_load_unknown", "engine_load_known_again"]

@@ -1,0 +1,131 @@
+"""What went wrong elsewhere between an engine and the log, by its number, on real sockets.
+
+Source: `docs/SOURCES.md` E7.
+"""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from kv_protocol import subjects
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.supervise import Part, run_parts, thread_part
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.event_path import (
+    RANK,
+    PublishedAt,
+    chain_payloads,
+    consolidator_on,
+    everything,
+    hashes_of,
+    played,
+    publisher_on,
+    running_agent,
+    running_index,
+    running_source,
+    until_converged,
+    zmq_context,
+)
+from tests.system.integration.scripted_engine import ScriptedEngine
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.publisher import ReplayServer
+
+
+@pytest.mark.asyncio
+async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay(
+    broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue in ("publisher._HWM_MESSAGES", "engine_event_subscriber._HWM_MESSAGES"):
+        monkeypatch.setattr(f"worker_agent.events.{queue}", 1)
+    engine, messages = ScriptedEngine(per_poll=1), 3000
+    async with zmq_context() as context, running_source(context, engine) as source:
+        consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))
+        for block in range(1, messages + 1):
+            engine.store(block)
+        async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
+            await source.position(agent)
+            assert (len(agent.held()), agent.cursor.lost_total) == (messages, 0)
+            assert agent.cursor.replays_total > 0
+            await until_converged(index, agent)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("topic", [(), (b"",), (b"kv-events",)], ids=["without topic", "empty topic", "topic"])
+async def test_17_a_replay_of_many_answers_is_read_to_its_end_with_or_without_topics(
+    log: EventLog, topic: tuple[bytes, ...]
+) -> None:
+    async with played(log) as (source, agent):
+        source.topic = topic
+        source.ring = chain_payloads(200)
+        await source.live(199)
+        await agent.until_read(200)
+        assert (len(agent.held()), agent.cursor.lost_total) == (200, 0)
+        assert agent.consolidator.readers[0].refused_messages_total == 0
+
+
+class BusyEngine(ScriptedEngine):
+    """Keeps whoever polls it waiting until it is told to answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = 0
+        self.answers = threading.Event()
+
+    def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
+        self.polls += 1
+        assert self.answers.wait(20)
+        return super().kv_events(timeout_s)
+
+
+@pytest.mark.asyncio
+async def test_18_an_engine_that_does_not_answer_a_poll_blocks_nothing_else(log: EventLog) -> None:
+    engine, stop, pulses = BusyEngine(), asyncio.Event(), list[LogMessage]()
+
+    async def on_pulse(message: LogMessage) -> None:
+        pulses.append(message)
+
+    await log.listen(subjects.HEARTBEAT_ALL, on_pulse)
+    async with zmq_context() as context, asyncio.TaskGroup() as group:
+        publisher = publisher_on(context, engine, TrtllmRules(engine.describe().block_size))
+        replay = ReplayServer(publisher.ring, context)
+        consolidator = consolidator_on(log, context, PublishedAt(publisher.endpoint, replay.endpoint))
+        await consolidator.start()
+        parts = [thread_part("events", publisher.run), *consolidator.parts(1), Part("replay", replay.run, 3)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        await eventually(lambda: engine.polls)
+        pulses.clear()
+        await eventually(lambda: len(pulses) > 1)
+        assert engine.polls == 1
+        engine.answers.set()
+        stop.set()
+
+
+class FailingEngine(ScriptedEngine):
+    """Refuses its first polls."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self._failures = failures
+
+    def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
+        if self._failures:
+            self._failures -= 1
+            raise EngineError("the executor is busy")
+        return super().kv_events(timeout_s)
+
+
+@pytest.mark.asyncio
+async def test_28_polls_that_fail_and_events_that_make_no_sense_do_not_end_the_publisher(
+    broker: Broker, log: EventLog
+) -> None:
+    engine = FailingEngine(2)
+    engine.store(1)
+    engine.emit({"type": "stored", "blocks": None})
+    engine.store(2, parent=1)
+    async with everything(log, engine) as (source, agent), running_index(broker.url) as index:
+        assert await source.position(agent) == {0: (100, 2)}
+        assert source.publisher.poll_failures_total == 2
+        await eventually(lambda: {row.sequence_hash for row in index.held(RANK)} == set(hashes_of(1, 2)))

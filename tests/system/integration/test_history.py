@@ -1,0 +1,345 @@
+"""Time travel: what the index was after a message of the log is what all messages up to it, and nothing else, make."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from indexer.commands import wall_time
+from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import MessageArrived
+from indexer.follow.messages import read_message
+from indexer.follow.rank_state import RankState
+from indexer.index.prefix_index import IndexFull, PrefixIndex
+from indexer.index.reference import ReferenceIndex
+from indexer.native.index import NativeIndex
+from indexer.service import history
+from indexer.service import snapshot_keeper as keeper
+from indexer.service.history import Available, NotRetained, moment_at, seq_at
+from indexer.service.retention import SnapshotName
+from kv_protocol import codec, subjects
+from kv_protocol.digest import TierDigest
+from kv_protocol.events import Cleared, Removed, Stored, Tier
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import HeldBlock
+from kv_runtime.event_log import EventLog, LogMessage
+from tests.support.planting import inside, plant
+from tests.system.integration.broker import eventually, running_broker
+from tests.system.integration.event_path import connected
+from tests.system.integration.index_on_log import NATS, Index, index_at, running_index
+from tests.system.integration.told_fleet import ToldWorker
+
+SEED = 20_260_101
+MESSAGES, SHORT = 3000, 900
+POSITIONS = 50
+SNAPSHOTS_MIN = 5
+RESTARTS_RATIO, BEATS_RATIO = 0.004, 0.1
+OFTEN = NATS.model_copy(update={"snapshot_period_s": 1.0})
+LIMITS: dict[str, Any] = {"parked_blocks_max": 1000, "parked_ttl_s": 5.0, "memory_bytes_max": 0}
+
+
+def native() -> PrefixIndex:
+    return NativeIndex(**LIMITS, seed=1)
+
+
+def python() -> PrefixIndex:
+    return ReferenceIndex(**LIMITS)
+
+
+class Told(NamedTuple):
+    """A log that nobody purged: its messages in order, and the workers that told them, as they are at its end."""
+
+    messages: list[tuple[str, bytes]]
+    workers: list[ToldWorker]
+    log: EventLog
+
+    async def snapshots(self) -> list[SnapshotName]:
+        names = await self.log.objects(subjects.SNAPSHOT_BUCKET).names()
+        return sorted(name for name in map(SnapshotName.read, names) if name is not None)
+
+
+async def restart(worker: ToldWorker, index: Index) -> None:
+    """Another life of the worker begins, and the index has heard of it."""
+    worker.restart()
+    await worker.beat()
+    epochs = [worker.position(rank)[0] for rank in worker.ranks]
+    await eventually(lambda: [index.view(rank).epoch for rank in worker.ranks] == epochs)
+
+
+async def tell(log: EventLog, index: Index, messages: int) -> Told:
+    """Let a fleet live, and an index keep snapshots meanwhile, until the log has so many messages."""
+    random = Random(SEED)
+    told = Told([], [ToldWorker(log, f"w{at}", random) for at in range(3)], log)
+    while len(told.messages) < messages:
+        worker = random.choice(told.workers)
+        taken = []
+        if random.random() < RESTARTS_RATIO:
+            await restart(worker, index)
+            taken = [each for rank in worker.ranks for each in await worker.flush(rank)]
+        taken += await worker.flush(random.choice(worker.ranks), random.randint(1, 3))
+        for seq, subject, data in taken:
+            told.messages.append((subject, data))
+            assert seq == len(told.messages)
+        if random.random() < BEATS_RATIO:
+            for each in told.workers:
+                await each.beat()
+            await index.clock.advance(0.05)
+    return told
+
+
+@asynccontextmanager
+async def telling(store: Path, messages: int) -> AsyncIterator[Told]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "LOOK_S", 0.1)
+        async with running_broker(store) as broker, connected(broker.url) as log:
+            async with running_index(broker.url, nats=OFTEN) as index:
+                told = await tell(log, index, messages)
+            yield told
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+    """The log that all tests read, and none changes."""
+    async with telling(tmp_path_factory.mktemp("told"), MESSAGES) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def short(tmp_path: Path) -> AsyncIterator[Told]:
+    """A short log of one test's own."""
+    async with telling(tmp_path, SHORT) as fleet:
+        yield fleet
+
+
+class Seen(NamedTuple):
+    """What is known of a rank, its blocks in an order of their own."""
+
+    epoch: int
+    seq: int
+    logged_seq: int
+    stale: str
+    digests: tuple[TierDigest, ...]
+    blocks: list[HeldBlock]
+
+
+class Compared(NamedTuple):
+    """How many positions were looked at, where not all was equal, and how often something had to be said of a rank."""
+
+    looked: int
+    differing: list[int]
+    notes: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all was equal, and seldom was a rank left out."""
+        return not self.differing and self.notes <= self.looked // 10
+
+
+def seen(fold: IndexFold) -> dict[WorkerRank, Seen]:
+    def of(state: RankState | None) -> Seen:
+        assert state is not None
+        return Seen(state.epoch, state.seq, state.logged_seq, state.stale, state.digests, sorted(state.blocks()))
+
+    return {rank: of(fold.state(rank)) for rank in fold.ranks()}
+
+
+async def compared(told: Told, positions: Sequence[int], make: Callable[[], PrefixIndex]) -> Compared:
+    """Hold time travel against a fold from the start, but for ranks of which something has to be said there."""
+    scratch, folded, differ, noted = IndexFold(make()), 0, [], 0
+    for position in positions:
+        for subject, data in told.messages[folded:position]:
+            scratch.apply(MessageArrived(subjects.rank_of(subject), read_message(data)), 0.0)
+        folded = position
+        moment = await moment_at(told.log, position, IndexFold(make()))
+        apart = {rank for rank, notes in moment.notes().items() if notes}
+        there, made = (
+            {rank: seen(fold)[rank] for rank in fold.ranks() if rank not in apart} for fold in (moment.fold, scratch)
+        )
+        noted += len(apart)
+        if there != made:
+            differ.append(position)
+    return Compared(len(positions), differ, noted)
+
+
+# ---------------------------------------------------------------- what is kept is what was
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("make", [native, python])
+async def test_time_travel_equals_a_fold_from_the_start_of_an_unpurged_log(
+    told: Told, make: Callable[[], PrefixIndex]
+) -> None:
+    positions = sorted(Random(SEED).sample(range(1, MESSAGES + 1), POSITIONS))
+    found = await compared(told, positions, make)
+    assert found.is_right, f"seed {SEED}: {found}"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_does_so_at_the_place_of_a_snapshot_and_beside_it(told: Told) -> None:
+    places = [name.stream_seq for name in await told.snapshots()]
+    assert len(places) >= SNAPSHOTS_MIN
+    beside = sorted({at + beside for at in places for beside in (-1, 0, 1)} - {0})
+    assert (await compared(told, beside, native)).differing == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_log_that_is_read_has_clears_evictions_tiers_and_restarts(told: Told) -> None:
+    events = Counter(
+        (type(batch.event), batch.event.tier) for _, data in told.messages for batch in codec.decode_message(data)
+    )
+    assert all(events[kind, tier] > 5 for kind in (Stored, Removed, Cleared) for tier in (Tier.GPU, Tier.HOST))
+    assert sum(worker.lives for worker in told.workers) >= len(told.workers) + 3
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_at_the_end_of_the_log_it_is_what_the_mirrors_are(told: Told) -> None:
+    there = seen(await index_at(told.log, MESSAGES))
+    for worker in told.workers:
+        for rank in worker.ranks:
+            place = there[rank].epoch, there[rank].seq
+            assert (place, there[rank].blocks) == (worker.position(rank), sorted(worker.held(rank)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: Told) -> None:
+    names = await told.snapshots()
+    for before, after in pairwise(names):
+        moment = await moment_at(told.log, after.stream_seq - 1, IndexFold(native()))
+        assert (moment.snapshot, moment.messages_read) == (str(before), after.stream_seq - 1 - before.stream_seq)
+    first = await moment_at(told.log, names[0].stream_seq - 1, IndexFold(native()))
+    assert (first.snapshot, first.messages_read, first.rank_checkpoints) == ("", names[0].stream_seq - 1, {})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_time_is_that_of_the_last_message_until_then(told: Told) -> None:
+    last = await told.log.message_from(subjects.EVENTS_STREAM, 700)
+    assert last is not None
+    assert [await seq_at(told.log, last.time_ns + more) for more in (-1, 0)] == [699, 700]
+    assert (await moment_at(told.log, 700, IndexFold(native()))).time_ns == last.time_ns
+
+
+# ---------------------------------------------------------------- the comparison is itself compared
+
+
+STRETCH = inside(history, "_LogReading")
+
+
+def ignore_snapshots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IndexFold, "restore", lambda _self, _checkpoint, _now_s: None)
+
+
+def miss_a_message(patch: pytest.MonkeyPatch) -> None:
+    fold_in = inside(STRETCH, "_fold_in")
+
+    def missing(self: Any, message: LogMessage) -> None:
+        if message.stream_seq % 50:
+            fold_in(self, message)
+
+    plant(STRETCH, "_fold_in", missing, patch)
+
+
+def begin_one_behind_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    read = STRETCH.read
+
+    async def late(self: Any, log: EventLog, created: str) -> None:
+        plant(self, "_reached", min(inside(self, "_reached") + 1, inside(self, "_seq")))
+        await read(self, log, created)
+
+    patch.setattr(STRETCH, "read", late)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("plant", [ignore_snapshots, miss_a_message, begin_one_behind_the_snapshot])
+async def test_a_planted_bug_is_seen(
+    told: Told, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    assert not (await compared(told, range(100, MESSAGES + 1, 100), native)).is_right
+
+
+# ---------------------------------------------------------------- what is not kept is said
+
+
+def shown(told: NotRetained) -> tuple[str, object, Available | None, int]:
+    return told.field, told.found, told.oldest, told.last_seq
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("seq", [0, MESSAGES + 1, 1 << 70])
+async def test_what_never_was_is_refused_with_what_can_be_had(told: Told, seq: int) -> None:
+    first = await told.log.message_from(subjects.EVENTS_STREAM, 1)
+    assert first is not None
+    with pytest.raises(NotRetained) as refused:
+        await index_at(told.log, seq)
+    assert shown(refused.value) == ("seq", seq, Available(1, first.time_ns), MESSAGES)
+    allowed = r"allowed .*Z and later: the oldest that is kept is message 1,"
+    with pytest.raises(NotRetained, match=f"time: found 1970-.*, {allowed}"):
+        await seq_at(told.log, 10**9)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_behind_which_the_log_is_whole(
+    short: Told,
+) -> None:
+    before, after, *_ = names = await short.snapshots()
+    await short.log.purge(subjects.EVENTS_STREAM, after.stream_seq - 1)
+    oldest = await short.log.message_from(subjects.EVENTS_STREAM, after.stream_seq)
+    assert oldest is not None
+    available = Available(after.stream_seq, oldest.time_ns)
+    for seq in (1, before.stream_seq - 1, before.stream_seq + 1, after.stream_seq - 1):
+        with pytest.raises(NotRetained) as refused:
+            await index_at(short.log, seq)
+        assert shown(refused.value) == ("seq", seq, available, SHORT)
+        assert wall_time.shown(oldest.time_ns) in str(refused.value)
+    with pytest.raises(NotRetained) as refused:
+        await seq_at(short.log, oldest.time_ns - 1)
+    assert shown(refused.value)[0::2] == ("time", available)
+    kept = [name.stream_seq for name in names]
+    assert (await compared(short, sorted({*kept, *range(after.stream_seq, SHORT, 37)}), native)).differing == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_of_a_log_that_is_all_gone_snapshots_are_left_each_with_its_own_time(short: Told) -> None:
+    await short.log.purge(subjects.EVENTS_STREAM, SHORT)
+    last = (await short.snapshots())[-1]
+    moment = await moment_at(short.log, last.stream_seq, IndexFold(native()))
+    assert (moment.snapshot, moment.messages_read, moment.time_ns) == (str(last), 0, last.wall_ns)
+    with pytest.raises(NotRetained, match=f"seq: found {SHORT}, allowed none: nothing is kept"):
+        await index_at(short.log, SHORT)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_snapshot_that_cannot_be_used_does_not_count(short: Told) -> None:
+    bucket = short.log.objects(subjects.SNAPSHOT_BUCKET)
+    first, second, third, *later = await short.snapshots()
+    for name in later:
+        await bucket.delete(str(name))
+    checkpoint = decode_checkpoint(await bucket.get(str(second)))
+    foreign = msgspec.structs.replace(checkpoint, stream_created="2001-02-03T04:05:06Z")
+    damaged = msgspec.structs.replace(decode_checkpoint(await bucket.get(str(third))), index=b"none")
+    await bucket.put(str(second), encode_checkpoint(foreign))
+    await bucket.put(str(third), encode_checkpoint(damaged))
+    with capture_logs() as logs:
+        moment = await moment_at(short.log, third.stream_seq, IndexFold(native()))
+    assert (moment.snapshot, moment.messages_read) == (str(first), third.stream_seq - first.stream_seq)
+    assert [each["event"] for each in logs] == ["snapshot_refused"]
+    assert (await compared(short, [second.stream_seq, third.stream_seq], native)).differing == []
+    await short.log.purge(subjects.EVENTS_STREAM, second.stream_seq - 1)
+    with pytest.raises(NotRetained) as refused:
+        await index_at(short.log, third.stream_seq)
+    assert shown(refused.value) == ("seq", third.stream_seq, None, SHORT)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_index_without_the_memory_for_it_says_so(told: Told) -> None:
+    with pytest.raises(IndexFull):
+        await index_at(told.log, MESSAGES, ReferenceIndex(**{**LIMITS, "memory_bytes_max": 1 << 12}))

@@ -1,0 +1,811 @@
+"""The index on a real log: what a scripted consolidator says is what it holds, whatever befell the messages."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+import nats
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from bench.processes import ChildProcess
+from indexer.follow.fold import RankView
+from indexer.index.prefix_index import RefusedEvent
+from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
+from indexer.service.feed import TICK_S
+from indexer.service.http import IndexApi
+from kv_protocol import fleet, subjects
+from kv_protocol.events import Tier
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.config.sections import IndexSection
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.telemetry import new_registry
+from router.admin.control_plane import ControlPlane
+from router.config import RouterSettings
+from router.decision.approximate import ApproximateIndex
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet, TextDigests
+from tests.contract.indexes import IMPLEMENTATIONS
+from tests.support.metric_families import COMMANDS, shown_families
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.index_on_log import WAIT_S, Index, gpu, running_index
+from tests.system.integration.scripted_rank import MODEL, ScriptedRank
+from tests.system.integration.serving import Api, serving
+from tests.unit.router.samples import registered
+
+NOTHING = (0, 0, 0, 0)
+SMALL = IndexSection(implementation="python", memory_bytes_max=1 << 20)
+SMALL_BLOCKS = (SMALL.memory_bytes_max - RANK_BYTES) // (NODE_BYTES + HOLDING_BYTES)
+"""As many blocks as there is room for, of one rank."""
+
+
+@pytest_asyncio.fixture
+async def scripted(log: EventLog) -> ScriptedRank:
+    scripted = ScriptedRank(log)
+    await scripted.start()
+    return scripted
+
+
+@pytest_asyncio.fixture
+async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
+    async with running_index(broker.url) as running:
+        yield running
+
+
+# ---------------------------------------------------------------- what the log says is held
+
+
+@pytest.mark.asyncio
+async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2, 3)
+    await scripted.store(4, parent=2)
+    await scripted.remove(3)
+    await scripted.beat()
+    await index.until_at(scripted)
+    rank = scripted.rank
+    assert index.view(rank, 1, 2, 3) == RankView(gpu(2), 7, 3, "")
+    assert index.view(rank, 1, 2, 4) == RankView(gpu(3), 7, 3, "")
+    assert index.view(rank, 9) == RankView(NOTHING, 7, 3, "")
+    assert sorted(index.index.held(rank)) == sorted(scripted.held())
+    await scripted.clear()
+    await index.until_at(scripted)
+    assert index.index.held(rank) == []
+    assert scripted.dumps_asked == 0
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
+    broker: Broker, scripted: ScriptedRank
+) -> None:
+    for block in range(1, 30):
+        await scripted.store(block, parent=block - 1 or None)
+    async with running_index(broker.url) as index:
+        await index.until_at(scripted)
+        assert index.view(scripted.rank, *range(1, 30)).overlap_blocks == gpu(29)
+        assert scripted.dumps_asked == 0
+
+
+@pytest.mark.asyncio
+async def test_a_message_published_twice_counts_once(broker: Broker, index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    client = await nats.connect(broker.url)
+    stored = await client.jetstream().get_msg(subjects.EVENTS_STREAM, 1)
+    await client.close()
+    assert stored.data is not None
+    await scripted.publish_raw(stored.data)
+    await scripted.store(2, parent=1)
+    await index.until_at(scripted)
+    assert (index.happened("duplicates", scripted.rank), index.happened("gaps", scripted.rank)) == (1, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_new_epoch_replaces_the_old_one(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.restart(epoch=8)
+    await scripted.beat()
+    await scripted.store(5)
+    await index.until_at(scripted)
+    assert (index.view(scripted.rank, 1).overlap_blocks, index.view(scripted.rank, 5).overlap_blocks) == (
+        NOTHING,
+        gpu(1),
+    )
+
+
+# ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("data", [b"", b"\x00\x00", b"garbage" * 100, bytes(60), b"\xff" * 1000])
+async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_it(
+    index: Index, scripted: ScriptedRank, data: bytes
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.may_answer.clear()
+    await scripted.store(3, parent=2, silently=True)
+    await scripted.publish_raw(data)
+    await index.until_stale(scripted.rank, "resyncing")
+    assert index.view(scripted.rank, 1, 2, 3).overlap_blocks == gpu(2)
+    await scripted.store(4, parent=3)
+    scripted.may_answer.set()
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 3, "")
+    assert scripted.dumps_asked == 1
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_bytes_that_cannot_be_read_as_the_first_of_a_rank_are_healed_too(
+    index: Index, scripted: ScriptedRank
+) -> None:
+    await scripted.store(1, 2, silently=True)
+    await scripted.publish_raw(b"garbage")
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+
+
+@pytest.mark.asyncio
+async def test_a_gap_is_healed(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.store(2, parent=1, silently=True)
+    await scripted.store(3, parent=2)
+    await scripted.store(4, parent=3)
+    await index.until_stale(scripted.rank, "resyncing")
+    assert scripted.dumps_asked == 0
+    await index.pass_time(0.6)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 4, "")
+    assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_lost_last_message_is_found_by_the_pulse(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat()
+    await index.until_at(scripted)
+    await scripted.store(2, parent=1, silently=True)
+    await scripted.beat()
+    await index.until_stale(scripted.rank, "behind")
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 2, "")
+
+
+@pytest.mark.asyncio
+async def test_a_digest_that_differs_is_healed(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.blocks[9] = None
+    await scripted.beat()
+    await eventually(lambda: index.view(scripted.rank, 9).overlap_blocks == gpu(1))
+    assert index.happened("digest_mismatches", scripted.rank) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_unanswered_question_is_repeated_one_at_a_time(index: Index, scripted: ScriptedRank) -> None:
+    scripted.may_answer.clear()
+    await scripted.publish_raw(b"garbage")
+    await eventually(lambda: scripted.dumps_asked == 1)
+    await index.pass_time(1.5)
+    for _ in range(3):
+        await scripted.publish_raw(b"garbage")
+    await eventually(lambda: "refused_messages_total 4.0" in index.metrics())
+    assert scripted.dumps_asked == 1
+    await index.pass_time(1.0)
+    scripted.may_answer.set()
+    await eventually(lambda: scripted.dumps_asked == 2)
+    await scripted.store(1)
+    await index.until_at(scripted)
+
+
+@pytest.mark.asyncio
+async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
+    broker: Broker, log: EventLog, scripted: ScriptedRank
+) -> None:
+    for block in range(1, 11):
+        await scripted.store(block, parent=block - 1 or None)
+    client = await nats.connect(broker.url)
+    await client.jsm().purge_stream(subjects.EVENTS_STREAM, keep=3)
+    await client.close()
+    other = ScriptedRank(log, "w1")
+    await other.start()
+    await other.store(1)
+    async with running_index(broker.url) as index:
+        await index.until_stale(scripted.rank, "resyncing")
+        await index.pass_time(0.6)
+        await index.until_at(scripted)
+        await index.until_at(other)
+        assert index.view(scripted.rank, *range(1, 11)) == RankView(gpu(10), 7, 10, "")
+        assert (scripted.dumps_asked, other.dumps_asked) == (1, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_does_not_vouch_for_its_set_is_stale(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat(stale="engine event not read")
+    await index.until_stale(scripted.rank, "source")
+    await scripted.beat()
+    await index.until_stale(scripted.rank, "")
+
+
+@pytest.mark.asyncio
+async def test_what_a_source_could_not_read_is_not_waited_for(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat(stale="event not read")
+    await index.until_stale(scripted.rank, "source")
+    await scripted.store(2, parent=1)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+
+
+# ---------------------------------------------------------------- what says nothing of a rank
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "kv.v1.events.x",
+        "kv.v1.events.m-1.w0",
+        "kv.v1.events.m-1.W0.0",
+        "kv.v1.events.m-1.w0.0.0",
+        "kv.v1.events.m-1.w0.-1",
+        "kv.v1.events.m-1.w0.00",
+        "kv.v1.events.m-1.w0.4096",
+        "kv.v1.events.m-1.w0.99999999999",
+        "kv.v1.events.m-1." + "w" * 65 + ".0",
+        "kv.v1.events.Ü.w0.0",
+    ],
+)
+async def test_an_unknown_subject_is_counted_and_costs_nothing(
+    index: Index, scripted: ScriptedRank, log: EventLog, subject: str
+) -> None:
+    await log.publish(subject, b"garbage")
+    await scripted.store(1)
+    await index.until_at(scripted)
+    assert list(index.index.statistics().streams) == [scripted.rank]
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counted_and_cost_nothing(
+    index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    await scripted.store(1)
+    await scripted.store(2, parent=1, silently=True)
+    await scripted.store(3, parent=2)
+    await index.until_stale(scripted.rank, "resyncing")
+    await index.pass_time(0.6)
+    await index.until_at(scripted)
+    await scripted.beat()
+    inbox = scripted.replied_to.removesuffix(".w0.0")
+    for subject in ("kv.v1.heartbeat.m-1.w0.0", "kv.v1.heartbeat.x", f"{inbox}.w0.0", f"{inbox}.x", f"{inbox}.W.9.9"):
+        await log.announce(subject, b"garbage")
+    await log.publish("kv.v1.fleet.m-1.w0", b"garbage")
+    await eventually(lambda: "refused_messages_total 6.0" in index.metrics())
+    assert index.view(scripted.rank, 1) == RankView(gpu(1), 7, 3, "")
+    assert list(index.index.statistics().streams) == [scripted.rank]
+
+
+# ---------------------------------------------------------------- ranks come and go
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
+    index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    second, other = ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1")
+    for each in (scripted, second, other):
+        await each.store(1, 2)
+        await index.until_at(each)
+    await scripted.leave()
+    await eventually(lambda: list(index.index.statistics().streams) == [other.rank])
+    assert index.view(scripted.rank, 1, 2) == RankView(NOTHING, 0, 0, "never_heard")
+    assert index.view(other.rank, 1, 2).overlap_blocks == gpu(2)
+    await index.pass_time(TICK_S)
+    assert 'worker="w0"' not in index.metrics()
+    assert 'worker="w1"' in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
+    index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    other = ScriptedRank(log, "w1")
+    await scripted.store(1)
+    await other.store(1)
+    for _ in range(4):
+        await other.beat()
+        await index.until_at(other)
+        await index.pass_time(1.0)
+        seen = index.index.statistics().index
+        assert seen.ranks == 2
+    beats_before = index.happened("applied", other.rank)
+    await other.store(2, parent=1)
+    await other.beat()
+    await eventually(lambda: index.happened("applied", other.rank) > beats_before)
+    await index.pass_time(1.5)
+    assert list(index.index.statistics().streams) == [other.rank]
+    await scripted.beat()
+    await index.until_stale(scripted.rank, "behind")
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1).overlap_blocks == gpu(1)
+
+
+@pytest.mark.asyncio
+async def test_a_rank_for_which_there_is_no_memory_is_named_once_and_admitted_when_there_is(
+    broker: Broker,
+    log: EventLog,
+) -> None:
+    first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
+    with capture_logs() as lines:
+        async with running_index(broker.url, settings=SMALL) as index:
+            await first.store(*range(SMALL_BLOCKS))
+            await index.until_at(first)
+            await second.store(1)
+            await second.beat()
+            await eventually(lambda: "index_refused_rank_facts_total 2.0" in index.metrics())
+            await index.pass_time(1.0)
+            assert [line["rank"] for line in lines if line["event"] == "rank_refused"] == ["w1/0"]
+            assert "kvrouter_index_refused_ranks 1.0" in index.metrics()
+            assert index.view(second.rank).stale == "refused"
+            await first.leave()
+            await eventually(lambda: not index.index.ranks())
+            await second.beat()
+            await index.until_stale(second.rank, "behind")
+            await index.pass_time(TICK_S)
+            assert "kvrouter_index_refused_ranks 0.0" in index.metrics()
+    assert [line["rank"] for line in lines if line["event"] == "rank_not_refused_any_more"] == ["w1/0"]
+    assert len([line for line in lines if line["event"] == "rank_refused"]) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look(
+    broker: Broker, scripted: ScriptedRank
+) -> None:
+    with capture_logs() as lines:
+        async with running_index(broker.url, settings=SMALL) as index:
+            await scripted.store(*range(2 * SMALL_BLOCKS))
+            await index.until_at(scripted)
+            await scripted.beat()
+            await index.until_stale(scripted.rank, "overfull")
+            await index.pass_time(1.0)
+            assert "kvrouter_index_overfull_ranks 1.0" in index.metrics()
+            assert 'kvrouter_stream_stale{dp_rank="0",worker="w0"} 1.0' in index.metrics()
+            assert scripted.dumps_asked == 0
+            await index.until_at(scripted)
+            await scripted.clear()
+            await scripted.beat()
+            await index.until_stale(scripted.rank, "")
+            async with asyncio.timeout(WAIT_S):
+                while "rank_not_overfull_any_more" not in [line["event"] for line in lines]:
+                    await index.pass_time(TICK_S)  # a dump is asked, and answered over the log
+    told = [(line["event"], line["log_level"], line["rank"]) for line in lines if "overfull" in line["event"]]
+    assert told == [("rank_overfull", "warning", "w0/0"), ("rank_not_overfull_any_more", "info", "w0/0")]
+
+
+def routing_on(index: Index) -> Routing:
+    """Return the routing of a router without workers."""
+    settings = RouterSettings()
+    approximate = ApproximateIndex(settings.policy.approximate())
+    state = RouterState(Fleet(TextDigests("", "")), Ledger(settings.ledger.lease_s), approximate)
+    return Routing(
+        state,
+        index.index,
+        index.clock,
+        settings.policy.policy(),
+        seed=1,
+        lease_s=settings.ledger.lease_s,
+        decisions_max=1,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(broker: Broker, log: EventLog) -> None:
+    first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
+    async with (
+        running_index(broker.url, settings=SMALL) as index,
+        serving(IndexApi(index.index).app(new_registry(), token="")) as api,
+        serving(ControlPlane(routing_on(index), index.index, log).app(new_registry(), token="")) as router,
+    ):
+        await first.store(*range(2 * SMALL_BLOCKS))
+        await index.until_at(first)
+        await first.beat()
+        await index.until_stale(first.rank, "overfull")
+        assert await api.get("/ready") == (200, answered(stale={"w0/0": "overfull"}))
+        await second.beat()
+        await index.until_stale(second.rank, "refused")
+        status, body = await api.get("/ready")
+        assert (status, body["ready"], list(body["refused"])) == (503, False, ["w1/0"])
+        assert str(SMALL.memory_bytes_max) in body["refused"]["w1/0"]
+        assert (await api.get("/v1/ranks"))[1]["refused"] == body["refused"]
+        assert (await router.get("/v1/index"))[1]["refused"] == body["refused"]
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_the_index_refuses_is_counted_and_named_once(
+    index: Index, scripted: ScriptedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[RefusedEvent]:
+        return [RefusedEvent(0, 2, "for no reason")]
+
+    with capture_logs() as lines:
+        await scripted.store(1)
+        await index.until_at(scripted)
+        monkeypatch.setattr(IMPLEMENTATIONS[index.index.implementation], "apply_batch", refuse)
+        await scripted.store(2, parent=1)
+        await eventually(lambda: index.happened("resyncs", scripted.rank) == 1)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+    told = [(line["rank"], line["reason"]) for line in lines if line["event"] == "message_refused_by_index"]
+    assert told == [("w0/0", "event 0, byte 2: for no reason")]
+
+
+@pytest.mark.asyncio
+async def test_the_index_makes_room_for_what_a_worker_says_it_can_hold(
+    broker: Broker, scripted: ScriptedRank, log: EventLog
+) -> None:
+    async with running_index(broker.url, settings=IndexSection(implementation="native")) as index:
+        await scripted.store(1)
+        await index.until_at(scripted)
+        before = index.index.statistics().index.memory_bytes
+        description = registered(scripted.rank.worker_id, model=MODEL, total_kv_blocks=1_000_000)
+        await log.publish(subjects.fleet(MODEL, scripted.rank.worker_id), fleet.encode(description))
+        await eventually(lambda: index.index.statistics().index.memory_bytes > 2 * before)
+
+
+# ---------------------------------------------------------------- the log goes and comes
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("store_lost", [False, True])
+async def test_while_the_log_is_away_no_worker_is_forgotten_and_then_the_index_catches_up(
+    broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog, store_lost: bool
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    await broker.kill()
+    await eventually(lambda: not index.log.is_connected and not log.is_connected)
+    await index.pass_time(120.0)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "log_away")
+    if store_lost:
+        broker.lose_store()
+    await broker.start()
+    await eventually(lambda: index.log.is_connected and log.is_connected)
+    await index.pass_time(1.0)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+    await ready(log)
+    await scripted.store(3, parent=2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3) == RankView(gpu(3), 7, 2, "")
+    assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (0, 0)
+    await scripted.leave()
+    await eventually(lambda: not index.index.statistics().streams)
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_worker_counts_only_on_its_own_subject(
+    index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    left = WorkerLeft(worker_id=scripted.rank.worker_id, instance="i")
+    await log.publish(subjects.fleet(MODEL, "another"), fleet.encode(left))
+
+    def refused() -> dict[str, float]:
+        families = {family.name: family for family in index.index.families()}
+        return {each.labels["reason"]: each.value for each in families["kvrouter_index_fleet_refused"].samples}
+
+    await eventually(lambda: refused()["subject"] == 1)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+
+
+async def ready(log: EventLog) -> None:
+    """Return once something can be published again."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                await log.publish(subjects.fleet(MODEL, "nobody"), b"garbage")
+            except BrokerUnavailable:
+                await SystemClock().sleep(0.02)
+            else:
+                return
+
+
+@pytest.mark.asyncio
+async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
+    broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.may_answer.clear()
+    await scripted.publish_raw(b"garbage")
+    await index.until_stale(scripted.rank, "resyncing")
+    await eventually(lambda: scripted.dumps_asked == 1)
+    await broker.kill()
+    await eventually(lambda: not index.log.is_connected and not log.is_connected)
+    scripted.may_answer.set()
+    await scripted.store(3, parent=2, silently=True)
+    await index.pass_time(60.0)
+    await broker.start()
+    await eventually(lambda: index.log.is_connected and log.is_connected)
+    await scripted.beat()
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3) == RankView(gpu(3), 7, 2, "")
+    assert scripted.dumps_asked <= 3
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_log_makes_no_worker_forgotten(broker: Broker, log: EventLog) -> None:
+    scripted, stop, clock = ScriptedRank(log), asyncio.Event(), SystemClock()
+
+    async def pulse() -> None:
+        while not stop.is_set():
+            if log.is_connected:
+                await scripted.beat()
+            await clock.sleep(0.2)
+
+    async with running_index(broker.url, SystemClock()) as index, asyncio.TaskGroup() as group:
+        await scripted.store(1, 2)
+        group.create_task(pulse())
+        await index.until_at(scripted)
+        broker.freeze()
+        try:
+            frozen_at_s = clock.now()
+            await eventually(lambda: not index.log.is_connected)
+            while clock.now() < frozen_at_s + 6.0:
+                assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+                await clock.sleep(0.05)
+        finally:
+            broker.thaw()
+        await index.until_stale(scripted.rank, "")
+        assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+        stop.set()
+
+
+# ---------------------------------------------------------------- stand-alone: same questions, same answers
+
+Ask = Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+
+
+def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what `/ready` says of an index that has read the log and refuses nobody."""
+    return {"ready": ready, "catching_up": "", "stale": stale or {}, "refused": {}}
+
+
+@pytest_asyncio.fixture
+async def api(index: Index) -> AsyncIterator[Api]:
+    async with serving(IndexApi(index.index).app(new_registry(), token="")) as api:
+        yield api
+
+
+@pytest_asyncio.fixture(params=["embedded", "http"])
+async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
+    """Return a way to ask the index: in process, or stand-alone."""
+
+    async def in_process(query: dict[str, Any]) -> list[dict[str, Any]]:
+        known = list(index.index.statistics().streams)
+        ranks = [WorkerRank(*rank) for rank in query["ranks"]] if "ranks" in query else known
+        views = index.index.overlap(query["sequence_hashes"], ranks)
+        return [
+            {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank, **json.loads(msgspec.json.encode(view))}
+            for rank, view in zip(ranks, views, strict=True)
+        ]
+
+    async def over_http(query: dict[str, Any]) -> list[dict[str, Any]]:
+        status, body = await api.post(json.dumps(query).encode())
+        assert status == 200, body
+        ranks: list[dict[str, Any]] = body["ranks"]
+        return ranks
+
+    return in_process if request.param == "embedded" else over_http
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"sequence_hashes": [1, 2, 3]}, {"w0/0": [3, ""], "w0/1": [1, ""], "w1/0": [0, "source"]}),
+        ({"sequence_hashes": []}, {"w0/0": [0, ""], "w0/1": [0, ""], "w1/0": [0, "source"]}),
+        ({"sequence_hashes": [2**64 - 1]}, {"w0/0": [0, ""], "w0/1": [0, ""], "w1/0": [1, "source"]}),
+        ({"sequence_hashes": [1, 2], "ranks": [["w0", 1]]}, {"w0/1": [1, ""]}),
+        ({"sequence_hashes": [1], "ranks": []}, {}),
+        ({"sequence_hashes": [1], "ranks": [["w9", 0], ["w0", 0]]}, {"w9/0": [0, "never_heard"], "w0/0": [1, ""]}),
+    ],
+)
+async def test_the_stand_alone_index_answers_as_the_embedded_one(
+    index: Index, log: EventLog, ask: Ask, query: dict[str, Any], expected: dict[str, list[Any]]
+) -> None:
+    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1", 0)]
+    for scripted, hashes in zip(ranks, ([1, 2, 3], [1], [2**64 - 1]), strict=True):
+        await scripted.store(*hashes)
+        await scripted.beat()
+        await index.until_at(scripted)
+    await ranks[2].beat(stale="why")
+    await index.until_stale(ranks[2].rank, "source")
+    answer = await ask(query)
+    assert {f"{r['worker_id']}/{r['dp_rank']}": [r["overlap_blocks"][0], r["stale"]] for r in answer} == expected
+    assert all((r["epoch"], r["seq"]) == (7, 1) for r in answer if r["worker_id"] != "w9")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`"),
+        (b"\xff", "malformed"),
+        (b"{}", "missing required field `sequence_hashes`"),
+        (b'{"sequence_hashes": null}', "Expected `array`"),
+        (b'{"sequence_hashes": ["1"]}', "Expected `int`"),
+        (b'{"sequence_hashes": [1.5]}', "Expected `int`"),
+        (b'{"sequence_hashes": [-1]}', "sequence_hashes: found -1, allowed u64"),
+        (b'{"sequence_hashes": [18446744073709551616]}', "sequence_hashes: found 18446744073709551616, allowed u64"),
+        (b'{"sequence_hashes": [1], "rank": []}', "unknown field `rank`"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0"]]}', "length 2"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0", "0"]]}', "Expected `int`"),
+        (b'{"sequence_hashes": [1], "ranks": [["W 0", 0]]}', "worker_id: found 'W 0', allowed"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0", -1]]}', "dp_rank: found -1, allowed"),
+        (b'{"sequence_hashes": ' + b"[" * 100_000, "array"),
+    ],
+)
+async def test_a_bad_question_is_named(api: Api, body: bytes, words: str) -> None:
+    status, answer = await api.post(body)
+    error = answer["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", "body")
+    assert words in error["message"]
+
+
+@pytest.mark.asyncio
+async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedRank, api: Api) -> None:
+    assert (await api.get("/v1/ranks/w0/0/blocks"))[0] == 404
+    await scripted.store(1, 2)
+    await index.until_at(scripted)
+    status, body = await api.get("/v1/ranks/w0/0/blocks")
+    assert (status, body["blocks"]) == (
+        200,
+        [
+            {"sequence_hash": 1, "parent": None, "tier_bits": 1},
+            {"sequence_hash": 2, "parent": 1, "tier_bits": 1},
+        ],
+    )
+    status, body = await api.get("/v1/ranks")
+    assert [(each["worker_id"], each["blocks"]["gpu"], each["cursor"]) for each in body["ranks"]] == [("w0", 2, 1)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("rank", ["w0/1", "w9/0", "w0/-1", "w0/x", "w0/%D9%A0", "w0/00", f"w0/{'9' * 5000}", "W%200/0"])
+async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
+    index: Index, scripted: ScriptedRank, api: Api, rank: str
+) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    status, body = await api.get(f"/v1/ranks/{rank}/blocks")
+    assert status == 404, body
+    assert body["error"]["message"].endswith("allowed w0/0")
+
+
+@pytest.mark.asyncio
+async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> None:
+    assert await api.get("/v1/prefixes") == (200, {"prefixes": []})
+    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1)]
+    for scripted, hashes in zip(ranks, ([1, 2, 3], [1, 2**64 - 1]), strict=True):
+        await scripted.store(*hashes)
+        await index.until_at(scripted)
+    holders = [{"worker_id": "w0", "dp_rank": dp_rank, "media": ["gpu"]} for dp_rank in (0, 1)]
+    status, body = await api.get("/v1/prefixes?order_by=holders&limit=2")
+    assert status == 200
+    assert [stretch.pop("last_stored_ago_s") >= 0 for stretch in body["prefixes"]] == [True, True]
+    assert body["prefixes"] == [
+        {"sequence_hash": 1, "parent": None, "blocks": 1, "depth_blocks": 1, "holders": holders, "children": 2},
+        {"sequence_hash": 3, "parent": 1, "blocks": 2, "depth_blocks": 3, "holders": holders[:1], "children": 0},
+    ]
+    status, body = await api.get("/v1/prefixes")
+    assert [stretch["sequence_hash"] for stretch in body["prefixes"]] == [3, 1, 2**64 - 1]
+    whole = {"sequence_hash": 1, "holders": holders, "children_total": 2, "children": [2, 2**64 - 1]}
+    assert await api.get("/v1/prefixes/1") == (200, whole)
+    assert await api.get("/v1/prefixes/1?limit=1") == (200, {**whole, "children": [2]})
+    end = {"sequence_hash": 2**64 - 1, "holders": holders[1:], "children_total": 0, "children": []}
+    assert await api.get(f"/v1/prefixes/{2**64 - 1}") == (200, end)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("?limit=0", 400, 'limit: found "0", allowed 1..1000'),
+        ("?limit=1001", 400, 'limit: found "1001", allowed 1..1000'),
+        ("?limit=x", 400, 'limit: found "x", allowed 1..1000'),
+        ("?limit=%D9%A1", 400, "allowed 1..1000"),
+        (f"?limit={'9' * 5000}", 400, "allowed 1..1000"),
+        ("?order_by=x", 400, 'order_by: found "x", allowed blocks, holders, last_stored'),
+        ("/1?limit=0", 400, 'limit: found "0", allowed 1..1000'),
+        ("/9", 404, 'sequence_hash: found "9", allowed a block that the index knows'),
+        (f"/{2**64}", 404, "allowed a block that the index knows"),
+        ("/-1", 404, "allowed a block that the index knows"),
+        ("/x", 404, "allowed a block that the index knows"),
+        (f"/{'9' * 5000}", 404, "allowed a block that the index knows"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_a_bad_question_for_prefixes_is_named(
+    index: Index, scripted: ScriptedRank, api: Api, path: str, status: int, words: str
+) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    found, body = await api.get(f"/v1/prefixes{path}")
+    assert (found, body["error"]["type"]) == (status, "invalid_request_error")
+    assert words in body["error"]["message"]
+
+
+@pytest.mark.asyncio
+async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
+    index: Index, scripted: ScriptedRank, api: Api
+) -> None:
+    assert await api.get("/ready") == (200, answered())
+    await scripted.store(1)
+    await scripted.beat(stale="why")
+    await index.until_stale(scripted.rank, "source")
+    assert await api.get("/ready") == (503, answered(ready=False, stale={"w0/0": "source"}))
+    assert await api.get("/health") == (200, {"status": "ok"})
+
+
+@pytest.mark.asyncio
+async def test_which_index_serves_is_in_version_and_metrics(index: Index, api: Api) -> None:
+    status, body = await api.get("/version")
+    assert (status, body["index"]) == (200, index.index.implementation)
+    assert f'kvrouter_index_info{{implementation="{index.index.implementation}"}} 1.0' in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2, 3)
+    command = ["-m", "indexer", "serve", "--nats-url", broker.url, "--port", "0"]
+    process = ChildProcess("indexer", [sys.executable, *command, "--set", f"nats.events_max_bytes={1 << 24}"])
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
+        await process.start(group)
+        try:
+            address = (await process.line_with("index on")).split()[2]
+            query = {"sequence_hashes": [1, 2, 9], "ranks": [["w0", 0]]}
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    async with session.post(f"{address}/v1/overlap", json=query) as response:
+                        (answer,) = (await response.json())["ranks"]
+                    if answer["seq"] == scripted.seq:
+                        break
+                    await SystemClock().sleep(0.02)
+            assert (answer["overlap_blocks"], answer["epoch"], answer["stale"]) == ([2, 2, 2, 2], 7, "")
+            async with session.get(f"{address}/metrics") as response:
+                shown = await response.text()
+            assert "kvrouter_index_ranks 1.0" in shown
+            assert shown_families(shown) == COMMANDS["indexer serve"].keys()
+        finally:
+            await process.end(signal.SIGTERM)
+    assert process.ended_with == 0, process.output
+
+
+def test_the_tiers_of_an_overlap_are_those_of_the_wire() -> None:
+    assert [tier.name for tier in Tier] == ["GPU", "HOST", "DISK", "EXTERNAL"]
+    assert MODEL in subjects.model_slug(MODEL)

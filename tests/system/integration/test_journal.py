@@ -1,0 +1,113 @@
+"""A journal on a real nats-server: written, read back, and every decision in it taken again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kv_protocol import subjects
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, TimePassed
+from kv_runtime.clock import SystemClock
+from kv_runtime.config.sections import NatsSection
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts
+from router.config import JournalSection
+from router.decision.state_settings import StateSettings
+from router.journal.continuity import Continuity
+from router.journal.reader import JournalEntry, read_journal
+from router.journal.replay import replay
+from router.journal.writer import JournalWriter, ensure_journal
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.event_path import connected
+from tests.unit.properties.router_life import POLICIES, Life
+from tests.unit.router.samples import TEXT
+
+SETTINGS = JournalSection(max_bytes=16 << 20)
+
+
+async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
+    """Return the router's records that the log has."""
+    continuity, records = Continuity(), list[JournalRecord]()
+
+    def take(told: JournalEntry) -> None:
+        records.extend(continuity.records(told.message))
+
+    await read_journal(log, SystemClock(), router, take, asyncio.Event())
+    return records
+
+
+@asynccontextmanager
+async def written(
+    log: EventLog, settings: JournalSection = SETTINGS, router: str = "router-1"
+) -> AsyncIterator[JournalWriter]:
+    """Yield a writer at work; afterwards what it had is on the log."""
+    await ensure_journal(log, settings, NatsSection())
+    stop = asyncio.Event()
+    made_of = StateSettings(text=TEXT)
+    writer = JournalWriter(
+        log, SystemClock(), settings, router=router, made_of=made_of, state=made_of.state(), kv_seq=lambda: 7
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            run_parts([Part("journal", writer.run), Part("event-log", log.run, 1)], stop=stop, drain_s=5.0)
+        )
+        yield writer
+        stop.set()
+
+
+@pytest.mark.asyncio
+async def test_a_written_journal_is_read_back_and_every_decision_is_taken_again(log: EventLog) -> None:
+    life = Life(1, POLICIES["kv"])
+    await life.run()
+    async with written(log, router="unused") as writer:
+        for what in life.shelf.told:
+            writer.record(what)
+        await eventually(lambda: not writer.statistics().waiting)
+        records = await read(log, "unused")
+    assert isinstance(records[0], JournalBegan)
+    again = list(replay(records))
+    assert len(again) > 50
+    assert [each for each in again if not each.equal] == []
+    assert writer.statistics().lost_total == 0
+
+
+@pytest.mark.asyncio
+async def test_each_router_has_its_own_journal(log: EventLog) -> None:
+    async with written(log, router="a") as first:
+        first.record(TimePassed(now_s=1.0))
+        await eventually(lambda: first.statistics().records_total == 2)
+    async with written(log, router="b") as second:
+        await eventually(lambda: second.statistics().records_total == 1)
+        assert [type(record) for record in await read(log, "a")] == [JournalBegan, TimePassed]
+        assert [type(record) for record in await read(log, "b")] == [JournalBegan]
+        assert await read(log, "nobody") == []
+
+
+@pytest.mark.asyncio
+async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(broker: Broker, log: EventLog) -> None:
+    async with written(log, SETTINGS.model_copy(update={"buffer_records_max": 64})) as writer:
+        await eventually(lambda: writer.statistics().records_total == 1)
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        for moment in range(100):
+            writer.record(TimePassed(now_s=float(moment)))
+        await broker.start()
+        await eventually(lambda: not writer.statistics().waiting)
+        began, *rest = await read(log)
+    assert isinstance(began, JournalBegan)
+    assert [record.count for record in rest if isinstance(record, Lost)] == [36]
+    assert [record.now_s for record in rest if isinstance(record, TimePassed)] == [float(at) for at in range(36, 100)]
+
+
+@pytest.mark.asyncio
+async def test_the_stream_keeps_what_is_configured(broker: Broker, log: EventLog) -> None:
+    async with written(log, SETTINGS):
+        pass
+    smaller = SETTINGS.model_copy(update={"max_bytes": 1 << 20})
+    async with connected(broker.url) as other, written(other, smaller) as writer:
+        for moment in range(60_000):
+            writer.record(TimePassed(now_s=float(moment)))
+        await eventually(lambda: not writer.statistics().waiting)
+        state = await other.stream_state(subjects.JOURNAL_STREAM)
+        assert state.bytes <= 1 << 20

@@ -1,0 +1,298 @@
+"""Simulated prefill and decode engines that meet over HTTP: what the contract of all engines does not say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from pydantic import ValidationError
+from yarl import URL
+
+from kv_runtime.clock import SystemClock
+from tests.contract.engines import DESCRIPTION, PROMPT, outputs, request, tokens_of
+from tests.system.integration.broker import eventually
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
+from worker_agent.engines.simulated.live_transfer import TransferFailed
+from worker_agent.engines.simulated.metrics import transfer_families
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import TransferStatistics, state_of
+from worker_agent.engines.types import EngineError, RequestRefused
+
+SPEED = 1000.0
+PATIENT: dict[str, Any] = {"timeout_s": 3600.0}
+ENDLESS: dict[str, Any] = {"latency_s": 60.0, "bandwidth_bytes_s": 1.0, "timeout_s": 3600.0}
+"""A transfer that never ends."""
+
+
+@dataclass
+class Worker:
+    """A running engine, and its end of the wire."""
+
+    engine: SimulatedEngine
+    carrier: HttpCarrier
+
+    def statistics(self) -> TransferStatistics:
+        return self.engine.transfer_statistics()
+
+
+def made(role: Role, **fields: Any) -> Worker:
+    section = KvTransferSection(**(PATIENT | fields))
+    carrier = HttpCarrier(section)
+    simulator = Simulator(DESCRIPTION, role=role, transfers=section.rules)
+    return Worker(SimulatedEngine(simulator, SystemClock(), speed=SPEED, carrier=carrier), carrier)
+
+
+@asynccontextmanager
+async def worker(role: Role, **fields: Any) -> AsyncIterator[Worker]:
+    """Be where it runs; at the end it dies, whatever it has to do."""
+    running = made(role, **fields)
+    await running.engine.start()
+    async with asyncio.TaskGroup() as group:
+        driving = group.create_task(running.engine.run())
+        try:
+            yield running
+        finally:
+            driving.cancel()
+            await running.engine.stop(0.0)
+
+
+async def handed_over(prefill: Worker, **fields: Any) -> Handoff:
+    (answer,) = await outputs(prefill.engine, request(**fields))
+    assert answer.handoff is not None
+    return answer.handoff
+
+
+async def failure(work: Any) -> BaseException | None:
+    try:
+        await work
+    except EngineError as error:
+        return error
+    return None
+
+
+@pytest.mark.asyncio
+async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
+    async with worker("prefill") as prefill, worker("decode", token_bytes=1000) as decode:
+        handoff = await handed_over(prefill)
+        assert handoff.ctx_info_endpoint == prefill.carrier.endpoint
+        assert prefill.statistics().held_tokens == len(PROMPT)
+        assert len(tokens_of(await outputs(decode.engine, request(handoff=handoff)))) == 4
+    sent, got = prefill.statistics(), decode.statistics()
+    assert (sent.held, sent.handed_over_total, sent.expired_total) == (0, 1, 0)
+    assert (got.fetches_total["done"], got.fetched_bytes_total) == (1, len(PROMPT) * 1000)
+    assert got.fetch_seconds_total > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://localhost:1",
+        "http://10.0.0.1:1",
+        "http://[2001:db8::1]:1",
+        "https://127.0.0.1:1",
+        "http://127.0.0.1:1/elsewhere",
+        "http://somebody@127.0.0.1:1",
+        "http://127.0.0.1:1?to=1",
+        "tcp://127.0.0.1:1",
+        "http://127.0.0.1:99999",
+        "127.0.0.1:1",
+        "",
+    ],
+)
+async def test_kv_is_fetched_only_from_addresses_of_the_configured_networks(endpoint: str) -> None:
+    handoff = Handoff(
+        first_gen_tokens=(1,), ctx_request_id=5, opaque_state=state_of(PROMPT, 5), ctx_info_endpoint=endpoint
+    )
+    async with worker("decode") as decode:
+        with pytest.raises(RequestRefused, match=r"^disaggregated_params\.ctx_info_endpoint: found .*, allowed "):
+            await outputs(decode.engine, request(handoff=handoff))
+        assert decode.statistics().fetching == 0
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_worker_that_is_not_there_fails_the_request() -> None:
+    async with worker("decode") as decode:
+        async with worker("prefill") as prefill:
+            handoff = await handed_over(prefill)
+        with pytest.raises(TransferFailed, match=r"^a: "):
+            await outputs(decode.engine, request(handoff=handoff))
+        assert decode.statistics().fetches_total["lost"] == 1
+        assert len(tokens_of(await outputs(decode.engine, request(is_context_and_generation=True)))) == 4
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request() -> None:
+    async with AsyncExitStack() as prefills, worker("decode") as decode:
+        prefill = await prefills.enter_async_context(worker("prefill", **ENDLESS))
+        handoff = await handed_over(prefill)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
+            await eventually(lambda: prefill.engine.transfer_buffer.used_tokens == len(PROMPT))
+            await prefills.aclose()
+        assert isinstance(waiting.result(), TransferFailed)
+        assert decode.statistics().fetches_total["lost"] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_receiver_that_goes_gives_the_places_back_and_leaves_the_context() -> None:
+    async with worker("prefill", **ENDLESS) as prefill:
+        handoff = await handed_over(prefill)
+        async with worker("decode") as decode, asyncio.TaskGroup() as group:
+            group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
+            await eventually(lambda: prefill.engine.transfer_buffer.used_tokens == len(PROMPT))
+            await decode.engine.stop(0.0)
+        await eventually(lambda: prefill.engine.transfer_buffer.used_tokens == 0)
+        assert (prefill.statistics().held, prefill.statistics().handed_over_total) == (1, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_second_receiver_gets_nothing() -> None:
+    async with worker("prefill", **ENDLESS) as prefill, worker("decode") as first, worker("decode") as second:
+        handoff = await handed_over(prefill)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(failure(outputs(first.engine, request(handoff=handoff))))
+            await eventually(lambda: prefill.engine.transfer_buffer.used_tokens == len(PROMPT))
+            assert isinstance(await failure(outputs(second.engine, request(handoff=handoff))), TransferFailed)
+            assert second.statistics().fetches_total["gone"] == 1
+            await first.engine.stop(0.0)
+
+
+@pytest.mark.asyncio
+async def test_a_transfer_beyond_the_buffer_stalls_until_its_timeout_and_is_counted() -> None:
+    long = tuple(range(60))
+    async with worker("prefill") as prefill, worker("decode", buffer_tokens=30, timeout_s=50.0) as decode:
+        stalled = await handed_over(prefill, name="long", prompt=long)
+        waiting = outputs(decode.engine, request("long", prompt=long, handoff=stalled))
+        assert isinstance(await failure(waiting), TransferFailed)
+        assert decode.statistics().fetches_total["stalled"] == 1
+        assert (decode.engine.transfer_buffer.waiting, prefill.statistics().held) == (0, 1)
+
+
+@pytest.mark.asyncio
+async def test_an_unfetched_context_expires_while_the_engine_is_idle() -> None:
+    async with worker("prefill", timeout_s=50.0) as prefill:
+        await handed_over(prefill)
+        await eventually(lambda: prefill.statistics().expired_total == 1)
+        assert prefill.statistics().held == 0
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_engine_s_stop_waits_for_its_transfers() -> None:
+    async with worker("prefill") as prefill, worker("decode") as decode:
+        handoff = await handed_over(prefill)
+        async with asyncio.TaskGroup() as group:
+            stopping = group.create_task(prefill.engine.stop(0.0))
+            told = await outputs(decode.engine, request(handoff=handoff))
+            assert len(tokens_of(told)) == 4
+            await stopping
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_engine_s_stop_does_not_wait_for_ever() -> None:
+    async with worker("prefill", timeout_s=50.0) as prefill:
+        await handed_over(prefill)
+        await prefill.engine.stop(0.0)
+        assert prefill.statistics().expired_total == 1
+
+
+@pytest.mark.asyncio
+async def test_a_worker_without_a_carrier_serves_no_transfers() -> None:
+    for role in ("prefill", "decode"):
+        engine = SimulatedEngine(Simulator(DESCRIPTION, role=role), SystemClock())
+        await engine.start()
+        with pytest.raises(RequestRefused, match=f'role: found "{role}"'):
+            await outputs(engine, request())
+
+
+@pytest.mark.asyncio
+async def test_transfers_are_shown_by_outcome() -> None:
+    async with worker("prefill") as prefill, worker("decode", token_bytes=1000) as decode:
+        await outputs(decode.engine, request(handoff=await handed_over(prefill)))
+        await handed_over(prefill, name="b")
+        shown = {
+            (family.name, sample.labels["worker"], sample.labels.get("outcome")): sample.value
+            for each in (prefill, decode)
+            for family in transfer_families("p" if each is prefill else "d", each.engine)
+            for sample in family.samples
+        }
+    assert shown["kvrouter_kv_contexts_held", "p", None] == 1
+    assert shown["kvrouter_kv_contexts_held_tokens", "p", None] == len(PROMPT)
+    assert shown["kvrouter_kv_contexts", "p", "handed_over"] == 1
+    assert shown["kvrouter_kv_contexts", "p", "expired"] == 0
+    assert shown["kvrouter_kv_transfers", "d", "done"] == 1
+    assert shown["kvrouter_kv_transfers", "d", "stalled"] == 0
+    assert shown["kvrouter_kv_transfers_waiting", "d", None] == 0
+    assert shown["kvrouter_kv_transfer_bytes", "d", None] == len(PROMPT) * 1000
+    assert shown["kvrouter_kv_transfer_seconds", "d", None] > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("runs", [True, False])
+async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None:
+    prefill = made("prefill")
+    await prefill.engine.start()
+    port = URL(prefill.carrier.endpoint).port
+    async with asyncio.TaskGroup() as group:
+        if runs:
+            group.create_task(prefill.engine.run())
+            await asyncio.sleep(0)
+        await prefill.engine.stop(0.0)
+    async with worker("prefill", port=port) as another:
+        assert another.carrier.endpoint == f"http://127.0.0.1:{port}"
+
+
+# -------------------------------------------------------------------------------------------------------- wire
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"transfer_id": -1, "state": "", "tokens": 1}', 400),
+        (b'{"transfer_id": 1, "state": "", "tokens": 0}', 400),
+        (b'{"transfer_id": 1, "state": "", "tokens": 1, "more": 1}', 400),
+        (b'{"transfer_id": 1, "state": "", "tokens": 1}', 404),
+        (b" " * 5000, 413),
+    ],
+)
+async def test_what_is_not_held_or_not_understood_is_not_sent(body: bytes, status: int) -> None:
+    async with worker("prefill") as prefill, aiohttp.ClientSession() as session:
+        answer = await session.post(prefill.carrier.endpoint + PATH, data=body)
+        assert answer.status == status
+        assert "message" in (await answer.json())["error"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("change", [{"state": b"another"}, {"tokens": 11}, {"transfer_id": 6}])
+async def test_only_a_client_with_the_handoff_gets_the_context(change: dict[str, Any]) -> None:
+    async with worker("prefill") as prefill, aiohttp.ClientSession() as session:
+        handoff = await handed_over(prefill, transfer_id=5)
+        asked = {"transfer_id": 5, "state": handoff.opaque_state, "tokens": 10}
+        for body, status in ((asked | change, 404), (asked, 200), (asked, 404)):
+            async with session.post(prefill.carrier.endpoint + PATH, data=msgspec.json.encode(body)) as response:
+                assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"host": "example.org"}, "host"),
+        ({"host": "::"}, "allowed the address that other workers connect to"),
+        ({"networks": ("everywhere",)}, "networks"),
+        ({"bandwidth_bytes_s": 0}, "greater than 0"),
+        ({"timeout_s": 0}, "greater than 0"),
+        ({"buffer_tokens": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        KvTransferSection(**fields)

@@ -1,0 +1,249 @@
+"""Iteration statistics to load reports on a real NATS: what routers hear of an engine that works, rests or fails."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_protocol import subjects
+from kv_protocol.load import LoadReport, decode_load
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.supervise import PartGaveUp, Restarts, run_parts
+from tests.system.integration.broker import eventually
+from tests.system.integration.event_path import MODEL, WORKER
+from tests.system.integration.polled_engine import PATIENT
+from tests.system.integration.scripted_engine import ScriptedEngine
+from worker_agent.engines.types import EngineError
+from worker_agent.load.publisher import LoadReports
+
+REST_S = 0.05
+
+
+def row(number: int, running: int = 1, rank: int | None = None, **changes: Any) -> dict[str, Any]:
+    """Return an iteration's statistics. Source: `docs/SOURCES.md` E1.7."""
+    told = {
+        "iter": number,
+        "iterLatencyMS": 12.5,
+        "numActiveRequests": running,
+        "numQueuedRequests": 2,
+        "kvCacheStats": {"maxNumBlocks": 100, "usedNumBlocks": 60},
+        "inflightBatchingStats": {"numContextRequests": 1, "numCtxTokens": 7},
+    }
+    return {**told, **({} if rank is None else {"attentionDpRank": rank}), **changes}
+
+
+class CountingEngine(ScriptedEngine):
+    """Answers polls for statistics with what a test put there, or raises it."""
+
+    def __init__(self, dp_ranks: tuple[int, ...] = (0,)) -> None:
+        super().__init__(dp_ranks)
+        self._answers: list[Any] = []
+        self._told = threading.Condition()
+        self.polls = 0
+
+    def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
+        with self._told:
+            self._told.wait_for(lambda: bool(self._answers), timeout_s)
+            self.polls += 1
+            answer = self._answers.pop(0) if self._answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def tell(self, *answers: object) -> None:
+        with self._told:
+            self._answers += answers
+            self._told.notify_all()
+
+
+@dataclass
+class Reporting:
+    """What runs, and what routers heard of each rank, in order."""
+
+    engine: CountingEngine
+    loads: LoadReports
+    in_flight: list[int]
+    heard: dict[int, list[LoadReport]] = field(default_factory=dict)
+    gave_up: list[PartGaveUp] = field(default_factory=list)
+
+    def figures(self, dp_rank: int = 0) -> tuple[int, int, int, int] | None:
+        """Return iteration, running, waiting and used blocks, as heard last of the rank."""
+        if not self.heard.get(dp_rank):
+            return None
+        last = self.heard[dp_rank][-1]
+        return last.iteration, last.running_requests, last.waiting_requests, last.used_blocks
+
+    async def pass_polls(self, polls: int) -> None:
+        """Return once the engine was polled so many times more."""
+        target = self.engine.polls + polls
+        await eventually(lambda: self.engine.polls >= target)
+
+
+@asynccontextmanager
+async def reporting(
+    log: EventLog,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dp_ranks: tuple[int, ...] = (0,),
+    restarts: Restarts = PATIENT,
+    knows_requests: bool = True,
+) -> AsyncIterator[Reporting]:
+    monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
+    monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)
+    engine, in_flight, stop = CountingEngine(dp_ranks), [0], asyncio.Event()
+    loads = LoadReports(
+        engine,
+        log,
+        SystemClock(),
+        model=MODEL,
+        worker_id=WORKER,
+        instance="i",
+        poll_s=0.01,
+        dp_ranks=dp_ranks,
+        in_flight=(lambda: in_flight[0]) if knows_requests else None,
+        restarts=restarts,
+    )
+    running = Reporting(engine, loads, in_flight)
+
+    async def on_report(message: LogMessage) -> None:
+        running.heard.setdefault(subjects.rank_of(message.subject).dp_rank, []).append(decode_load(message.data))
+
+    async def run() -> None:
+        try:
+            await run_parts(loads.parts(0), stop=stop, drain_s=5.0)
+        except PartGaveUp as error:
+            running.gave_up.append(error)
+
+    await log.listen(subjects.LOAD_ALL, on_report)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run())
+        yield running
+        stop.set()
+
+
+# -------------------------------------------------------------------- at work
+@pytest.mark.asyncio
+async def test_each_attention_dp_rank_is_reported_and_a_row_without_a_rank_is_rank_0_s(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch, dp_ranks=(0, 1)) as running:
+        running.in_flight[0] = 9
+        running.engine.tell([row(1, 3, rank=0), row(1, 5, rank=1)])
+        await eventually(lambda: (running.figures(0), running.figures(1)) == ((1, 3, 2, 60), (1, 5, 2, 60)))
+        running.engine.tell([row(2, 4)])
+        await eventually(lambda: running.figures(0) == (2, 4, 2, 60))
+        phases = running.heard[0][-1].phases
+        assert phases is not None
+        assert (phases.context_requests, phases.context_tokens, phases.generation_requests) == (1, 7, None)
+        assert running.heard[0][-1].iteration_s == 0.0125
+
+
+@pytest.mark.asyncio
+async def test_statistics_that_say_nothing_are_counted_and_never_a_report_of_zeros(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch) as running:
+        running.engine.tell(
+            None,
+            [None, row(1, kvCacheStats=None)],
+            [row(2, numActiveRequests=None), row(3, inflightBatchingStats=[]), row(4, rank=7)],
+            [row(5)],
+        )
+        await eventually(lambda: running.figures() == (5, 1, 2, 60))
+        assert running.loads.rows.skipped == {"not_a_map": 2, "rank": 1, "requests": 1, "cache": 1, "batching": 1}
+        assert len(running.heard[0]) == 1
+        assert running.loads.thread.failures_total == 0
+
+
+# -------------------------------------------------------------------- at rest
+@pytest.mark.asyncio
+async def test_an_engine_at_rest_is_reported_again_and_again_without_requests(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch, dp_ranks=(0, 1)) as running:
+        running.engine.tell([row(1, 3, rank=0), row(1, 3, rank=1)])
+        await eventually(lambda: running.figures(0) == (1, 0, 0, 60) and running.figures(1) == (1, 0, 0, 60))
+        told = len(running.heard[0])
+        await eventually(lambda: len(running.heard[0]) >= told + 3)
+        assert running.loads.newest[0].running_requests == 0
+        running.in_flight[0] = 1
+        running.engine.tell([row(2, 4, rank=0)])
+        await eventually(lambda: running.figures(0) == (2, 4, 2, 60))
+        assert running.loads.newest[0].running_requests == 4
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken_to_rest(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch) as running:
+        running.in_flight[0] = 1
+        running.engine.tell([row(1, 3)])
+        await eventually(lambda: running.heard)
+        await running.pass_polls(20)
+        assert [report.running_requests for report in running.heard[0]] == [3]
+        running.in_flight[0] = 0
+        await eventually(lambda: running.figures() == (1, 0, 0, 60))
+
+
+@pytest.mark.asyncio
+async def test_an_engine_with_unknown_requests_never_counts_as_idle(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch, knows_requests=False) as running:
+        running.engine.tell([row(1, 3)])
+        await eventually(lambda: running.heard)
+        await running.pass_polls(20)
+        assert len(running.heard[0]) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_rank_that_never_reported_is_not_taken_to_rest(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reporting(log, monkeypatch, dp_ranks=(0, 1)) as running:
+        running.engine.tell([row(1, 3, rank=1)])
+        await eventually(lambda: running.figures(1) == (1, 0, 0, 60))
+        assert 0 not in running.heard
+
+
+# -------------------------------------------------------------------- failures
+@pytest.mark.asyncio
+async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_agent.load.publisher.FAILED_S", 0.01)
+    with capture_logs() as lines:
+        async with reporting(log, monkeypatch) as running:
+            running.in_flight[0] = 1
+            running.engine.tell([row(1, 3)], *[EngineError("gone")] * 200)
+            await eventually(lambda: running.loads.failure == "cannot be polled: gone")
+            running.in_flight[0] = 0
+            await running.pass_polls(20)
+            assert [report.running_requests for report in running.heard[0]] == [3]
+            assert running.loads.poll_failures_total >= 20
+    assert [line["event"] for line in lines].count("engine_stats_not_polled") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_failed_begins_again_and_reports_go_on(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(log, monkeypatch) as running:
+        running.engine.tell([row(1)], ZeroDivisionError("nobody expected it"), [row(2)])
+        await eventually(lambda: running.heard.get(0) and running.heard[0][-1].iteration == 2)
+        assert running.loads.thread.failures_total == 1
+    assert running.gave_up == []
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_fails_on_and_on_is_given_up(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts = Restarts(failures_max=2, pause_s=0.0)
+    async with reporting(log, monkeypatch, restarts=restarts) as running:
+        running.engine.tell(ZeroDivisionError(), ZeroDivisionError())
+        await eventually(lambda: running.gave_up)
+        assert str(running.gave_up[0]) == "thread 'iteration-stats' failed: ZeroDivisionError: "

@@ -1,0 +1,169 @@
+"""The log in lines, followed on a real nats-server from now, from a place, from a time, and of whom is wanted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from indexer.commands.log_lines import BeatLine, EventLine, FleetLine, Line, UnreadableLine
+from indexer.service import log_tail
+from indexer.service.history import Available, NotRetained
+from indexer.service.log_tail import LogTail, TailFilter, TailStart
+from kv_protocol import fleet, subjects
+from kv_runtime.clock import ManualClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts
+from tests.system.integration.broker import eventually
+from tests.system.integration.scripted_rank import MODEL, ScriptedRank
+from tests.unit.router.samples import registered
+
+EVERYBODY = TailFilter()
+
+
+@asynccontextmanager
+async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYBODY) -> AsyncIterator[list[Line]]:
+    lines: list[Line] = []
+    stop = asyncio.Event()
+    await LogTail(log, ManualClock(wall_ns=77), wanted, lines.append).begin(start)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts([Part("event-log", log.run)], stop=stop, drain_s=5.0))
+        yield lines
+        stop.set()
+
+
+def events(lines: list[Line]) -> list[tuple[int, int | None]]:
+    return [(line.stream_seq, line.first_hash) for line in lines if isinstance(line, EventLine)]
+
+
+def came(lines: list[Line]) -> list[str]:
+    return [line.worker_id for line in lines if isinstance(line, FleetLine)]
+
+
+async def register(log: EventLog, *worker_ids: str) -> None:
+    for worker_id in worker_ids:
+        registration = fleet.encode(registered(worker_id, model=MODEL))
+        await log.publish(subjects.fleet(MODEL, worker_id), registration)
+
+
+async def lived(log: EventLog) -> ScriptedRank:
+    """Return a rank whose log has five messages, with two workers' registrations in their midst."""
+    scripted = ScriptedRank(log)
+    await register(log, "w0")
+    for block in range(1, 4):
+        await scripted.store(block)
+    await register(log, "w1")
+    for block in range(4, 6):
+        await scripted.store(block)
+    return scripted
+
+
+async def all_of(lines: list[Line], count: int) -> None:
+    await eventually(lambda: len(lines) >= count)
+
+
+@pytest.mark.asyncio
+async def test_from_now_on_only_what_comes_is_told(log: EventLog) -> None:
+    scripted = await lived(log)
+    async with tailing(log, await log_tail.from_now(log)) as lines:
+        await register(log, "w2")
+        await scripted.store(6)
+        await all_of(lines, 2)
+        assert (came(lines), events(lines)) == (["w2"], [(6, 6)])
+
+
+@pytest.mark.asyncio
+async def test_from_its_beginning_all_that_the_log_has_is_told_and_what_comes(log: EventLog) -> None:
+    scripted = await lived(log)
+    async with tailing(log, log_tail.from_all()) as lines:
+        await scripted.store(6)
+        await all_of(lines, 8)
+        assert (came(lines), events(lines)) == (["w0", "w1"], [(at, at) for at in range(1, 7)])
+        assert all(isinstance(line, EventLine | FleetLine) and line.time_ns > 0 for line in lines)
+
+
+@pytest.mark.asyncio
+async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(log: EventLog) -> None:
+    await lived(log)
+    async with tailing(log, await log_tail.from_seq(log, 3)) as lines:
+        await all_of(lines, 4)
+        assert (came(lines), events(lines)) == (["w1"], [(3, 3), (4, 4), (5, 5)])
+    async with tailing(log, await log_tail.from_seq(log, 4)) as lines:
+        await all_of(lines, 2)
+        assert (came(lines), events(lines)) == ([], [(4, 4), (5, 5)])
+
+
+@pytest.mark.asyncio
+async def test_since_a_time_what_came_behind_it_in_both_streams_is_told(log: EventLog) -> None:
+    await lived(log)
+    third = await log.message_from(subjects.EVENTS_STREAM, 3)
+    assert third is not None
+    async with tailing(log, await log_tail.since(log, third.time_ns)) as lines:
+        await all_of(lines, 3)
+        assert (came(lines), events(lines)) == (["w1"], [(4, 4), (5, 5)])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seq", [2, 6, 1 << 70])
+async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: EventLog, seq: int) -> None:
+    await lived(log)
+    await log.purge(subjects.EVENTS_STREAM, 2)
+    third = await log.message_from(subjects.EVENTS_STREAM, 3)
+    assert third is not None
+    with pytest.raises(NotRetained) as refused:
+        await log_tail.from_seq(log, seq)
+    told = refused.value
+    assert (told.field, told.found, told.oldest, told.last_seq) == ("from-seq", seq, Available(3, third.time_ns), 5)
+
+
+@pytest.mark.asyncio
+async def test_an_empty_log_has_no_message(log: EventLog) -> None:
+    with pytest.raises(NotRetained, match="from-seq: found 1, allowed none: nothing is kept"):
+        await log_tail.from_seq(log, 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("wanted", "told", "fleet_of"),
+    [
+        (TailFilter(worker_id="w0", dp_rank=1), [(2, 12)], ["w0"]),
+        (TailFilter(slug=subjects.model_slug(MODEL)), [(1, 11), (2, 12), (3, 13)], ["w0", "w1"]),
+        (TailFilter(slug=subjects.model_slug("other")), [], []),
+    ],
+    ids=["rank", "model", "other model"],
+)
+async def test_only_of_whom_is_wanted_is_told(
+    log: EventLog, wanted: TailFilter, told: list[tuple[int, int]], fleet_of: list[str]
+) -> None:
+    await register(log, "w0", "w1")
+    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1", 0)]
+    for at, scripted in enumerate(ranks):
+        await scripted.store(11 + at)
+    async with tailing(log, log_tail.from_all(), wanted) as lines, tailing(log, log_tail.from_all()) as whole:
+        await all_of(whole, 5)
+        await all_of(lines, len(told) + len(fleet_of))
+        assert (came(lines), events(lines)) == (fleet_of, told)
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_read_is_said_and_the_next_is_read(log: EventLog) -> None:
+    scripted = ScriptedRank(log)
+    await scripted.publish_raw(b"garbage")
+    await scripted.store(1)
+    async with tailing(log, log_tail.from_all()) as lines:
+        await all_of(lines, 2)
+        bad, good = lines
+        assert isinstance(bad, UnreadableLine)
+        assert (bad.stream_seq, bad.subject, bad.bytes) == (1, scripted.subject, 7)
+        assert isinstance(good, EventLine)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("heartbeats", [True, False])
+async def test_heartbeats_are_told_where_they_are_wanted(log: EventLog, heartbeats: bool) -> None:
+    scripted = ScriptedRank(log)
+    async with tailing(log, await log_tail.from_now(log), TailFilter(heartbeats=heartbeats)) as lines:
+        await scripted.beat()
+        await scripted.store(1)
+        await all_of(lines, 1 + heartbeats)
+        assert [line.time_ns for line in lines if isinstance(line, BeatLine)] == [77] * heartbeats

@@ -1,0 +1,309 @@
+"""Media in TensorRT-LLM's engine, over the fake package: what its events say is what is hashed of the request."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kv_protocol.hashing import chain
+from kv_protocol.mm_keys import expanded, mm_block_hashes
+from kv_protocol.openai.requests import ChatRequest
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
+from tests.contract.engines import BLOCK_SIZE, outputs, tokens_of, trtllm_engine
+from tests.support.image_model import write_image_model
+from tests.support.trtllm import Fake, trtllm
+from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
+from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
+from worker_agent.api.disaggregated import handoff_json, handoff_of_json
+from worker_agent.api.prompts import EnginePrompt, EnginePrompts
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EngineOutput, EngineRequest, RequestRefused
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.mirror import RankMirror
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import ImageModelSection, MediaSection
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.models import load_image_facts
+from worker_agent.media.parts import Media, content_digest, embeddings_media
+from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
+
+__all__ = ["trtllm"]
+
+TOKENS_PER_IMAGE = 8
+EMPTY = TrtllmSettings()
+
+
+@dataclass
+class Model:
+    """The model on both sides: the agent's text, and the fake engine's facts."""
+
+    path: str
+    token: int
+    text: Text
+    prompts: EnginePrompts
+
+
+@pytest.fixture
+def model(trtllm: Fake, tmp_path: Any) -> Model:
+    path, token = write_image_model(tmp_path)
+    text = load_text(path)
+    trtllm.control.model = replace(trtllm.control.model, vocab_size=text.vocab_size, image_token_id=token)
+    facts = load_image_facts(path, text, ImageModelSection())
+    loader = MediaLoader(MediaSection(kinds=("image", "embeddings")))
+    return Model(path, token, text, EnginePrompts(text, ChatMedia(text, loader, facts)))
+
+
+def worker(
+    model: Model, role: str = "aggregated", settings: TrtllmSettings = EMPTY, arguments: Any = None
+) -> TensorRTLLMEngine:
+    return trtllm_engine({"model": model.path, **(arguments or {})}, settings, role=role, is_multimodal=True)
+
+
+def chat(*parts: Any) -> ChatRequest:
+    return ChatRequest(model="m", messages=[{"role": "user", "content": list(parts)}])
+
+
+def picture(data: bytes = PNG) -> dict[str, Any]:
+    return image_part(data_url(data, "image/gif" if data == GIF else "image/png"))
+
+
+def words(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def asked(prompt: EnginePrompt, name: str = "a", **fields: Any) -> EngineRequest:
+    told = {"media": prompt.media, "text": prompt.text, "handoff": prompt.handoff, "max_tokens": 4} | fields
+    return EngineRequest(request_id=name, prompt=prompt.tokens, **told)
+
+
+def hashes_of(prompt: EnginePrompt, token: int, digests: list[str]) -> list[int]:
+    tokens, runs = expanded(prompt.tokens, token, digests, [TOKENS_PER_IMAGE] * len(digests))
+    return chain(mm_block_hashes(tokens, runs, BLOCK_SIZE))
+
+
+def held_by(engine: TensorRTLLMEngine) -> list[int]:
+    mirror = RankMirror(BLOCK_SIZE)
+    for _, published in TrtllmRules(BLOCK_SIZE).translate(engine.kv_events(5.0)):
+        mirror.apply(published)
+    return [held.sequence_hash for held in mirror.dump()]
+
+
+def cached(told: list[EngineOutput]) -> int:
+    return told[-1].cached_tokens
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["text", "tokens"])
+async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, form: str) -> None:
+    prompt = await model.prompts.prompt(chat(words("two:"), picture(), words("and"), picture(GIF), words("which?")))
+    fields: dict[str, Any] = {} if form == "text" else {"text": None}
+    async with running(worker(model)) as engine:
+        told = await outputs(engine, asked(prompt, max_tokens=1, **fields))
+        hashes = hashes_of(prompt, model.token, [content_digest(PNG), content_digest(GIF)])
+        assert held_by(engine)[: len(hashes)] == hashes
+    assert len(hashes) > 5
+    assert told[0].prompt.count(model.token) == 2 * TOKENS_PER_IMAGE
+
+
+@pytest.mark.asyncio
+async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_claim_nothing_behind_it(
+    model: Model,
+) -> None:
+    prompt = await model.prompts.prompt(chat(words("a long text before it"), picture(), words("what?")))
+    cache = {
+        "tokens_per_block": BLOCK_SIZE,
+        "use_kv_cache_manager_v2": True,
+        "kv_cache_event_hash_algo": "v2_sha256_64",
+    }
+    async with running(worker(model, arguments={"kv_cache_config": cache})) as engine:
+        await outputs(engine, asked(prompt, max_tokens=1))
+        held = held_by(engine)
+    hashes, before = (
+        hashes_of(prompt, model.token, [content_digest(PNG)]),
+        prompt.tokens.index(model.token) // BLOCK_SIZE,
+    )
+    assert before > 1
+    assert held[:before] == hashes[:before]
+    assert not set(held[before:]) & set(hashes[before:])
+
+
+@pytest.mark.asyncio
+async def test_an_image_is_reused_and_another_one_is_not(model: Model) -> None:
+    first = await model.prompts.prompt(chat(words("look"), picture()))
+    other = await model.prompts.prompt(chat(words("look"), picture(GIF)))
+    assert first.tokens == other.tokens
+    async with running(worker(model)) as engine:
+        assert cached(await outputs(engine, asked(first))) == 0
+        again = cached(await outputs(engine, asked(first, "b")))
+        assert again > cached(await outputs(engine, asked(other, "c")))
+    assert again >= TOKENS_PER_IMAGE
+
+
+@pytest.mark.asyncio
+async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fake, model: Model) -> None:
+    trtllm.control.model = replace(trtllm.control.model, image_token_id=None)
+    prompt = await model.prompts.prompt(chat(words("look"), picture()))
+    async with running(worker(model)) as engine:
+        by_text = await outputs(engine, asked(prompt))
+        by_tokens = await outputs(engine, asked(prompt, "b", text=None))
+        given = await outputs(engine, asked(prompt, "c", media=(embeddings(),)))
+        again = await outputs(engine, asked(prompt, "d", text=None, media=(embeddings(),)))
+    for one, other in ((by_text, by_tokens), (given, again)):
+        assert one[0].prompt == other[0].prompt
+        assert tokens_of(one) == tokens_of(other)
+        assert cached(other) > 0
+    assert cached(by_tokens) >= TOKENS_PER_IMAGE  # by the image's UUID
+
+
+@pytest.mark.asyncio
+async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture()))
+    (media,) = prompt.media
+    cut = Media(field=media.field, kind="image", media_type="image/png", data=PNG[:20], digest=media.digest)
+    async with running(worker(model)) as engine:
+        with pytest.raises(RequestRefused, match=r"image_url.url: found \"image/png \(OSError\)\""):
+            await outputs(engine, asked(prompt, media=(cut,)))
+        assert len(tokens_of(await outputs(engine, asked(prompt)))) == 4
+        assert engine.fault is None
+
+
+@pytest.mark.asyncio
+async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_none(trtllm: Fake, model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture()))
+    engine = worker(model)
+    await engine.start()
+    trtllm.control.hold()
+    waiting = asyncio.ensure_future(outputs(engine, asked(prompt)))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRefused, match="request_id"):
+        await outputs(engine, asked(prompt))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await engine.stop(0.0)
+    assert trtllm.control.executors == []
+
+
+# ------------------------------------------------------------------------------------------- embeddings
+def embeddings(fill: float = 1.0) -> Media:
+    data = written_tensor("x", "F32", (3, 2), bytes(memoryview(bytearray(24))) if not fill else SAFETENSORS[-24:])
+    return embeddings_media("f", data, EmbeddingLimits())
+
+
+@pytest.mark.asyncio
+async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(words("look at this one"), picture()))
+    async with running(worker(model)) as engine:
+        told = await outputs(engine, asked(prompt, media=(embeddings(),)))
+        assert told[0].prompt.count(model.token) == 3
+        assert cached(await outputs(engine, asked(prompt, "b", media=(embeddings(),)))) > 0
+        assert cached(await outputs(engine, asked(prompt, "c", media=(embeddings(0.0),)))) == 0
+
+
+# ----------------------------------------------------------------------------------------- encode, prefill, decode
+@asynccontextmanager
+async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngine, ...]]:
+    encoder = worker(model, "encode", TrtllmSettings(max_seq_len=200))
+    async with (
+        running(encoder) as one,
+        running(worker(model, first, QUICK, TRANSFER)) as two,
+        running(worker(model, "decode", arguments=TRANSFER)) as three,
+    ):
+        yield one, two, three
+
+
+@pytest.mark.asyncio
+async def test_encoded_prefilled_and_decoded_is_said_as_one_worker_would(model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture(), words("and"), picture(GIF)))
+    assert prompt.text is not None
+    async with three(model, "prefill") as (encode, prefill, decode), running(worker(model)) as one:
+        handles = handoff_of_json(handoff_json(await encode.encode(prompt.text, prompt.media)))
+        (first,) = await outputs(prefill, asked(prompt, media=(), handoff=handles))
+        assert first.handoff is not None
+        handoff = handoff_of_json(handoff_json(first.handoff))
+        told = await outputs(decode, EngineRequest(request_id="d", prompt=first.prompt, max_tokens=4, handoff=handoff))
+        assert tokens_of(told) == tokens_of(await outputs(one, asked(prompt)))
+        hashes = hashes_of(prompt, model.token, [content_digest(PNG), content_digest(GIF)])
+        assert held_by(prefill)[: len(hashes)] == hashes
+
+
+@pytest.mark.asyncio
+async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture()))
+    assert prompt.text is not None
+    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
+        await encode.encode(prompt.text, prompt.media)
+        await encode.embeddings(prompt.text, prompt.media)
+    assert len(trtllm.control.preprocessed_on) == 2
+    assert threading.current_thread() not in trtllm.control.preprocessed_on
+
+
+@pytest.mark.asyncio
+async def test_an_aggregated_worker_takes_an_encoder_s_handles(model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture(), words("what?")))
+    assert prompt.text is not None
+    async with three(model, "aggregated") as (encode, aggregated, _), running(worker(model)) as one:
+        handles = await encode.encode(prompt.text, prompt.media)
+        told = await outputs(aggregated, asked(prompt, media=(), handoff=handles))
+        assert tokens_of(told) == tokens_of(await outputs(one, asked(prompt)))
+        hashes = hashes_of(prompt, model.token, [content_digest(PNG)])
+        assert held_by(aggregated)[: len(hashes)] == hashes
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("dtype", ["torch.float16", "torch.bfloat16"])
+async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
+    trtllm: Fake, model: Model, dtype: str
+) -> None:
+    trtllm.control.model = replace(trtllm.control.model, embedding_dtype=dtype)
+    prompt = await model.prompts.prompt(chat(picture(), words("what?")))
+    assert prompt.text is not None
+    async with three(model, "aggregated") as (encode, aggregated, _):
+        (data,) = await encode.embeddings(prompt.text, prompt.media)
+        (tensor,) = read_tensors(data, "f", EmbeddingLimits())
+        assert (tensor.dtype, tensor.shape) == ({"torch.float16": "F16"}.get(dtype, "BF16"), (TOKENS_PER_IMAGE, 8))
+        media = embeddings_media("f", data, EmbeddingLimits())
+        told = await outputs(aggregated, asked(prompt, media=(media,)))
+    assert told[0].prompt.count(model.token) == TOKENS_PER_IMAGE
+
+
+@pytest.mark.asyncio
+async def test_embeddings_of_a_type_that_no_file_has_are_refused(trtllm: Fake, model: Model) -> None:
+    trtllm.control.model = replace(trtllm.control.model, embedding_dtype="torch.float64")
+    prompt = await model.prompts.prompt(chat(picture()))
+    assert prompt.text is not None
+    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
+        with pytest.raises(RequestRefused, match="embeddings"):
+            await encode.embeddings(prompt.text, prompt.media)
+        assert (await encode.encode(prompt.text, prompt.media)).multimodal_embedding_handles
+
+
+# ------------------------------------------------------------------------------------ bias, traces, conversations
+@pytest.mark.asyncio
+async def test_a_bias_and_bad_tokens_change_what_is_generated(model: Model) -> None:
+    prompt = EnginePrompt(tokens=tuple(range(20, 30)))
+    settings = TrtllmSettings(vocab_size=model.text.vocab_size)
+    async with running(worker(model, settings=settings)) as engine:
+        free = tokens_of(await outputs(engine, asked(prompt)))
+        assert tokens_of(await outputs(engine, asked(prompt, "b", logit_bias=((7, 100.0),)))) == [7] * 4
+        spared = tokens_of(await outputs(engine, asked(prompt, "c", bad_token_ids=(free[0],))))
+        assert free[0] not in spared
+        with pytest.raises(RequestRefused, match="logit_bias"):
+            await outputs(engine, asked(prompt, "d", logit_bias=((model.text.vocab_size, 1.0),)))
+
+
+@pytest.mark.asyncio
+async def test_traces_and_conversations_reach_the_engine(trtllm: Fake, model: Model) -> None:
+    prompt = EnginePrompt(tokens=tuple(range(20, 30)))
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    async with running(worker(model, settings=TrtllmSettings(conversation_affinity=True))) as engine:
+        await outputs(engine, asked(prompt, trace_headers=trace, conversation_id="c-1"))
+    async with running(worker(model)) as engine:
+        await outputs(engine, asked(prompt, conversation_id="c-1"))
+    assert trtllm.control.heard == [(trace, "c-1"), ({}, None)]

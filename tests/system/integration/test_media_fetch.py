@@ -1,0 +1,430 @@
+"""Media from real servers and files: fetched where that is allowed, and otherwise not even asked for."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.system.integration.speakers import OK, endless, says, speaking
+from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
+from worker_agent.media.addresses import Address
+from worker_agent.media.config import MediaSection
+from worker_agent.media.fetch import checked_sockets, client_url, system_addresses
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.parts import Media, MediaPart
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.urls import FetchRules, http_target
+
+HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
+
+
+class Names:
+    """Who has which addresses; each answer is given once, the last one for ever."""
+
+    def __init__(self, *answers: list[Address]) -> None:
+        self.answers = list(answers) or [[HERE]]
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str) -> list[Address]:
+        self.asked.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+class Server:
+    """Answers with what `paths` says, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, Callable[[], web.StreamResponse]] = {}
+        self.asked: list[web.Request] = []
+        self.port = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        return self.paths[request.path]()
+
+    def url(self, path: str, host: str = "images.example") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+
+@asynccontextmanager
+async def serving(server: Server, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Server]:
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", server.answer)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    server.port = runner.addresses[0][1]
+    yield server
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Server()) as running:
+        running.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="image/png")
+        yield running
+
+
+def section(port: int, **fields: Any) -> MediaSection:
+    given = {"schemes": ("http",), "ports": (port,), "networks": ("127.0.0.1",), "kinds": ("image", "embeddings")}
+    return MediaSection.model_validate({**given, **fields})
+
+
+def part(url: str) -> MediaPart:
+    kind = "embeddings" if url.partition("?")[0].endswith(".safetensors") else "image"
+    return MediaPart(field="messages[0].content[0].image_url.url", kind=kind, url=url)  # type: ignore[arg-type]
+
+
+async def load(port: int, *urls: str, names: Names | None = None, **fields: Any) -> tuple[Media, ...]:
+    return await MediaLoader(section(port, **fields), resolve=names or Names()).load([part(url) for url in urls])
+
+
+async def reason_of(port: int, url: str, *, names: Names | None = None, **fields: Any) -> str:
+    loader = MediaLoader(section(port, **fields), resolve=names or Names())
+    with pytest.raises(MediaRefused) as caught:
+        await loader.load([part(url)])
+    reason = refused(caught)
+    assert "secret" not in str(caught.value)
+    assert loader.refused_total == {reason: 1}
+    return reason
+
+
+# -------------------------------------------------------------------------------------------------- what is read
+@pytest.mark.asyncio
+async def test_media_come_from_everywhere_that_is_allowed_in_their_order(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "b.safetensors").write_bytes(SAFETENSORS)
+    urls = (server.url("/a.png?x=1"), data_url(GIF, "image/gif"), f"file://{tmp_path}/b.safetensors")
+    loader = MediaLoader(section(server.port, directories=(str(tmp_path),)), resolve=Names())
+    media = await loader.load([part(url) for url in urls])
+    assert [each.data for each in media] == [PNG, GIF, SAFETENSORS]
+    assert loader.loaded_total == {"image": 2, "embeddings": 1}
+    assert loader.loaded_bytes_total == len(PNG) + len(GIF) + len(SAFETENSORS)
+
+
+@pytest.mark.asyncio
+async def test_a_request_without_media_has_none(server: Server) -> None:
+    assert await load(server.port) == ()
+
+
+@pytest.mark.asyncio
+async def test_the_same_image_has_one_digest_wherever_it_comes_from(server: Server) -> None:
+    fetched, given = await load(server.port, server.url("/a.png"), data_url(PNG))
+    assert fetched.digest == given.digest
+
+
+@pytest.mark.asyncio
+async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    server.paths["/moved"] = lambda: web.Response(
+        status=302, headers={"Location": "/a.png?k=v%2F", "Set-Cookie": "a=b"}
+    )
+    await load(server.port, server.url("/moved"))
+    last = server.asked[-1]
+    assert last.path_qs == "/a.png?k=v%2F"
+    assert last.headers["Host"] == f"images.example:{server.port}"
+    assert last.headers["Accept-Encoding"] == "identity"
+    assert not {"Cookie", "Authorization", "Referer", "Proxy-Authorization"} & set(last.headers)
+
+
+# ------------------------------------------------------------------------------------------------- who is asked
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("2130706433", "url_host"),
+        ("0x7f000001", "url_host"),
+        ("017700000001", "url_host"),
+        ("127.1", "url_host"),
+        ("me:secret@127.0.0.1", "url_credentials"),
+        ("[::ffff:127.0.0.1]", "address_loopback"),
+        ("[::ffff:7f00:1]", "address_loopback"),
+        ("[::1]", "address_loopback"),
+        ("127.0.0.1", "address_loopback"),
+        ("127.255.0.1", "address_loopback"),
+        ("0.0.0.0", "address_unspecified"),  # noqa: S104
+        ("[64:ff9b::7f00:1]", "address_loopback"),
+        ("169.254.169.254", "address_metadata"),
+        ("localhost", "address_loopback"),
+        ("localhost.", "address_loopback"),
+        ("images.example", "address_loopback"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_an_address_that_is_not_public_is_not_even_asked(server: Server, host: str, reason: str) -> None:
+    assert await reason_of(server.port, server.url("/a.png?secret", host), networks=()) == reason
+    assert server.asked == []
+
+
+@pytest.mark.asyncio
+async def test_an_allowed_address_may_be_named_itself_in_each_of_its_forms(server: Server) -> None:
+    names = Names()
+    (media,) = await load(server.port, server.url("/a.png", "127.0.0.1"), names=names)
+    assert (media.data, names.asked) == (PNG, [])
+
+
+@pytest.mark.asyncio
+async def test_a_name_is_resolved_once_and_the_connection_goes_where_it_led(server: Server) -> None:
+    names = Names([HERE], [OTHER])  # a second look would lead elsewhere
+    async with serving(Server(), "127.0.0.2", server.port) as rebound:
+        await load(server.port, server.url("/a.png"), names=names, networks=("127.0.0.0/8",))
+        assert (len(names.asked), len(server.asked), rebound.asked) == (1, 1, [])
+
+
+@pytest.mark.asyncio
+async def test_a_name_with_one_address_that_is_not_allowed_is_refused(server: Server) -> None:
+    for answer in ([HERE, OTHER], [OTHER, HERE]):
+        assert await reason_of(server.port, server.url("/a.png"), names=Names(answer)) == "address_loopback"
+    assert server.asked == []
+
+
+@pytest.mark.asyncio
+async def test_each_redirect_is_resolved_and_checked_anew(server: Server) -> None:
+    server.paths["/moved"] = lambda: web.Response(status=307, headers={"Location": "/a.png"})
+    names = Names([HERE], [OTHER])
+    assert await reason_of(server.port, server.url("/moved"), names=names) == "address_loopback"
+    assert [request.path for request in server.asked] == ["/moved"]
+
+
+def test_no_socket_is_made_for_an_unchecked_address() -> None:
+    make = checked_sockets((HERE,))
+    make((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))).close()
+    with pytest.raises(OSError, match="was not checked"):
+        make((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.2", 80)))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1]:80/a%2Fb?c=%2F&d", "http://a_b.example.:80/", "https://1.2.3.4:443/%zz?<>"]
+)
+def test_the_client_reads_a_target_as_it_was_checked(url: str) -> None:
+    target = http_target(url, "f", FetchRules(schemes=("http", "https")))
+    read = client_url(target)
+    assert (read.scheme, read.raw_host, read.port, read.raw_path_qs) == (
+        target.scheme,
+        target.host,
+        target.port,
+        target.path,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_name_without_addresses_is_refused(server: Server) -> None:
+    async def nobody(_: str) -> list[Address]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with pytest.raises(MediaRefused) as caught:
+        await MediaLoader(section(server.port), resolve=nobody).load([part(server.url("/a.png"))])
+    assert refused(caught) == "address_unresolved"
+    assert await reason_of(server.port, server.url("/a.png"), names=Names([])) == "address_unresolved"
+
+
+@pytest.mark.asyncio
+async def test_the_system_knows_this_machine() -> None:
+    assert await system_addresses("127.0.0.1") == [IPv4Address("127.0.0.1")]
+    assert all(address.is_loopback for address in await system_addresses("localhost"))
+
+
+# ---------------------------------------------------------------------------------------------------- redirects
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("http://127.0.0.2:{port}/?secret", "address_loopback"),
+        ("http://169.254.169.254:{port}/latest/meta-data/", "address_metadata"),
+        ("http://[::ffff:10.0.0.1]:{port}/", "address_private"),
+        ("http://2130706433:{port}/", "url_host"),
+        ("http://me:secret@images.example:{port}/", "url_credentials"),
+        ("http://images.example:22/", "url_port"),
+        ("https://images.example:{port}/", "url_scheme"),
+        ("file:///etc/passwd", "url_scheme"),
+        ("", "redirect_form"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_redirect_leads_nowhere_that_could_not_be_asked(server: Server, location: str, reason: str) -> None:
+    server.paths["/moved"] = lambda: web.Response(status=302, headers={"Location": location.format(port=server.port)})
+    assert await reason_of(server.port, server.url("/moved")) == reason
+    assert len(server.asked) == 1
+
+
+@pytest.mark.asyncio
+async def test_redirects_are_bounded(server: Server) -> None:
+    server.paths["/loop"] = lambda: web.Response(status=308, headers={"Location": "/loop"})
+    assert await reason_of(server.port, server.url("/loop"), redirects_max=2) == "redirect_count"
+    assert len(server.asked) == 3
+
+
+@pytest.mark.asyncio
+async def test_no_redirects_may_be_allowed_at_all(server: Server) -> None:
+    server.paths["/moved"] = lambda: web.Response(status=302, headers={"Location": "/a.png"})
+    assert await reason_of(server.port, server.url("/moved"), redirects_max=0) == "redirect_count"
+    assert (await load(server.port, server.url("/a.png"), redirects_max=0))[0].data == PNG
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ({"status": 404}, "status"),
+        ({"status": 206, "body": PNG}, "status"),
+        ({"status": 304}, "status"),
+        ({"body": b""}, "content"),
+        ({"body": b"<html>", "content_type": "text/html"}, "content_type"),
+        ({"body": b"<html>", "content_type": "image/png"}, "content"),
+        ({"body": GIF, "content_type": "image/png"}, "content"),
+        ({"body": PNG, "headers": {"Content-Encoding": "gzip"}}, "encoding"),
+        ({"body": PNG + bytes(1000)}, "too_large"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_an_answer_that_is_no_image_is_refused(server: Server, response: dict[str, Any], reason: str) -> None:
+    server.paths["/b.png"] = lambda: web.Response(**response)
+    assert await reason_of(server.port, server.url("/b.png?secret"), part_bytes_max=1000) == reason
+
+
+@pytest.mark.asyncio
+async def test_embeddings_are_refused_where_their_header_is_wrong(server: Server) -> None:
+    server.paths["/b.safetensors"] = lambda: web.Response(body=SAFETENSORS[:-1])
+    assert await reason_of(server.port, server.url("/b.safetensors")) == "embeddings_header"
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ((OK, b"Content-Length: 1000000000000\r\n\r\n"), "too_large"),
+        ((OK, b"Content-Length: 500\r\n\r\n", PNG), "incomplete"),
+        ((OK, b"Transfer-Encoding: chunked\r\n\r\n", b"46\r\n", PNG), "incomplete"),
+        ((b"HTTP/1.1 200 OK\r\nX: ", b"a" * 100_000, b"\r\n\r\n"), "unreachable"),
+        ((b"SSH-2.0-OpenSSH_9.9\r\n",), "unreachable"),
+        ((), "unreachable"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_server_that_lies_or_breaks_off_is_refused(texts: tuple[bytes, ...], reason: str) -> None:
+    async with speaking(says(*texts)) as speaker:
+        assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png?secret", part_bytes_max=1000) == reason
+
+
+@pytest.mark.asyncio
+async def test_more_than_content_length_said_is_not_taken() -> None:
+    body = OK + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG + b"more"
+    async with speaking(says(body)) as speaker:
+        assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png") == "unreachable"
+
+
+@pytest.mark.asyncio
+async def test_a_body_without_end_is_given_up_at_the_bound() -> None:
+    async with speaking(endless) as speaker:
+        assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", part_bytes_max=10_000) == "too_large"
+        await speaker.gone.wait()
+
+
+@pytest.mark.parametrize("texts", [(), (OK,), (OK, b"Content-Length: 70\r\n\r\n", PNG[:1])])
+@pytest.mark.asyncio
+async def test_a_server_that_is_silent_at_any_point_is_given_up(texts: tuple[bytes, ...]) -> None:
+    async with speaking(says(*texts, then_waits=True)) as speaker:
+        assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", fetch_s=0.05) == "timeout"
+        await speaker.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_drips_is_given_up_though_it_never_stops() -> None:
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + b"Content-Length: 1000000\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with speaking(drip) as speaker:
+        found = await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", fetch_s=0.05)
+        assert found == "timeout"
+        await speaker.gone.wait()
+
+
+# ---------------------------------------------------------------------------------------------------- of a request
+@pytest.mark.asyncio
+async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
+    running, peak = 0, 0
+
+    async def resolve(_: str) -> list[Address]:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0)  # all who may be here are, before the first goes on
+        running -= 1
+        return [HERE]
+
+    loader = MediaLoader(section(server.port, fetches_max=2), resolve=resolve)
+    media = await loader.load([part(server.url("/a.png"))] * 6)
+    assert (len(media), peak) == (6, 2)
+
+
+@pytest.mark.asyncio
+async def test_where_one_is_refused_the_others_are_given_up() -> None:
+    async with speaking(says(OK, then_waits=True)) as speaker:
+
+        async def refused_later(host: str) -> list[Address]:
+            return [HERE] if host == "h" else [OTHER]
+
+        loader = MediaLoader(section(speaker.port), resolve=refused_later)
+        with pytest.raises(MediaRefused) as caught:
+            await loader.load([part(f"http://h:{speaker.port}/a.png"), part(f"http://other:{speaker.port}/a.png")])
+        assert refused(caught) == "address_loopback"
+
+
+@pytest.mark.asyncio
+async def test_a_request_s_media_are_bounded_together(server: Server) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        await load(server.port, data_url(PNG), data_url(PNG), request_bytes_max=2 * len(PNG) - 1)
+    assert refused(caught) == "too_large"
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_request_cancels_its_fetches() -> None:
+    asked = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+
+    async with speaking(speak) as speaker:
+        loading = asyncio.ensure_future(load(speaker.port, f"http://h:{speaker.port}/a.png"))
+        await asked.wait()
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        await speaker.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_what_a_path_says_stays_within_the_directories(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (tmp_path / "in" / "link.png").symlink_to(tmp_path / "secret.png")
+    directories = (str(tmp_path / "in"),)
+    for url, reason in (
+        (f"{tmp_path}/secret.png", "path_outside"),
+        (f"{tmp_path}/in/link.png", "path_outside"),
+        (f"{tmp_path}/in/../secret.png", "path_form"),
+        (f"file://{tmp_path}/in/%2e%2e/secret.png", "path_form"),
+        (f"file://{tmp_path}/in/..%2fsecret.png", "path_form"),
+        (f"file://{tmp_path}/in/a.png%00", "path_form"),
+        ("/etc/passwd", "path_outside"),
+        ("in/a.png", "url_scheme"),
+    ):
+        with pytest.raises(MediaRefused) as caught:
+            await load(80, url, directories=directories)
+        assert refused(caught) == reason
+
+
+def test_a_chat_that_is_refused_is_counted() -> None:
+    loader = MediaLoader(MediaSection())
+    with pytest.raises(MediaRefused):
+        loader.split([{"role": "user", "content": [{"type": "video_url"}]}], "<image>")
+    assert loader.refused_total == {"part_kind": 1}

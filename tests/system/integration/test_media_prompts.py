@@ -1,0 +1,251 @@
+"""From a client's chat to a prompt with media, the whole way: what is taken, and each thing that is not."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from kv_protocol.hashing import pack_tokens
+from kv_protocol.openai.requests import ChatRequest, CompletionRequest, NvExt, RequestInvalid
+from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
+from tests.support.image_model import PLACEHOLDER, write_image_model
+from tests.system.integration.test_media_fetch import HERE, Names, Server, serving
+from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
+from worker_agent.api.prompts import EnginePrompt, EnginePrompts
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import ImageModelSection, MediaSection
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.models import load_image_facts
+from worker_agent.media.parts import content_digest
+from worker_agent.media.refusals import MediaRefused
+
+WHERE = "messages[0].content[0].image_url.url"
+
+
+@dataclass
+class Worker:
+    """The prompts of a worker, and what its loader counts."""
+
+    text: Text
+    token: int
+    loader: MediaLoader
+    prompts: EnginePrompts
+
+    async def refusal(self, request: ChatRequest | CompletionRequest) -> tuple[str, str]:
+        """Return why, and the field; it is counted once."""
+        before = self.loader.refused_total.total()
+        with pytest.raises(MediaRefused) as caught:
+            await self.prompts.prompt(request)
+        reason = refused(caught)
+        assert self.loader.refused_total.total() == before + 1
+        return reason, caught.value.field
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
+    return write_image_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(PNG)
+    (tmp_path / "in" / "b.safetensors").write_bytes(SAFETENSORS)
+    (tmp_path / "secret.png").write_bytes(PNG)
+    return tmp_path / "in"
+
+
+def worker(model: tuple[str, int], *addresses: Any, **rules: Any) -> Worker:
+    text = load_text(model[0])
+    loader = MediaLoader(MediaSection(**rules), resolve=Names(list(addresses) or [HERE]))
+    facts = load_image_facts(model[0], text, ImageModelSection())
+    return Worker(text, model[1], loader, EnginePrompts(text, ChatMedia(text, loader, facts)))
+
+
+def chat(*parts: Any, **fields: Any) -> ChatRequest:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return ChatRequest(model="m", messages=[{"role": "user", "content": content}], **fields)
+
+
+def ids(tokens: list[int]) -> str:
+    return base64.b64encode(pack_tokens(tokens)).decode()
+
+
+# ---------------------------------------------------------------------------------------------- taken
+@pytest.mark.asyncio
+async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(model_path: Any) -> None:
+    made = worker(model_path)
+    prompt = await made.prompts.prompt(
+        chat("see", image_part(data_url(PNG)), "and", image_part(data_url(GIF, "image/gif")))
+    )
+    assert prompt.text is not None
+    assert prompt.text == f"<|im_start|>user\nsee\n{PLACEHOLDER}\nand\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt.tokens.count(made.token) == 2
+    assert list(prompt.tokens) == made.text.encode(prompt.text, add_special_tokens=False)
+    assert [media.digest for media in prompt.media] == [content_digest(PNG), content_digest(GIF)]
+    assert made.loader.loaded_total == {"image": 2}
+
+
+@pytest.mark.asyncio
+async def test_files_of_allowed_directories_are_taken(model_path: Any, images: Path) -> None:
+    made = worker(model_path, directories=(str(images),), kinds=("image", "embeddings"))
+    prompt = await made.prompts.prompt(
+        chat(image_part(f"file://{images}/a.png"), image_part(f"{images}/b.safetensors"))
+    )
+    assert [media.kind for media in prompt.media] == ["image", "embeddings"]
+
+
+@pytest.mark.asyncio
+async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
+    made = worker(model_path)
+    for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
+        expected = made.text.encode_chat(request.messages)
+        assert await made.prompts.prompt(request) == EnginePrompt(tokens=tuple(expected))
+    completion = CompletionRequest(model="m", prompt=msgspec.Raw(b'"hello"'))
+    assert await made.prompts.prompt(completion) == EnginePrompt(tokens=tuple(made.text.encode("hello")))
+
+
+@pytest.mark.asyncio
+async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
+    made = worker(model_path)
+    routed = await made.prompts.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6])))
+    assert routed == await made.prompts.prompt(chat("see", image_part(data_url(PNG))))
+    assert (await made.prompts.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).tokens == (5, 6)
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
+    made = worker(model_path)
+    prompt = await made.prompts.prompt(
+        chat(image_part("https://10.0.0.1/a.png"), prompt_token_ids=msgspec.Raw(msgspec.json.encode([made.token] * 9)))
+    )
+    assert prompt == EnginePrompt(tokens=(made.token,) * 9)
+
+
+# -------------------------------------------------------------------------------------------- refused
+@pytest.mark.asyncio
+async def test_a_model_without_images_takes_none(model_path: Any) -> None:
+    made = worker(model_path)
+    alone = EnginePrompts(made.text, ChatMedia(made.text, made.loader, None))
+    with pytest.raises(MediaRefused) as caught:
+        await alone.prompt(chat(image_part(data_url(PNG))))
+    assert (refused(caught), caught.value.field) == ("text_only", "messages")
+    assert made.loader.refused_total == {"text_only": 1}
+    with pytest.raises(MediaRefused, match="the worker takes no media"):
+        await EnginePrompts(made.text).prompt(chat(image_part(data_url(PNG))))
+    assert (await alone.prompt(chat("hello"))).media == ()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ChatRequest(model="m", messages=[{"role": "user", "content": f"see {PLACEHOLDER}"}]),
+        chat(f"see {PLACEHOLDER}"),
+        chat(f"see {PLACEHOLDER}", image_part(data_url(PNG))),
+        CompletionRequest(model="m", prompt=msgspec.Raw(msgspec.json.encode(f"see {PLACEHOLDER}"))),
+    ],
+)
+async def test_text_that_says_it_is_an_image_is_refused(model_path: Any, request_: Any) -> None:
+    assert (await worker(model_path).refusal(request_))[0] == "placeholder"
+
+
+@pytest.mark.asyncio
+async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_path: Any) -> None:
+    made = worker(model_path)
+    for request in (
+        CompletionRequest(model="m", prompt=msgspec.Raw(msgspec.json.encode([1, made.token]))),
+        chat("see", kv_prompt_ids=ids([made.token])),
+    ):
+        assert (await made.refusal(request))[0] == "placeholder"
+
+
+@pytest.mark.asyncio
+async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
+    import msgspec  # noqa: PLC0415
+
+    nvext = msgspec.json.decode(b'{"token_data": [1, 2]}', type=NvExt)
+    with pytest.raises(RequestInvalid, match=r"nvext\.token_data: found"):
+        await worker(model_path).prompts.prompt(chat(image_part(data_url(PNG)), nvext=nvext))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://10.0.0.1/a.png", "address_private"),
+        ("https://127.0.0.1/a.png", "address_loopback"),
+        ("https://169.254.169.254/latest/meta-data", "address_metadata"),
+        ("https://[::1]/a.png", "address_loopback"),
+        ("https://user:pass@images.example/a.png", "url_credentials"),
+        ("https://images.example:22/a.png", "url_port"),
+        ("ftp://images.example/a.png", "url_scheme"),
+        ("gopher:x", "url_scheme"),
+        ("https://images.example/a.pt", "embeddings_format"),
+        (data_url(b"not an image"), "content"),
+        (data_url(PNG, "image/svg+xml"), "content_type"),
+        (data_url(PNG, "image/gif"), "content"),
+        ("data:image/png;base64,!!!!", "data_form"),
+        (data_url(PNG + bytes(2000)), "too_large"),
+        ("/etc/passwd", "path_outside"),
+        ("file:///etc/passwd", "path_outside"),
+    ],
+)
+async def test_what_may_not_be_read_is_refused_where_it_stands(
+    model_path: Any, images: Path, url: str, reason: str
+) -> None:
+    made = worker(model_path, schemes=("https", "http"), directories=(str(images),), part_bytes_max=1000)
+    assert await made.refusal(chat(image_part(url))) == (reason, WHERE)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["../secret.png", "%2e%2e/secret.png", "link.png", "missing.png"])
+async def test_no_path_leads_out_of_the_directory(model_path: Any, images: Path, path: str) -> None:
+    (images / "link.png").symlink_to(images.parent / "secret.png")
+    made = worker(model_path, directories=(str(images),))
+    reason, field = await made.refusal(chat(image_part(f"file://{images}/{path}")))
+    assert (reason in {"path_form", "path_outside", "path_missing"}, field) == (True, WHERE)
+
+
+@pytest.mark.asyncio
+async def test_a_redirect_to_a_private_address_is_not_followed(model_path: Any) -> None:
+    async with serving(Server()) as server:
+        server.paths["/a.png"] = lambda: web.Response(status=302, headers={"Location": "http://10.0.0.1/a.png"})
+        made = worker(model_path, HERE, schemes=("http",), ports=(80, server.port), networks=("127.0.0.0/8",))
+        assert await made.refusal(chat(image_part(server.url("/a.png")))) == ("address_private", WHERE)
+        assert len(server.asked) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_says_another_type_is_refused(model_path: Any) -> None:
+    async with serving(Server()) as server:
+        server.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="text/html")
+        made = worker(model_path, HERE, schemes=("http",), ports=(server.port,), networks=("127.0.0.0/8",))
+        assert await made.refusal(chat(image_part(server.url("/a.png")))) == ("content_type", WHERE)
+        server.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="image/png")
+        assert len((await made.prompts.prompt(chat(image_part(server.url("/a.png"))))).media) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "input_audio", "input_audio": {}}, "part_kind"),
+        ({"type": "image_url", "image_url": data_url(PNG)}, "part_form"),
+        ({"type": "image_url"}, "part_form"),
+        ({"image_url": {"url": "x"}}, "part_form"),
+    ],
+)
+async def test_a_part_of_another_form_is_refused(model_path: Any, part: Any, reason: str) -> None:
+    assert (await worker(model_path).refusal(chat(part)))[0] == reason
+
+
+@pytest.mark.asyncio
+async def test_too_many_are_refused(model_path: Any) -> None:
+    made = worker(model_path, parts_max=2)
+    assert (await made.refusal(chat(*[image_part(data_url(PNG))] * 3)))[0] == "parts_count"

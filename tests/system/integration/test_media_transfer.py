@@ -1,0 +1,224 @@
+"""Embeddings between workers over HTTP: once, in time, within bounds, the very bytes, and from nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+import pytest
+
+from kv_runtime.clock import ManualClock
+from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.supervise import run_parts
+from tests.system.integration.broker import eventually
+from tests.system.integration.speakers import OK, Speak, endless, says, speaking
+from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
+from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.http_transfer import PATH, TOKEN_HEADER, HttpEmbeddingTransfer
+from worker_agent.media.offers import NoRoom
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
+
+
+@asynccontextmanager
+async def running(
+    section: EmbeddingTransferSection | None = None, clock: ManualClock | None = None
+) -> AsyncIterator[HttpEmbeddingTransfer]:
+    transfer = HttpEmbeddingTransfer(section or EmbeddingTransferSection(), clock or ManualClock())
+    await transfer.start()
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts(transfer.parts(0), stop=stop, drain_s=5))
+        yield transfer
+        stop.set()
+
+
+def another(section: EmbeddingTransferSection | None = None) -> EmbeddingTransfer:
+    """A worker that only fetches."""
+    return HttpEmbeddingTransfer(section or EmbeddingTransferSection(), ManualClock())
+
+
+async def reason_of(transfer: EmbeddingTransfer, descriptor: HttpDescriptor) -> str:
+    with pytest.raises(MediaRefused) as caught:
+        await transfer.fetch(descriptor)
+    assert descriptor.token not in str(caught.value)
+    return refused(caught)
+
+
+def changed(descriptor: HttpDescriptor, **fields: object) -> HttpDescriptor:
+    return msgspec.structs.replace(descriptor, **fields)
+
+
+@pytest.mark.asyncio
+async def test_what_is_offered_here_is_fetched_there() -> None:
+    large = bytes(range(256)) * 8192  # several chunks
+    async with running() as offering:
+        for embeddings in (SAFETENSORS, large):
+            descriptor = await offering.offer(embeddings)
+            told = msgspec.json.decode(msgspec.json.encode(descriptor), type=HttpDescriptor)
+            assert await another().fetch(told) == embeddings
+        assert offering.statistics().taken_total == 2
+        assert offering.statistics().size_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_embeddings_are_given_once() -> None:
+    async with running() as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+        await another().fetch(descriptor)
+        assert await reason_of(another(), descriptor) == "expired"
+
+
+@pytest.mark.asyncio
+async def test_two_offers_of_the_same_have_tokens_of_their_own() -> None:
+    async with running() as offering:
+        first, second = await offering.offer(SAFETENSORS), await offering.offer(SAFETENSORS)
+        assert first.token != second.token
+        assert await reason_of(another(), changed(first, token="A" * 43)) == "expired"
+        assert await another().fetch(second) == await another().fetch(first)
+
+
+@pytest.mark.asyncio
+async def test_what_is_released_is_gone() -> None:
+    async with running() as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+        await offering.release(descriptor)
+        await offering.release(descriptor)
+        assert await reason_of(another(), descriptor) == "expired"
+
+
+@pytest.mark.asyncio
+async def test_an_offer_that_is_not_fetched_in_time_expires() -> None:
+    clock = ManualClock()
+    async with running(EmbeddingTransferSection(ttl_s=60), clock) as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+        await clock.advance(61)
+        await eventually(lambda: offering.statistics().size_bytes == 0)
+        assert await reason_of(another(), descriptor) == "expired"
+
+
+@pytest.mark.asyncio
+async def test_without_room_nothing_is_offered() -> None:
+    section = EmbeddingTransferSection(store_bytes_max=100, item_bytes_max=96)
+    async with running(section) as offering:
+        await offering.offer(SAFETENSORS)
+        for embeddings in (SAFETENSORS, bytes(97)):
+            with pytest.raises(NoRoom):
+                await offering.offer(embeddings)
+
+
+@pytest.mark.asyncio
+async def test_a_token_is_asked_for_in_a_header_and_nowhere_else() -> None:
+    async with running() as offering, aiohttp.ClientSession() as session:
+        descriptor = await offering.offer(SAFETENSORS)
+        url = f"http://{descriptor.host}:{descriptor.port}{PATH}"
+        for headers in ({}, {TOKEN_HEADER: ""}, {TOKEN_HEADER: "é" * 43}, {"Authorization": descriptor.token}):
+            async with session.get(f"{url}?token={descriptor.token}", headers=headers) as response:
+                assert response.status == 404
+        for method in ("HEAD", "POST", "DELETE"):
+            async with session.request(method, url, headers={TOKEN_HEADER: descriptor.token}) as response:
+                assert response.status == 405
+        assert await another().fetch(descriptor) == SAFETENSORS
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("10.0.0.1", "address_network"),
+        ("169.254.169.254", "address_network"),
+        ("93.184.215.14", "address_network"),
+        ("::ffff:127.0.0.1", "address_network"),
+        ("localhost", "url_host"),
+        ("2130706433", "url_host"),
+        ("127.1", "url_host"),
+        ("127.0.0.1:80", "url_host"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_forged_descriptor_is_refused(host: str, reason: str) -> None:
+    made_up = HttpDescriptor(host=host, port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
+    assert await reason_of(another(), made_up) == reason
+
+
+@pytest.mark.asyncio
+async def test_more_than_one_may_have_is_not_asked_for() -> None:
+    async with running() as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+        small = another(EmbeddingTransferSection(item_bytes_max=len(SAFETENSORS) - 1))
+        assert await reason_of(small, descriptor) == "too_large"
+        assert offering.statistics().entries == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"digest": "0" * 64}, "digest"), ({"size_bytes": 95}, "too_large"), ({"size_bytes": 97}, "incomplete")],
+)
+@pytest.mark.asyncio
+async def test_other_bytes_than_were_told_of_are_refused(fields: dict[str, object], reason: str) -> None:
+    async with running() as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+        assert await reason_of(another(), changed(descriptor, **fields)) == reason
+
+
+@pytest.mark.parametrize(
+    ("speak", "reason"),
+    [
+        pytest.param(endless, "too_large", id="endless"),
+        pytest.param(says(then_waits=True), "timeout", id="silent"),
+        pytest.param(says(OK, b"Content-Length: 96\r\n\r\n", then_waits=True), "timeout", id="silent after its head"),
+        pytest.param(says(OK, b"Content-Length: 96\r\n\r\n", bytes(95)), "incomplete", id="cut"),
+        pytest.param(says(OK, b"Content-Length: 96\r\n\r\n", bytes(96)), "digest", id="others"),
+        pytest.param(says(OK, b"Content-Length: 0\r\n\r\n"), "incomplete", id="nothing"),
+        pytest.param(says(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"), "expired", id="elsewhere"),
+        pytest.param(says(b"SSH-2.0\r\n"), "unreachable", id="another protocol"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_an_impostor_is_refused_whatever_it_answers(speak: Speak, reason: str) -> None:
+    async with speaking(speak) as speaker:
+        descriptor = HttpDescriptor(host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96)
+        assert await reason_of(another(EmbeddingTransferSection(fetch_s=0.1)), descriptor) == reason
+        await speaker.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_has_gone_is_unreachable() -> None:
+    async with running() as offering:
+        descriptor = await offering.offer(SAFETENSORS)
+    assert await reason_of(another(), descriptor) == "unreachable"
+
+
+@pytest.mark.asyncio
+async def test_a_used_port_is_reported() -> None:
+    async with running() as offering:
+        taken = (await offering.offer(SAFETENSORS)).port
+        with pytest.raises(PortUsed):
+            await HttpEmbeddingTransfer(EmbeddingTransferSection(port=taken), ManualClock()).start()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"token": "short"},
+        {"token": "A" * 42 + "\n"},
+        {"token": "A" * 43 + "\n"},
+        {"digest": "0" * 63},
+        {"digest": "G" * 64},
+        {"port": 0},
+        {"size_bytes": 0},
+        {"size_bytes": 2**41},
+        {"host": ""},
+        {"url": "http://h/"},
+    ],
+)
+def test_a_descriptor_of_another_form_is_none(fields: dict[str, object]) -> None:
+    right = {"host": "127.0.0.1", "port": 80, "token": "A" * 43, "digest": "0" * 64, "size_bytes": 1}
+    msgspec.convert(right, HttpDescriptor)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**right, **fields}, HttpDescriptor)
+
+
+def test_a_descriptor_does_not_show_its_token() -> None:
+    descriptor = HttpDescriptor(host="127.0.0.1", port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
+    assert "AAAA" not in repr(descriptor)

@@ -1,0 +1,190 @@
+"""Embeddings over the fake NIXL: the very bytes, once, and no memory let go while somebody may read or write it."""
+
+import asyncio
+import importlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.supervise import run_parts
+from tests.support.paths import ROOT
+from tests.system.integration.broker import eventually
+from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
+from worker_agent.engines.types import EngineError
+from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
+from worker_agent.media.offers import NoRoom
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.served import embedding_transfer
+from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer, NixlDescriptor
+
+FAKE = ROOT / "tests" / "support" / "nixl_fake"
+LARGE = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(FAKE))
+    module = importlib.import_module("nixl")
+    module.control.reset()
+    yield module.control
+    del sys.modules["nixl"]
+
+
+@asynccontextmanager
+async def running(**fields: Any) -> AsyncIterator[NixlEmbeddingTransfer]:
+    transfer = embedding_transfer(EmbeddingTransferSection(**fields), SystemClock())
+    assert isinstance(transfer, NixlEmbeddingTransfer)
+    await transfer.start()
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts(transfer.parts(0), stop=stop, drain_s=5))
+        try:
+            yield transfer
+        finally:
+            stop.set()
+
+
+async def reason_of(transfer: EmbeddingTransfer, descriptor: EmbeddingDescriptor) -> str:
+    with pytest.raises(MediaRefused) as caught:
+        await transfer.fetch(descriptor)
+    assert descriptor.token not in str(caught.value)
+    return refused(caught)
+
+
+@pytest.mark.asyncio
+async def test_what_is_offered_here_is_read_there_and_then_let_go(nixl: Any) -> None:
+    async with running() as here, running() as there:
+        for embeddings in (SAFETENSORS, LARGE):
+            told = msgspec.json.encode(await here.offer(embeddings))
+            descriptor = msgspec.json.decode(told, type=EmbeddingDescriptor)
+            assert isinstance(descriptor, NixlDescriptor)
+            assert await there.fetch(descriptor) == embeddings
+        await eventually(lambda: here.statistics().entries == 0)
+        assert here.statistics().released_total == 2
+    assert (nixl.handles, nixl.regions) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_several_read_from_one_at_a_time(nixl: Any) -> None:
+    async with running() as here, running() as there:
+        offered = [await here.offer(bytes([at]) * 1000) for at in range(8)]
+        assert await asyncio.gather(*map(there.fetch, offered)) == [bytes([at]) * 1000 for at in range(8)]
+    assert (nixl.handles, nixl.regions) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_what_was_released_or_is_too_late_cannot_be_read(nixl: Any) -> None:
+    async with running(ttl_s=0.05) as here, running() as there:
+        released, late = await here.offer(SAFETENSORS), await here.offer(SAFETENSORS)
+        await here.release(released)
+        assert await reason_of(there, released) == "expired"
+        await eventually(lambda: here.statistics().expired_total == 1)
+        assert await reason_of(there, late) == "expired"
+    assert (nixl.handles, nixl.regions) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_other_bytes_are_refused(nixl: Any) -> None:
+    async with running() as here, running() as there:
+        descriptor = msgspec.structs.replace(await here.offer(SAFETENSORS), digest="0" * 64)
+        assert await reason_of(there, descriptor) == "digest"
+    assert nixl.regions == 0
+
+
+@pytest.mark.asyncio
+async def test_more_than_is_allowed_is_neither_kept_nor_read(nixl: Any) -> None:
+    async with running(store_bytes_max=1000) as here, running(item_bytes_max=100) as there:
+        with pytest.raises(NoRoom):
+            await here.offer(bytes(1001))
+        descriptor = await here.offer(bytes(999))
+        assert await reason_of(there, descriptor) == "too_large"
+        with pytest.raises(NoRoom):
+            await there.offer(bytes(101))
+    assert nixl.regions == 0
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_does_not_exist_is_unreachable(nixl: Any) -> None:
+    async with running() as here, running() as there:
+        descriptor = await here.offer(SAFETENSORS)
+        for agent in (b"{}", b"no agent", b'{"name": "nobody", "regions": []}'):
+            assert await reason_of(there, msgspec.structs.replace(descriptor, agent=agent)) == "unreachable"
+        assert await reason_of(there, msgspec.structs.replace(descriptor, address=1)) == "unreachable"
+    assert (nixl.handles, nixl.regions) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_read_that_takes_too_long_is_given_up(nixl: Any) -> None:
+    nixl.steps = 1 << 30
+    async with running() as here, running(fetch_s=0.05) as there:
+        assert await reason_of(there, await here.offer(SAFETENSORS)) == "timeout"
+        assert nixl.handles == 0
+    assert nixl.regions == 0
+
+
+@pytest.mark.asyncio
+async def test_memory_of_a_read_that_cannot_be_cancelled_is_kept_and_bounds_what_follows(nixl: Any) -> None:
+    nixl.steps, nixl.holds = 1 << 30, True
+    async with running() as here, running(fetch_s=0.05, store_bytes_max=1000) as there:
+        assert await reason_of(there, await here.offer(bytes(600))) == "timeout"
+        assert await reason_of(there, await here.offer(bytes(600))) == "unreachable"
+    assert (nixl.handles, nixl.regions) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_fetch_that_is_cancelled_leaves_nothing_registered(nixl: Any) -> None:
+    nixl.steps = 1 << 30
+    async with running() as here, running() as there:
+        fetching = asyncio.ensure_future(there.fetch(await here.offer(SAFETENSORS)))
+        await eventually(lambda: nixl.handles == 1)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert nixl.handles == 0
+    assert nixl.regions == 0
+
+
+@pytest.mark.asyncio
+async def test_a_package_that_cannot_be_used_is_named_at_start(nixl: Any) -> None:
+    nixl.error = RuntimeError("No plugins available")
+    with pytest.raises(EngineError, match="nixl cannot be used: RuntimeError: No plugins available"):
+        await NixlEmbeddingTransfer(EmbeddingTransferSection(), SystemClock()).start()
+
+
+@pytest.mark.asyncio
+async def test_what_could_not_be_registered_does_not_wait(nixl: Any) -> None:
+    transfer = NixlEmbeddingTransfer(EmbeddingTransferSection(), SystemClock())
+    await transfer.start()
+    nixl.error = RuntimeError("out of pinned memory")
+    with pytest.raises(RuntimeError, match="out of pinned memory"):
+        await transfer.offer(SAFETENSORS)
+    assert transfer.statistics().entries == 0
+
+
+@pytest.mark.asyncio
+async def test_without_the_package_embeddings_go_over_http() -> None:
+    assert isinstance(embedding_transfer(EmbeddingTransferSection(), SystemClock()), HttpEmbeddingTransfer)
+    asked_for = embedding_transfer(EmbeddingTransferSection(over="nixl"), SystemClock())
+    with pytest.raises(EngineError, match="nixl cannot be used: ModuleNotFoundError"):
+        await asked_for.start()
+
+
+@pytest.mark.asyncio
+async def test_the_two_transports_do_not_read_each_other(nixl: Any) -> None:
+    assert isinstance(embedding_transfer(EmbeddingTransferSection(over="http"), SystemClock()), HttpEmbeddingTransfer)
+    over_http = HttpEmbeddingTransfer(EmbeddingTransferSection(), SystemClock())
+    async with running() as over_nixl:
+        assert await reason_of(over_http, await over_nixl.offer(SAFETENSORS)) == "unreachable"
+        await over_http.start()
+        assert await reason_of(over_nixl, await over_http.offer(SAFETENSORS)) == "unreachable"
+        stop = asyncio.Event()
+        stop.set()
+        await run_parts(over_http.parts(0), stop=stop, drain_s=5)
+    assert nixl.regions == 0

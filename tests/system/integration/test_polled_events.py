@@ -1,0 +1,132 @@
+"""`/kv_cache_events` polled, all the way into a real index: nothing twice, nothing lost in silence, faults by name."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from indexer.embedded import EmbeddedIndex
+from kv_protocol.hashing import sequence_hashes
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import run_parts
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
+from tests.system.integration.event_path import running_index, zmq_context
+from worker_agent.config import EventsSection
+from worker_agent.engines.attached.client import FetchOutcome
+from worker_agent.engines.attached.config import WorkerHeadSection
+from worker_agent.engines.types import EngineError
+from worker_agent.events.attached_streams import EventStreams
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.polled_events import PATH, PolledEvents
+
+BLOCK = 32
+WORKER = WorkerHeadSection(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
+
+
+@dataclass(frozen=True)
+class Polling:
+    """An engine that is polled, its streams, and an index that reads them."""
+
+    engine: TrtllmServeDouble
+    streams: EventStreams
+    polled: PolledEvents
+    index: EmbeddedIndex
+
+    @property
+    def rules(self) -> TrtllmRules:
+        assert self.streams.rules is not None
+        return self.streams.rules
+
+    def overlap(self, *blocks: int, dp_rank: int = 0) -> int:
+        """Return how many blocks of this prompt the index finds at the rank."""
+        prompt = sequence_hashes([block for block in blocks for _ in range(BLOCK)], BLOCK)
+        return int(self.index.overlap(prompt, [WorkerRank(WORKER.id, dp_rank)])[0].overlap_blocks[0])
+
+
+@asynccontextmanager
+async def polling(broker: Broker, log: EventLog) -> AsyncIterator[Polling]:
+    stop = asyncio.Event()
+    async with TrtllmServeDouble().serving() as engine, zmq_context() as context, running_index(broker.url) as index:
+        polled = PolledEvents(engine.url, answer_s=0.3, bytes_max=1 << 20)
+        streams = EventStreams(WORKER, EventsSection(poll_s=0.005), log, context, SystemClock(), polled=polled)
+        await streams.consolidator.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_parts(streams.parts(0), stop=stop, drain_s=5.0))
+            yield Polling(engine, streams, polled, index)
+            stop.set()
+
+
+@pytest.mark.asyncio
+async def test_polled_events_of_every_rank_are_in_the_index(broker: Broker, log: EventLog) -> None:
+    async with polling(broker, log) as at:
+        at.engine.create(0)
+        at.engine.create(0, dp_rank=1)
+        at.engine.store(1, [5, 6])
+        at.engine.store(1, [7], dp_rank=1)
+        await eventually(lambda: (at.overlap(5, 6), at.overlap(7, dp_rank=1), at.overlap(7)) == (2, 1, 0))
+        at.engine.store(2, [8], parent=6)
+        await eventually(lambda: at.overlap(5, 6, 8) == 3)
+        assert (at.streams.consolidator.stale(0), at.rules.events_lost) == ("", {0: 0, 1: 0})
+
+
+@pytest.mark.asyncio
+async def test_events_that_another_client_took_clear_the_rank_and_are_counted(broker: Broker, log: EventLog) -> None:
+    async with polling(broker, log) as at:
+        at.engine.create(0)
+        at.engine.store(1, [5])
+        await eventually(lambda: at.overlap(5) == 1)
+        at.engine.store(9, [6])
+        await eventually(lambda: (at.overlap(5), at.overlap(6)) == (0, 1))
+        assert (at.rules.events_lost[0], at.rules.counts.event_id_gaps) == (7, 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("outcome", "fault"),
+    [
+        ("status", Fault(status=500)),
+        ("unreadable", Fault(body=b"<html>")),
+        ("oversize", Fault(body=b" " * (2 << 20))),
+        ("slow", Fault(hangs=True)),
+        ("unreachable", Fault(cuts=True)),
+    ],
+)
+async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
+    broker: Broker, log: EventLog, outcome: FetchOutcome, fault: Fault
+) -> None:
+    async with polling(broker, log) as at:
+        at.engine.create(0)
+        at.engine.store(1, [5])
+        await eventually(lambda: at.overlap(5) == 1)
+        at.engine.faults[PATH] = fault
+        await eventually(lambda: at.polled.requests_total[outcome])
+        await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.consolidator.stale(0))
+        at.engine.released.set()
+        del at.engine.faults[PATH]
+        at.engine.store(2, [6], parent=5)
+        await eventually(lambda: at.overlap(5, 6) == 2)
+        await eventually(lambda: at.streams.consolidator.stale(0) == "")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_began_anew_is_learnt_anew(broker: Broker, log: EventLog) -> None:
+    async with polling(broker, log) as at:
+        at.engine.create(0)
+        at.engine.store(1, [5, 6])
+        await eventually(lambda: at.overlap(5, 6) == 2)
+        at.engine.create(0)
+        at.engine.store(1, [6])
+        await eventually(lambda: (at.overlap(5, 6), at.overlap(6)) == (0, 1))
+
+
+def test_an_engine_that_is_gone_is_an_engine_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(EngineError, match="POST /kv_cache_events"):
+        PolledEvents(nobody).take(0)

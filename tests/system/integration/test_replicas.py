@@ -1,0 +1,166 @@
+"""Two routers on a real broker: what one promises, the other counts, whatever befell the connection."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from kv_protocol import subjects
+from kv_protocol.codec import pack_u64
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts
+from kv_runtime.telemetry import Projection, new_registry
+from router.fleet.ledger import Ledger, RankLoad
+from router.replicas.service import Replicas, replica_families
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.event_path import connected
+
+MODEL = "m"
+W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
+CHAIN = pack_u64(range(1, 101))
+
+
+class Router:
+    """A ledger with replicas, and nothing else of a router."""
+
+    def __init__(self, name: str, log: EventLog) -> None:
+        self.name, self.log = name, log
+        self.ledger = Ledger()
+        self.replicas = Replicas(
+            log,
+            SystemClock(),
+            router_id=name,
+            model_of=lambda worker_id: MODEL if worker_id.startswith("w") else None,
+            apply=lambda event, origin: self.ledger.apply(event, SystemClock().now(), origin),
+        )
+
+    def does(self, *events: LeaseEvent | Reconciled) -> None:
+        for event in events:
+            self.ledger.apply(event, SystemClock().now())
+            self.replicas.tell(event)
+
+    def sums(self) -> tuple[dict[WorkerRank, RankLoad], dict[WorkerRank, int], int]:
+        loads = {rank: load for rank, load in self.ledger.loads().items() if load != RankLoad()}
+        return loads, self.ledger.shared(CHAIN), self.ledger.statistics().open_leases
+
+
+@asynccontextmanager
+async def router(url: str, name: str) -> AsyncIterator[Router]:
+    stop = asyncio.Event()
+    async with AsyncExitStack() as cleanup:
+        log = await cleanup.enter_async_context(connected(url))
+        running = Router(name, log)
+        await running.replicas.start()
+        group = await cleanup.enter_async_context(asyncio.TaskGroup())
+        parts = [Part("log", log.run, 1), Part("replicas", running.replicas.run)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        yield running
+        stop.set()
+
+
+def routed(lease_id: str, blocks: int = 100, at: WorkerRank = W0) -> Routed:
+    return Routed(
+        lease_id=lease_id,
+        worker_id=at.worker_id,
+        dp_rank=at.dp_rank,
+        blocks=CHAIN[: 8 * blocks],
+        uncached_tokens=10,
+        extra_blocks=1,
+    )
+
+
+async def agreed(one: Router, other: Router, leases: int) -> None:
+    """Wait until both ledgers say the same, of so many leases."""
+    await eventually(
+        lambda: one.sums() == other.sums() and one.sums()[2] == leases, f"{one.sums()} is not {other.sums()}"
+    )
+
+
+@pytest.mark.asyncio
+async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        one.does(routed("a"), routed("b", 50), routed("c", at=W1), FirstToken(lease_id="a"))
+        other.does(routed("d", 20), FirstToken(lease_id="d"))
+        await agreed(one, other, 4)
+        assert other.ledger.load_of(W0) == RankLoad(active_requests=3, active_blocks=103, prefill_tokens_queued=10)
+        one.does(Finished(lease_id="a"), Cancelled(lease_id="b"), Finished(lease_id="c"))
+        other.does(Finished(lease_id="d"))
+        await agreed(one, other, 0)
+        assert one.ledger.is_empty()
+        assert other.ledger.is_empty()
+
+
+@pytest.mark.asyncio
+async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one:
+        one.does(*(routed(f"l{number}", number % 100) for number in range(5000)))
+        async with router(broker.url, "r2") as other:
+            await agreed(one, other, 5000)
+            told = one.replicas.statistics().models[subjects.model_slug(MODEL)]
+            assert told.answered_total >= 1
+
+
+@pytest.mark.asyncio
+async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        one.does(routed("a"), routed("b"))
+        await agreed(one, other, 2)
+        await broker.kill()
+        await eventually(lambda: not one.log.is_connected and not other.log.is_connected)
+        one.does(Finished(lease_id="a"), FirstToken(lease_id="b"), routed("c", 30))
+        other.does(routed("d", 60, W1))
+        await eventually(lambda: one.replicas.statistics().unsent_total > 0)
+        await broker.start()
+        await agreed(one, other, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_router_that_begins_anew_has_none_of_its_former_leases(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one:
+        async with router(broker.url, "r2") as other:
+            other.does(routed("a"))
+            await agreed(one, other, 1)
+        async with router(broker.url, "r2") as other:
+            other.does(routed("b"))
+            await agreed(one, other, 1)
+            assert one.sums() == other.sums()
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_cannot_be_read_is_counted_and_costs_nothing_else(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        for subject in (subjects.ledger("m-0"), subjects.ledger_of("m-0", "r2")):
+            await one.log.announce(subject, b"\xc1 no message")
+        one.does(routed("a"))
+        await agreed(one, other, 1)
+        await eventually(lambda: other.replicas.statistics().refused_total == 2)
+
+
+@pytest.mark.asyncio
+async def test_load_reports_and_unknown_workers_are_not_sent_to_replicas(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        report = Reconciled(worker_id="w0", dp_rank=0, running_requests=3, waiting_requests=0, used_blocks=1)
+        one.does(report, routed("a", at=WorkerRank("x0", 0)), Finished(lease_id="a"), routed("b"))
+        await eventually(lambda: other.sums()[2] == 1)
+        assert set(other.ledger.loads()) == {W0}
+        assert other.ledger.load_of(W0).reported_running == 0
+
+
+@pytest.mark.asyncio
+async def test_the_metrics_tell_what_went_between_routers(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        registry = new_registry()
+        Projection(registry, lambda: replica_families(other.replicas))
+        one.does(routed("a"))
+        await agreed(one, other, 1)
+        await eventually(
+            lambda: registry.get_sample_value("kvrouter_replica_skew_requests", {"router": "r1"}) == 0,
+            "a beat says that nothing differs",
+        )
+        heard = registry.get_sample_value("kvrouter_replica_messages_total", {"outcome": "heard"})
+        assert heard is not None
+        assert heard >= 2

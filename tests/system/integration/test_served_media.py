@@ -1,0 +1,119 @@
+"""Media of served workers, put together as `serve` does: an encode worker, and another one that asks it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kv_protocol.fleet import Role
+from kv_protocol.images import FixedTokens, ImageRule
+from kv_runtime.clock import SystemClock
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.server import HttpServer
+from kv_runtime.supervise import Part, run_parts
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.loading import load_text
+from tests.contract.engines import outputs, tokens_of
+from tests.support.trtllm import Fake, trtllm
+from tests.system.integration.test_media_engine import (
+    TOKENS_PER_IMAGE,
+    Model,
+    asked,
+    chat,
+    model,
+    picture,
+    words,
+    worker,
+)
+from tests.system.integration.test_trtllm_engine import running
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.served import ServedMedia
+
+__all__ = ["model", "trtllm"]
+
+TOKEN = "secret"
+
+
+@dataclass
+class Settings:
+    media: MediaSection = field(default_factory=MediaSection)
+    images: ImageModelSection = field(default_factory=ImageModelSection)
+    encode: EncodeSection = field(default_factory=EncodeSection)
+    embeddings: EmbeddingTransferSection = field(default_factory=EmbeddingTransferSection)
+
+
+def served(model: Model, role: Role, **sections: Any) -> ServedMedia:
+    return ServedMedia(Settings(**sections), model.text, SystemClock(), model="m", model_path=model.path, role=role)
+
+
+async def wait(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+@asynccontextmanager
+async def started(media: ServedMedia, *parts: Part) -> AsyncIterator[ServedMedia]:
+    await media.start()
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts((*parts, Part("test", wait), *media.parts(0)), stop=stop, drain_s=5))
+        try:
+            yield media
+        finally:
+            stop.set()
+            await media.close()
+
+
+@asynccontextmanager
+async def encode_worker(model: Model) -> AsyncIterator[str]:
+    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as engine:
+        media = served(model, "encode")
+        app = web.Application(middlewares=[openai_errors, require_token(TOKEN)])
+        app.add_routes(media.encode_api(engine, served_names=("m",), inflight_requests_max=4).routes())
+        server = HttpServer(app, "127.0.0.1", 0)
+        await server.start()
+        async with started(media, Part("http", server.run)):
+            yield f"http://127.0.0.1:{server.port}"
+        names = {family.name for family in media.families("w")}
+        assert {"kvrouter_media_refused", "kvrouter_encode_requests", "kvrouter_embedding_offers"} <= names
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
+async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, form: str) -> None:
+    request = chat(words("see"), picture())
+    async with encode_worker(model) as url, running(worker(model)) as engine:
+        section = EncodeSection.model_validate({"url": url, "form": form, "token": TOKEN})
+        async with started(served(model, "aggregated", encode=section)) as media:
+            prompt = await media.prompts.prompt(request)
+        assert (prompt.handoff is None) == (form == "embeddings")
+        told = await outputs(engine, asked(prompt))
+        assert tokens_of(told) == tokens_of(await outputs(engine, asked(await model.prompts.prompt(request), "b")))
+
+
+@pytest.mark.asyncio
+async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
+    media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
+    assert media.parts(0) == ()
+    assert media.rule == ImageRule(placeholder="<image>", image_token_id=model.token, tokens=FixedTokens(8))
+    assert len((await media.prompts.prompt(chat(picture()))).media) == 1
+    assert [family.name for family in media.families("w")] == [
+        "kvrouter_media_loaded", "kvrouter_media_loaded_bytes", "kvrouter_media_refused",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["decode", "encode"])
+def test_a_worker_that_computes_no_prompt_refuses_an_encode_url(model: Model, role: Role) -> None:
+    with pytest.raises(TextError, match=r"encode\.url: found .* allowed none on a worker of role"):
+        served(model, role, encode=EncodeSection(url="http://127.0.0.1:1"))
+
+
+def test_an_encode_worker_s_model_takes_images(trtllm: Fake) -> None:
+    assert trtllm.module
+    with pytest.raises(TextError, match="role: found 'encode', allowed a model that takes images"):
+        ServedMedia(Settings(), load_text("byte"), SystemClock(), model="m", model_path="byte", role="encode")

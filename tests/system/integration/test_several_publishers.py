@@ -1,0 +1,385 @@
+"""Several publishers of one worker on real sockets: sources, ranks, and publishers that die and begin anew."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+import zmq.asyncio
+from structlog.testing import capture_logs
+
+from kv_protocol import fleet, subjects
+from kv_protocol.events import Tier
+from kv_protocol.ids import WorkerRank
+from kv_runtime.event_log import EventLog, LogMessage
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.event_path import (
+    MODEL,
+    RANK,
+    WORKER,
+    Agent,
+    PlayedSource,
+    PublishedAt,
+    consolidator_on,
+    endpoint_of,
+    hashes_of,
+    running_agent,
+    running_index,
+    until_converged,
+    zmq_context,
+)
+from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.dialects.engine_wire import encode_payload, encode_sequence
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+
+ENGINE, HOST = Origin("engine"), Origin("host")
+
+
+def stored(*blocks: int, parent: int | None = None, tier: Tier = Tier.GPU, names: int = 0) -> EngineStored:
+    """Block n is the tokens n, n; a source that adds `names` to its hashes has names of its own."""
+    return EngineStored(
+        block_hashes=tuple(block + names for block in blocks),
+        parent_block_hash=None if parent is None else parent + names,
+        token_ids=tuple(tokens_of(blocks)),
+        block_size=BLOCK_SIZE,
+        tier=tier,
+    )
+
+
+def tiers(agent: Agent, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
+    return {block.sequence_hash: tuple(block.tiers) for block in agent.held(dp_rank)}
+
+
+class Publisher(PlayedSource):
+    """A publisher that may begin anew, on the addresses of its former life."""
+
+    def __init__(self, context: zmq.asyncio.Context, group: asyncio.TaskGroup) -> None:
+        self._context, self._group = context, group
+        publish, replay = self._sockets("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+        super().__init__(publish, replay)
+        self._endpoints = [endpoint_of(socket) for socket in (publish, replay)]
+        self.sequence = 0
+        self._serving = group.create_task(self.serve())
+
+    def _sockets(self, *endpoints: str) -> list[zmq.asyncio.Socket]:
+        """Raise `ZMQError` where an address is taken: a closed socket gives up its own a moment later."""
+        sockets = [self._context.socket(kind) for kind in (zmq.XPUB, zmq.ROUTER)]
+        sockets[0].set(zmq.XPUB_VERBOSE, 1)
+        try:
+            for socket, endpoint in zip(sockets, endpoints, strict=True):
+                socket.set(zmq.LINGER, 0)
+                socket.bind(endpoint)
+        except zmq.ZMQError:
+            for socket in sockets:
+                socket.close()
+            raise
+        return sockets
+
+    async def tell(self, *events: EngineEvent, dp_rank: int | None = 0, is_heard: bool = True) -> None:
+        payload = encode_payload(1.0, events, dp_rank or 0)
+        self.ring[self.sequence] = payload if dp_rank is not None else payload[:-1] + b"\xc0"
+        if is_heard:
+            await self.live(self.sequence)
+        self.sequence += 1
+
+    async def subscribed(self) -> None:
+        async with asyncio.timeout(20):
+            while await self.publish.recv() != b"\x01":
+                pass
+
+    def die(self) -> None:
+        """Nothing more is sent, also of what is on its way."""
+        self._serving.cancel()
+        self.publish.close()
+        self.replay.close()
+
+    async def begin_anew(self) -> None:
+        self.die()
+        await self.live_again()
+
+    async def live_again(self) -> None:
+        await eventually(lambda: self._is_bound(*self._endpoints))
+        self.ring, self.sequence, self.replays_asked = {}, 0, []
+        self._serving = self._group.create_task(self.serve())
+        await self.subscribed()
+
+    def _is_bound(self, *endpoints: str) -> bool:
+        try:
+            self.publish, self.replay = self._sockets(*endpoints)
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def publishing(context: zmq.asyncio.Context, n: int = 1) -> AsyncIterator[list[Publisher]]:
+    async with asyncio.TaskGroup() as group:
+        publishers = [Publisher(context, group) for _ in range(n)]
+        yield publishers
+        for each in publishers:
+            each.die()
+
+
+@asynccontextmanager
+async def agent_of(
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    publishers: dict[Origin, Publisher],
+    *,
+    dp_ranks: Sequence[int] = (0,),
+    has_replay: bool = True,
+) -> AsyncIterator[Agent]:
+    """A consolidator that has subscribed to all of them."""
+    at = [
+        PublishedAt(endpoint_of(each.publish), endpoint_of(each.replay) if has_replay else "", origin)
+        for origin, each in publishers.items()
+    ]
+    async with running_agent(log, consolidator_on(log, context, *at, dp_ranks=tuple(dp_ranks))) as agent:
+        for each in publishers.values():
+            await each.subscribed()
+        yield agent
+
+
+async def until_all_read(agent: Agent, *publishers: Publisher) -> None:
+    for reader, publisher in zip(agent.consolidator.readers, publishers, strict=True):
+        await eventually(lambda: reader.cursor.expected == publisher.sequence)  # noqa: B023 - awaited in its turn
+
+
+# ---------------------------------------------------------------- two sources
+
+
+@pytest.mark.asyncio
+async def test_a_gpu_and_a_host_source_are_one_rank(broker: Broker, log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context, 2) as (engine, host),
+        running_index(broker.url) as index,
+        agent_of(log, context, {ENGINE: engine, HOST: host}) as agent,
+    ):
+        await engine.tell(stored(1, 2, 3))
+        await until_all_read(agent, engine, host)
+        await host.tell(stored(1, 2, tier=Tier.HOST, names=1000))
+        await engine.tell(EngineRemoved(block_hashes=(3, 2)))
+        await until_all_read(agent, engine, host)
+        one, two, _ = hashes_of(1, 2, 3)
+        assert tiers(agent) == {one: (Tier.GPU, Tier.HOST), two: (Tier.HOST,)}
+        await until_converged(index, agent)
+        assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[:2] == (1, 2)
+
+
+@pytest.mark.asyncio
+async def test_a_loss_at_the_engine_leaves_the_host_tier(broker: Broker, log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context, 2) as (engine, host),
+        running_index(broker.url) as index,
+        agent_of(log, context, {ENGINE: engine, HOST: host}) as agent,
+    ):
+        await engine.tell(stored(1, 2, 3))
+        await host.tell(stored(1, 2, tier=Tier.HOST, names=1000))
+        await until_all_read(agent, engine, host)
+        await until_converged(index, agent)
+        await engine.tell(stored(7), is_heard=False)
+        del engine.ring[1]
+        await engine.tell(stored(8))
+        await until_all_read(agent, engine, host)
+        one, two = hashes_of(1, 2)
+        assert tiers(agent) == {one: (Tier.HOST,), two: (Tier.HOST,), hashes_of(8)[0]: (Tier.GPU,)}
+        assert [reader.cursor.lost_total for reader in agent.consolidator.readers] == [1, 0]
+        assert agent.epoch() == 100
+        await until_converged(index, agent)
+
+
+# ---------------------------------------------------------------- publishers that begin anew
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("told_before", [0, 1, 5])
+@pytest.mark.parametrize("told_after", [0, 1, 9])
+async def test_a_publisher_that_begins_anew_on_its_endpoint_is_noticed_and_had_whole(
+    broker: Broker, log: EventLog, told_before: int, told_after: int
+) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        running_index(broker.url) as index,
+        agent_of(log, context, {ENGINE: engine}) as agent,
+    ):
+        for block in range(1, told_before + 1):
+            await engine.tell(stored(block))
+        await until_all_read(agent, engine)
+        await engine.begin_anew()
+        for block in range(101, 101 + told_after):
+            await engine.tell(stored(block))
+        await eventually(lambda: agent.cursor.restarts_total == (told_before > 0))  # until then it may look all read
+        await until_all_read(agent, engine)
+        await eventually(lambda: agent.cursor.is_settled)
+        told = {hashes_of(block)[0] for block in range(101, 101 + told_after)}
+        await eventually(lambda: set(tiers(agent)) == told)
+        assert agent.cursor.restarts_total == (told_before > 0)
+        await until_converged(index, agent)
+
+
+@pytest.mark.asyncio
+async def test_without_replay_a_publisher_that_begins_anew_is_noticed_by_its_numbers(log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
+    ):
+        for block in range(1, 6):
+            await engine.tell(stored(block))
+        await until_all_read(agent, engine)
+        await engine.begin_anew()
+        await engine.tell(stored(101))
+        await engine.tell(stored(102))
+        await until_all_read(agent, engine)
+        assert set(tiers(agent)) == {hashes_of(101)[0], hashes_of(102)[0]}
+        assert (agent.cursor.restarts_total, engine.replays_asked) == (1, [])
+
+
+@pytest.mark.asyncio
+async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_its_connection(log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
+    ):
+        for block in range(1, 6):
+            await engine.tell(stored(block))
+        await until_all_read(agent, engine)
+        await engine.begin_anew()
+        engine.sequence = 5
+        await engine.tell(stored(101))
+        await eventually(lambda: set(tiers(agent)) == {hashes_of(101)[0]})
+        assert agent.cursor.restarts_total == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("has_replay", [False, True])
+async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
+    log: EventLog,
+    has_replay: bool,
+) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=has_replay) as agent,
+    ):
+        await engine.tell(stored(1))
+        await until_all_read(agent, engine)
+        assert agent.consolidator.stale(0) == ""
+        endpoint = endpoint_of(engine.publish)
+        engine.die()
+        await eventually(lambda: f"engine: publisher {endpoint} is not connected" in agent.consolidator.stale(0))
+        await engine.live_again()
+        await eventually(lambda: agent.consolidator.stale(0) == "")
+
+
+@pytest.mark.asyncio
+async def test_a_publisher_that_never_was_there_is_told_as_a_reason(log: EventLog) -> None:
+    async with zmq_context() as context:
+        nowhere = context.socket(zmq.PUB)
+        nowhere.bind("tcp://127.0.0.1:*")
+        at = PublishedAt(endpoint_of(nowhere), "", ENGINE)
+        nowhere.close()
+        async with running_agent(log, consolidator_on(log, context, at)) as agent:
+            assert agent.consolidator.stale(0) == ""  # it may yet connect
+            await eventually(lambda: agent.consolidator.stale(0) == f"engine: publisher {at.publish} is not connected")
+
+
+@pytest.mark.asyncio
+async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
+    ):
+        with capture_logs() as lines:
+            for _ in range(50):
+                await engine.send(b"nonsense")
+                await engine.tell(is_heard=False)
+                await engine.tell(stored(1))
+            await until_all_read(agent, engine)
+        reader = agent.consolidator.readers[0]
+        assert (reader.refused_messages_total, reader.cursor.lost_total) == (50, 50)
+        told = [line["event"] for line in lines]
+        assert sorted(told) == ["engine_events_lost", "hop_a_message_refused"]
+
+
+@pytest.mark.asyncio
+async def test_a_rank_is_told_stale_once_whatever_reasons_follow_and_current_once(log: EventLog) -> None:
+    pulses = [fleet.Heartbeat(instance="none", epoch=0, last_seq=0)]
+
+    async def on_pulse(message: LogMessage) -> None:
+        pulses.append(fleet.decode_heartbeat(message.data))
+
+    await log.listen(subjects.heartbeat(MODEL, RANK), on_pulse)
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False),
+    ):
+        with capture_logs() as lines:
+            for number in range(3):
+                await engine.send(b"", encode_sequence(number), b"no batch")
+                await eventually(lambda: f"batch {number}" in pulses[-1].stale)  # noqa: B023 - awaited in its turn
+            engine.sequence = 3
+            await engine.tell(EngineCleared())
+            await eventually(lambda: not pulses[-1].stale)
+        told = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
+        assert told == [("warning", "rank_stale"), ("info", "rank_current")]
+
+
+@pytest.mark.asyncio
+async def test_a_consolidator_that_begins_anew_rebuilds_its_state_by_replay(broker: Broker, log: EventLog) -> None:
+    async with zmq_context() as context, publishing(context) as (engine,), running_index(broker.url) as index:
+        async with agent_of(log, context, {ENGINE: engine}) as first:
+            await engine.tell(stored(1, 2))
+            await engine.tell(EngineRemoved(block_hashes=(2,)))
+            await until_all_read(first, engine)
+        async with agent_of(log, context, {ENGINE: engine}) as second:
+            await until_all_read(second, engine)
+            assert tiers(second) == {hashes_of(1)[0]: (Tier.GPU,)}
+            await until_converged(index, second)
+
+
+@pytest.mark.asyncio
+async def test_a_replay_endpoint_that_does_not_answer_is_told_as_a_reason(broker: Broker, log: EventLog) -> None:
+    async with zmq_context() as context, publishing(context) as (engine,):
+        silent = context.socket(zmq.ROUTER)
+        silent.bind("tcp://127.0.0.1:*")
+        at = PublishedAt(endpoint_of(engine.publish), endpoint_of(silent), ENGINE)
+        async with running_agent(log, consolidator_on(log, context, at)) as agent, running_index(broker.url) as index:
+            await engine.subscribed()
+            await engine.tell(stored(1), is_heard=False)
+            await engine.tell(stored(2))
+            await eventually(lambda: tiers(agent) == {hashes_of(2)[0]: (Tier.GPU,)})
+            assert agent.cursor.lost_total == 1
+            assert "does not answer" in agent.consolidator.readers[0].stale()
+            await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
+
+
+# ---------------------------------------------------------------- one publisher a rank
+
+
+@pytest.mark.asyncio
+async def test_two_ranks_on_two_ports_are_two_streams(broker: Broker, log: EventLog) -> None:
+    async with zmq_context() as context, publishing(context, 2) as (zero, one), running_index(broker.url) as index:
+        publishers = {Origin("engine", 0): zero, Origin("engine", 1): one}
+        async with agent_of(log, context, publishers, dp_ranks=(0, 1)) as agent:
+            await zero.tell(stored(1, 2), dp_rank=None)
+            await one.tell(stored(1), dp_rank=1)
+            await until_all_read(agent, zero, one)
+            await one.tell(stored(5), is_heard=False)
+            one.ring.clear()
+            await one.tell(stored(6), dp_rank=None)
+            await until_all_read(agent, zero, one)
+            assert set(tiers(agent, 0)) == set(hashes_of(1, 2))
+            assert set(tiers(agent, 1)) == set(hashes_of(6))
+            for dp_rank in (0, 1):
+                await until_converged(index, agent, dp_rank)
+            ranks = [WorkerRank(WORKER, dp_rank) for dp_rank in (0, 1)]
+            assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2), ranks)] == [2, 0]

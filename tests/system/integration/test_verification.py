@@ -1,0 +1,413 @@
+"""A live index held against the mirrors, on a real log and over HTTP: equal while all goes on, and every difference."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from indexer.embedded import EmbeddedIndex
+from indexer.follow.rank_state import decode_state
+from indexer.service.difference import RankVerdict
+from indexer.service.expected_ranks import LISTEN_S, FleetRoll
+from indexer.service.http import IndexApi
+from indexer.service.index_client import IndexClient, IndexUnavailable
+from indexer.service.mirrors import Mirrors, MirrorSilent
+from indexer.service.verification import Verification
+from kv_protocol import fleet, recovery, subjects
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import HeldBlock
+from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.config.sections import IndexSection
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.telemetry import new_registry
+from router.admin.control_plane import ControlPlane
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
+from tests.dumped import dump_chunks
+from tests.system.integration.broker import Broker, eventually
+from tests.system.integration.index_on_log import Index, running_index
+from tests.system.integration.scripted_rank import MODEL, ScriptedRank
+from tests.system.integration.serving import serving
+from tests.system.integration.told_fleet import ToldWorker, answering
+from tests.unit.router.samples import registered
+
+SLUG = subjects.model_slug(MODEL)
+TIMEOUT_S = 0.4
+NOTHING_ROUTED: Any = None
+"""For a control plane that is asked of its index alone."""
+
+
+class Verified(NamedTuple):
+    """An index over HTTP, and the log on which its mirrors are asked."""
+
+    url: str
+    log: EventLog
+
+    async def verdicts(self, *ranks: WorkerRank, timeout_s: float = TIMEOUT_S) -> list[RankVerdict]:
+        mirrors = Mirrors(self.log, timeout_s)
+        await mirrors.start()
+        async with IndexClient(self.url, token="", timeout_s=5.0) as client:
+            look = Verification(client, mirrors, SystemClock(), timeout_s=timeout_s, examples_max=3)
+            return [verdict async for verdict in look.verdicts(dict.fromkeys(ranks, SLUG))]
+
+    async def verdict(self, rank: WorkerRank, timeout_s: float = TIMEOUT_S) -> RankVerdict:
+        (found,) = await self.verdicts(rank, timeout_s=timeout_s)
+        return found
+
+
+@asynccontextmanager
+async def served(index: EmbeddedIndex, log: EventLog, token: str = "") -> AsyncIterator[Verified]:
+    async with serving(IndexApi(index).app(new_registry(), token=token)) as api:
+        yield Verified(api.url, log)
+
+
+@asynccontextmanager
+async def scripted_rank(log: EventLog, index: Index, *hashes: int) -> AsyncIterator[ScriptedRank]:
+    """A rank that holds these blocks, of which the index knows."""
+    scripted = ScriptedRank(log)
+    await scripted.start()
+    await scripted.store(*hashes)
+    await index.until_at(scripted)
+    yield scripted
+
+
+async def until_at(index: Index, *workers: ToldWorker) -> None:
+    async with asyncio.timeout(10):
+        for each in workers:
+            for rank in each.ranks:
+                await index.index.wait_for(rank, *each.position(rank))
+
+
+async def living(log: EventLog, index: Index, workers: int = 2) -> list[ToldWorker]:
+    """Return workers that the index has caught up with."""
+    random = Random(1)
+    told = [ToldWorker(log, f"w{at}", random) for at in range(workers)]
+    for each in told:
+        await each.beat()
+        for rank in each.ranks:
+            await each.flush(rank, 60)
+    await until_at(index, *told)
+    return told
+
+
+def ranks_of(workers: list[ToldWorker]) -> list[WorkerRank]:
+    return [rank for worker in workers for rank in worker.ranks]
+
+
+# ---------------------------------------------------------------- equal
+
+
+@pytest.mark.asyncio
+async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: EventLog) -> None:
+    async with running_index(broker.url) as index, served(index.index, log) as verified:
+        workers = await living(log, index)
+        async with answering(log, *workers):
+            found = await verified.verdicts(*ranks_of(workers))
+    assert [(f"{each.worker_id}/{each.dp_rank}", each.verdict) for each in found] == [
+        (rank, "equal") for rank in ("w0/0", "w0/1", "w1/0", "w1/1")
+    ]
+    assert all(sum(each.blocks.values()) > 10 for each in found)
+
+
+@pytest.mark.asyncio
+async def test_a_router_s_control_plane_can_be_verified_as_well(broker: Broker, log: EventLog) -> None:
+    async with running_index(broker.url) as index:
+        workers = await living(log, index, 1)
+        policies = PolicyStore("", Policy(), {})
+        app = ControlPlane(NOTHING_ROUTED, index.index, log, policies=policies).app(new_registry(), token="")
+        async with serving(app) as api, answering(log, *workers):
+            found = await Verified(api.url, log).verdicts(*ranks_of(workers))
+    assert [each.verdict for each in found] == ["equal", "equal"]
+
+
+@pytest.mark.asyncio
+async def test_a_mirror_that_is_further_is_compared_at_its_own_place(broker: Broker, log: EventLog) -> None:
+    async with running_index(broker.url) as index, served(index.index, log) as verified:
+        workers = await living(log, index, 1)
+        (worker,), ranks = workers, workers[0].ranks
+        async with answering(log, worker):
+            for rank in ranks:
+                worker.live(rank)
+            found = await verified.verdicts(*ranks)
+            assert [each.verdict for each in found] == ["equal", "equal"]
+            assert all(each.mirror_seq > each.index_seq for each in found)
+
+
+@pytest.mark.asyncio
+async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker: Broker, log: EventLog) -> None:
+    async with running_index(broker.url) as index, served(index.index, log) as verified:
+        workers = await living(log, index)
+        stop = asyncio.Event()
+
+        async def go_on() -> None:
+            random = Random(2)
+            while not stop.is_set():
+                worker = random.choice(workers)
+                await worker.flush(random.choice(worker.ranks))
+
+        async with answering(log, *workers), asyncio.TaskGroup() as group:
+            going_on = group.create_task(go_on())
+            found = [each for _ in range(20) for each in await verified.verdicts(*ranks_of(workers), timeout_s=5.0)]
+            assert not going_on.done()
+            stop.set()
+    assert {each.verdict for each in found} == {"equal"}
+    assert len({each.mirror_seq for each in found}) > 20
+
+
+# ---------------------------------------------------------------- different
+
+
+@pytest.mark.asyncio
+async def test_blocks_that_are_missing_or_surplus_in_the_index_are_named(broker: Broker, log: EventLog) -> None:
+    async with (
+        running_index(broker.url) as index,
+        served(index.index, log) as verified,
+        scripted_rank(log, index, 1, 2, 3) as scripted,
+    ):
+        assert (await verified.verdict(scripted.rank)).verdict == "equal"
+        scripted.blocks = {1: None, 2: 1, 8: 2, 9: 8}
+        found = await verified.verdict(scripted.rank)
+    assert (found.verdict, found.counts) == ("differs", {"missing": 2, "surplus": 1})
+    assert [(each.kind, each.sequence_hash, each.parent) for each in found.examples] == [
+        ("missing", 8, 2),
+        ("missing", 9, 8),
+        ("surplus", 3, 2),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_another_life_and_a_place_out_of_reach_are_differences_of_their_own(
+    broker: Broker, log: EventLog
+) -> None:
+    async with (
+        running_index(broker.url) as index,
+        served(index.index, log) as verified,
+        scripted_rank(log, index, 1) as scripted,
+    ):
+        scripted.seq = 0
+        assert (await verified.verdict(scripted.rank)).verdict == "beyond"
+        scripted.seq = 9
+        found = await verified.verdict(scripted.rank)
+        assert (found.verdict, found.index_seq, found.mirror_seq) == ("behind", 1, 9)
+        scripted.restart(epoch=8)
+        found = await verified.verdict(scripted.rank)
+        assert (found.verdict, found.index_epoch, found.mirror_epoch) == ("other_epoch", 7, 8)
+
+
+@pytest.mark.asyncio
+async def test_what_passes_within_the_timeout_is_no_difference(broker: Broker, log: EventLog) -> None:
+    async with (
+        running_index(broker.url) as index,
+        served(index.index, log) as verified,
+        scripted_rank(log, index, 1) as scripted,
+        asyncio.TaskGroup() as group,
+    ):
+        scripted.restart(epoch=8)
+        looking = group.create_task(verified.verdict(scripted.rank, timeout_s=10.0))
+        await eventually(lambda: scripted.dumps_asked >= 2)
+        assert not looking.done()
+        await scripted.beat()
+        found = await looking
+        assert (found.verdict, found.index_epoch) == ("equal", 8)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log: EventLog, listens: bool) -> None:
+    async with running_index(broker.url) as index, served(index.index, log) as verified:
+        scripted = ScriptedRank(log)
+        if listens:
+            await scripted.start()
+            scripted.may_answer.clear()
+        await scripted.store(1)
+        await index.until_at(scripted)
+        assert (await verified.verdict(scripted.rank)).verdict == "unanswered"
+        (found,) = await verified.verdicts()  # nobody says by which name its mirror listens
+        assert (found.verdict, found.reason) == ("unanswered", "its mirror does not answer")
+        scripted.may_answer.set()
+
+
+@pytest.mark.asyncio
+async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(
+    log: EventLog,
+) -> None:
+    unread = EmbeddedIndex(IndexSection(), log, SystemClock())
+    async with served(unread, log) as verified:
+        scripted = ScriptedRank(log)
+        await scripted.start()
+        (found,) = await verified.verdicts(scripted.rank, WorkerRank("dead", 0))
+        assert (found.worker_id, found.verdict, found.reason) == ("w0", "unknown", "the index does not know it")
+
+
+@pytest.mark.asyncio
+async def test_a_rank_that_the_index_refused_is_told_with_the_reason(broker: Broker, log: EventLog) -> None:
+    small = IndexSection(implementation="python", memory_bytes_max=1 << 20)
+    async with running_index(broker.url, settings=small) as index, served(index.index, log) as verified:
+        full, late = ScriptedRank(log), ScriptedRank(log, "w1")
+        await full.store(*range(1, 20_000))
+        await index.until_at(full)
+        await late.start()
+        await late.beat()
+        await eventually(lambda: late.rank in index.index.refused_ranks())
+        found = next(each for each in await verified.verdicts(late.rank) if each.worker_id == "w1")
+        assert found.verdict == "unknown"
+        assert found.reason.startswith("refused by the index: ")
+
+
+# ---------------------------------------------------------------- mirrors
+
+
+@pytest.mark.asyncio
+async def test_an_answer_in_many_parts_is_put_together_and_the_batches_since_are_got(log: EventLog) -> None:
+    worker = ToldWorker(log, "w0", Random(3))
+    rank = worker.ranks[0]
+    await worker.flush(rank, 40)
+    mirrors = Mirrors(log, 5.0)
+    await mirrors.start()
+    async with answering(log, worker):
+        state = await mirrors.state(SLUG, rank)
+        assert (state.epoch, state.seq) == worker.position(rank)
+        assert [block for chunk in state.chunks for block in chunk.blocks()] == worker.held(rank)
+        assert await mirrors.messages_since(SLUG, rank, state.epoch, state.seq) == []
+        worker.live(rank)
+        (message,) = await mirrors.messages_since(SLUG, rank, state.epoch, state.seq)
+        assert message
+        assert await mirrors.messages_since(SLUG, rank, state.epoch ^ 1, state.seq) == []
+    scripted = ScriptedRank(log, "w9")
+    scripted.blocks = {block: block - 1 or None for block in range(1, 8)}
+    await scripted.start()
+    state = await mirrors.state(SLUG, scripted.rank)
+    assert [len(chunk) for chunk in state.chunks] == [2, 2, 2, 1]
+    assert list(state.chunks[0].blocks()) == [HeldBlock(1, None, 1), HeldBlock(2, 1, 1)]
+
+
+@pytest.mark.asyncio
+async def test_what_is_no_answer_is_said(log: EventLog) -> None:
+    mirrors = Mirrors(log, 0.2)
+    await mirrors.start()
+    rank = WorkerRank("w0", 0)
+    with pytest.raises(MirrorSilent, match="w0/0: no mirror listens"):
+        await mirrors.state(SLUG, rank)
+
+    async def nonsense(message: LogMessage) -> None:
+        await log.announce(message.reply, b"nonsense")
+
+    await log.listen(subjects.recover(MODEL, rank), nonsense)
+    with pytest.raises(MirrorSilent, match="w0/0: malformed at byte 0: answer"):
+        await mirrors.state(SLUG, rank)
+
+    async def half(message: LogMessage) -> None:
+        request = recovery.decode_recover_request(message.data)
+        rows = [HeldBlock(block, None, 1) for block in range(4)]
+        first, *_ = dump_chunks(request.request_id, 7, 1, rows, chunk_blocks=2)
+        await log.announce(message.reply, recovery.encode(first))
+
+    await log.listen(subjects.recover(MODEL, WorkerRank("w1", 0)), half)
+    with pytest.raises(MirrorSilent, match=r"w1/0: 1 parts of an answer, and then 0\.2 s none"):
+        await mirrors.state(SLUG, WorkerRank("w1", 0))
+
+
+# ---------------------------------------------------------------- who is there
+
+
+async def called(log: EventLog, *beating: ScriptedRank) -> Mapping[WorkerRank, str]:
+    clock = ManualClock()
+    roll = FleetRoll(log, clock)
+    async with asyncio.TaskGroup() as group:
+        calling = group.create_task(roll.call(5.0))
+        await eventually(lambda: clock.sleepers)
+        for each in beating:
+            await each.beat()
+        await eventually(lambda: len(roll.beating) == len(beating))
+        while not calling.done():
+            await clock.advance(LISTEN_S)
+    return calling.result()
+
+
+@pytest.mark.asyncio
+async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_left_ones_are_not(log: EventLog) -> None:
+    for event in (
+        registered("w1", model=MODEL, dp_ranks=(0, 1)),
+        registered("w2", model=MODEL),
+        WorkerLeft(worker_id="w2", instance="w2-1"),
+    ):
+        await log.publish(subjects.fleet(MODEL, event.worker_id), fleet.encode(event))
+    await log.publish("kv.v1.fleet.m.w3", b"nonsense")
+    await log.announce("kv.v1.heartbeat.m.W3.x", b"nonsense")
+    found = await called(log, ScriptedRank(log, "w4", 7))
+    assert found == dict.fromkeys([WorkerRank("w1", 0), WorkerRank("w1", 1), WorkerRank("w4", 7)], SLUG)
+
+
+@pytest.mark.asyncio
+async def test_without_its_stream_the_fleet_is_not_known(broker: Broker) -> None:
+    bare = await EventLog.connect(broker.url, name="test")
+    try:
+        with pytest.raises(BrokerUnavailable, match=r"follow KV_FLEET: .*stream not found"):
+            await FleetRoll(bare, SystemClock()).call(1.0)
+    finally:
+        await bare.close()
+
+
+# ---------------------------------------------------------------- the index over HTTP
+
+
+@pytest.mark.asyncio
+async def test_a_rank_s_place_blocks_and_digests_are_told_together(broker: Broker, log: EventLog) -> None:
+    async with (
+        running_index(broker.url) as index,
+        served(index.index, log) as verified,
+        scripted_rank(log, index, 1, 2) as scripted,
+        IndexClient(verified.url, token="", timeout_s=5.0) as client,
+        aiohttp.ClientSession() as session,
+    ):
+        state = await client.state(scripted.rank)
+        assert state == index.index.state(scripted.rank)
+        assert state is not None
+        assert (state.epoch, state.seq, list(state.blocks())) == (7, 1, scripted.held())
+        assert await client.state(WorkerRank("w9", 0)) is None
+        assert (await client.ranks()).ranks == (scripted.rank,)
+        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks") as response:
+            told = await response.json()
+        place = {"worker_id": "w0", "dp_rank": 0, "epoch": 7, "seq": 1, "logged_seq": 1, "stale": ""}
+        digests = {digest.tier.name.lower(): digest.digest for digest in state.digests}
+        assert told == {**place, "digests": digests, "blocks": [block._asdict() for block in scripted.held()]}
+        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks?format=columns") as response:
+            assert (response.content_type, decode_state(await response.read())) == ("application/msgpack", state)
+        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks?format=xml") as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "format")
+        assert error["message"] == 'format: found "xml", allowed json, columns'
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_no_index_or_requires_a_token_is_named(broker: Broker, log: EventLog) -> None:
+    async with running_index(broker.url) as index, served(index.index, log, token="secret") as verified:
+        async with IndexClient(verified.url, token="secret", timeout_s=5.0) as client:
+            assert (await client.ranks()).ranks == ()
+        for url, words in (
+            (verified.url, "found no or another token, allowed its control plane's, as control.token"),
+            (f"{verified.url}/metrics", "found 401|found no or another token"),
+            (f"http://127.0.0.1:{broker.port}", "--index-url http://127.0.0.1:"),
+            ("http://127.0.0.1:1", "--index-url http://127.0.0.1:1: .*"),
+            ("nonsense", "--index-url nonsense: found no address, allowed http://host:port"),
+        ):
+            async with IndexClient(url, token="guess", timeout_s=5.0) as client:
+                with pytest.raises(IndexUnavailable, match=words):
+                    await client.ranks()
+
+
+@pytest.mark.asyncio
+async def test_another_service_is_no_index(broker: Broker, log: EventLog) -> None:
+    words = "found 404 at /v1/ranks, allowed a router's control plane or a stand-alone index"
+    async with (
+        running_index(broker.url) as index,
+        served(index.index, log) as verified,
+        IndexClient(f"{verified.url}/health", token="", timeout_s=5.0) as client,
+    ):
+        with pytest.raises(IndexUnavailable, match=words):
+            await client.ranks()

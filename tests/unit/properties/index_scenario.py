@@ -1,0 +1,313 @@
+"""One seeded scenario, told to every implementation of a prefix index and to the model, which must agree throughout.
+
+`run(seed, voices)` raises AssertionError where two of them differ; the error says which seed and step. The model knows
+a forest; what contradicts itself is told to the implementations alone, in `index_collisions.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from indexer.index.prefix_index import PrefixIndex, RefusedEvent
+from kv_protocol.codec import encode_message, split_message
+from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.recovery import HeldBlock, block_columns
+from tests.unit.properties.index_comparison import FORMS, Comparison
+from tests.unit.properties.index_model import IndexModel
+from tests.unit.properties.index_world import FAMILIES, World, removals
+
+TTL_S = 5.0
+Voices = Mapping[str, Callable[..., PrefixIndex]]
+
+
+def run(seed: int, voices: Voices) -> None:
+    """Play the seed's scenario; what is raised bears the seed."""
+    scenario = Scenario(seed, voices)
+    try:
+        scenario.play()
+    except Exception as error:
+        error.add_note(f"seed {seed}, family {scenario.family_name!r}, step {scenario.step_name!r}")
+        raise
+
+
+class Scenario:
+    """Indexes and their model, and what happens to them: drawn from the seed, and the same for as many voices."""
+
+    def __init__(self, seed: int, voices: Voices) -> None:
+        self._random = Random(seed)
+        self.family_name = list(FAMILIES)[seed % len(FAMILIES)]
+        self.step_name = "begin"
+        self._family = FAMILIES[self.family_name]
+        self._world = World(self._random, self._family)
+        self._voices = voices
+        self._limits = {"parked_blocks_max": self._family.parked_max, "parked_ttl_s": TTL_S}
+        self._indexes = {name: make(**self._limits) for name, make in voices.items()}
+        self._model = IndexModel(self._world.parent_of, self._family.parked_max, TTL_S)
+        self._comparison = Comparison(self._random, self._world, self._model)
+        self._ranks = self._random.sample(range(self._family.rank_max + 1), self._random.randint(*self._family.ranks))
+        self._now_s = self._random.choice([0.0, 1e6])
+        self._told: list[tuple[int, Event]] = []
+
+    def play(self) -> None:
+        """Take the family's steps, compare after each, and drain everything in the end."""
+        for rank in self._ranks:
+            self._register(rank)
+        names, weights = list(self._family.steps), list(self._family.steps.values())
+        for number in range(self._family.length):
+            self.step_name = f"{number} {self._random.choices(names, weights)[0]}"
+            getattr(self, "_" + self.step_name.split()[1])()
+            self._now_s += self._random.choice([0.0, 0.0, 0.5])
+            self._comparison.answers(self._indexes)
+            if self._random.random() < 0.15:
+                self._comparison.everything(self._indexes)
+        self.step_name = "drain"
+        self._drain()
+
+    # ---------------------------------------------------------------------------------------------- draws
+
+    def _rank(self) -> int:
+        return self._random.choice(sorted(self._model.ranks) or [self._back()])
+
+    def _back(self) -> int:
+        rank = self._random.choice(self._ranks)
+        self._register(rank)
+        return rank
+
+    def _tier(self) -> Tier:
+        return self._random.choice(self._family.tiers)
+
+    def _path(self) -> list[int]:
+        return self._random.choice(self._world.paths)
+
+    def _held(self, rank: int, tier: Tier) -> list[int]:
+        """Return what the rank holds of one path, in chain order."""
+        return [block for block in self._path() if self._model.held.get(block, {}).get(rank, 0) >> tier & 1]
+
+    def _some(self, blocks: list[int]) -> list[int]:
+        """Return a part in a row, more often than not small."""
+        if not blocks:
+            return []
+        at = self._random.randrange(len(blocks))
+        return blocks[at : at + self._random.choice([1, 2, 5, len(blocks)])]
+
+    # ---------------------------------------------------------------------------------------------- facts
+
+    def _register(self, rank: int) -> None:
+        capacity_blocks = self._random.choice([0, 0, 100])
+        for index in self._indexes.values():
+            index.register(rank, capacity_blocks)
+        self._model.ranks.add(rank)
+
+    def _tell(self, rank: int, event: Event) -> None:
+        form = self._random.choice(FORMS)
+        for index in self._indexes.values():
+            match event:
+                case Stored(hashes, parent, _, tier):
+                    index.store(rank, parent, form(list(hashes)), tier, self._now_s)
+                case Removed(hashes, tier):
+                    index.remove(rank, form(list(hashes)), tier)
+                case Cleared(tier):
+                    index.clear(rank, tier)
+        self._model.tell(rank, event, self._now_s)
+        self._told = [*self._told[-20:], (rank, event)]
+
+    def _store(self) -> None:
+        path = self._path()
+        at = self._random.randrange(len(path))
+        if self._random.random() < 0.6:  # where it is known, rather
+            at = next((known for known in range(at, -1, -1) if not known or path[known - 1] in self._model.nodes), 0)
+        stop = at + self._random.randint(1, self._family.event_blocks)
+        self._tell(self._rank(), self._world.stored(path, at, stop, self._tier()))
+
+    def _store_path(self) -> None:
+        rank, tier, path = self._rank(), self._tier(), self._path()
+        for event in self._world.cut(self._random, self._family, path[: self._random.randint(1, len(path))], tier):
+            self._tell(rank, event)
+
+    def _crowd(self) -> None:
+        """Let many ranks hold the beginning of one path, each another part."""
+        path, tier, ranks = self._path(), self._tier(), sorted(self._model.ranks)
+        for rank in self._random.sample(ranks, len(ranks) // 2):
+            self._tell(rank, self._world.stored(path, 0, self._random.randint(1, len(path)), tier))
+
+    def _orphan(self) -> None:
+        path = self._path()
+        at = self._random.randrange(len(path))
+        self._tell(self._rank(), self._world.stored(path, at, at + 1 + at % self._family.event_blocks, self._tier()))
+
+    def _reorder(self) -> None:
+        rank, tier = self._rank(), self._tier()
+        events: list[Event] = [*self._world.cut(self._random, self._family, self._path(), tier)]
+        if held := self._some(self._held(rank, tier)):
+            events += removals(self._random, held, tier)
+        self._random.shuffle(events)
+        for event in events:
+            self._tell(rank, event)
+
+    def _repeat(self) -> None:
+        if self._told:
+            rank, event = self._random.choice(self._told)
+            if rank in self._model.ranks:
+                self._tell(rank, event)
+
+    def _remove(self) -> None:
+        rank, tier = self._rank(), self._tier()
+        blocks = self._some(self._held(rank, tier)) or self._some(self._path())
+        self._tell(rank, Removed(tuple(self._random.sample(blocks, len(blocks))), tier))
+
+    def _remove_twice(self) -> None:
+        blocks = self._some(self._path())
+        self._tell(self._rank(), Removed((*blocks, *blocks), self._tier()))
+
+    def _remove_run(self) -> None:
+        rank, tier = self._rank(), self._tier()
+        for event in removals(self._random, self._some(self._held(rank, tier)), tier):
+            self._tell(rank, event)
+
+    def _refill(self) -> None:
+        """Give a rank what it lacks of a path whose end it holds."""
+        rank, tier, path = self._rank(), self._tier(), self._path()
+        held = set(self._held(rank, tier)) & set(path)
+        holes = [at for at, block in enumerate(path) if block not in held]
+        for at in self._random.sample(holes, len(holes))[: self._family.event_blocks]:
+            self._tell(rank, self._world.stored(path, at, at + 1, tier))
+
+    def _move(self) -> None:
+        rank, old, new = self._rank(), self._tier(), self._tier()
+        if blocks := self._some(self._held(rank, old)):
+            path = next(path for path in self._world.paths if set(blocks) <= set(path))
+            for block in blocks:
+                at = path.index(block)
+                self._tell(rank, self._world.stored(path, at, at + 1, new))
+            self._tell(rank, Removed(tuple(blocks), old))
+
+    def _clear(self) -> None:
+        rank = self._rank()
+        for index in self._indexes.values():
+            index.clear(rank)
+        self._model.clear(rank, TIERS)
+
+    def _clear_tier(self) -> None:
+        self._tell(self._rank(), Cleared(self._tier()))
+
+    def _drop(self) -> None:
+        rank = self._random.choice(self._ranks)
+        for index in self._indexes.values():
+            index.drop(rank)
+        self._model.drop(rank)
+
+    def _come_back(self) -> None:
+        self._register(self._random.choice(self._ranks))
+
+    def _load_rows(self) -> None:
+        """Load a dump that was thinned out, as if its other blocks were gone."""
+        thin = self._random.random()
+        rows: dict[int, HeldBlock] = {}
+        for path in self._random.sample(self._world.paths, 3):
+            for block in path:
+                if self._random.random() < thin:
+                    rows.setdefault(
+                        block, HeldBlock(block, self._world.parent_of[block], self._random.choice([1, 1, 2, 3, 15]))
+                    )
+        self._load(self._rank(), list(rows.values()))
+
+    def _copy_dump(self) -> None:
+        source, reader = self._rank(), self._rank()
+        dumps = {name: list(index.dump(source, 7)) for name, index in self._indexes.items()}
+        rows = [block for columns in dumps[self._random.choice(list(dumps))] for block in columns.blocks()]
+        self._load(reader, rows)
+
+    def _load(self, rank: int, rows: list[HeldBlock]) -> None:
+        for index in self._indexes.values():
+            index.load(rank, block_columns(rows, self._random.choice([1, 5, 1000])), self._now_s)
+        self._model.load(rank, rows)
+
+    def _repair_rows(self) -> None:
+        """Say anew what a rank holds of some buckets: some of it as it was, some gone, some new, some elsewhere."""
+        rank, thin = self._rank(), self._random.random()
+        buckets = bytes(self._random.randrange(256) & self._random.randrange(256) for _ in range(BUCKET_SET_BYTES))
+        rows: dict[int, HeldBlock] = {}
+        for block in dict.fromkeys(block for path in self._world.paths for block in path):
+            bits = self._model.held.get(block, {}).get(rank, self._random.choice([0, 0, 1]))
+            if bits and is_in_buckets(block, buckets) and self._random.random() > thin / 2:
+                bits = self._random.choice([bits, bits, 3])
+                rows[block] = HeldBlock(block, self._world.parent_of[block], bits)
+        for index in self._indexes.values():
+            index.repair(rank, buckets, block_columns(rows.values(), self._random.choice([1, 5, 1000])), self._now_s)
+        self._model.repair(rank, buckets, rows.values())
+
+    def _expire(self) -> None:
+        self._now_s += self._random.choice([0.0, TTL_S / 2, TTL_S])
+        expected = self._model.expire(self._now_s)
+        for name, index in self._indexes.items():
+            assert index.expire(self._now_s) == expected, name
+
+    def _message(self) -> None:
+        """Tell one implementation of events in a message, some of which nobody can apply, and the others one by one."""
+        rank, tier, bad = self._rank(), self._tier(), set[int]()
+        events: list[Event] = []
+        events += self._world.cut(self._random, self._family, self._path(), tier)[:6]
+        events += removals(self._random, self._some(self._held(rank, tier)), tier)[:4]
+        if self._random.random() < 0.2:
+            events.append(Cleared(self._tier()))
+        self._random.shuffle(events)
+        message = bytearray(encode_message([Batch(1, 1 + at, event) for at, event in enumerate(events)]))
+        expected: list[RefusedEvent] = []
+        for number, frame in enumerate(split_message(bytes(message))):
+            if self._random.random() < 0.15:
+                bad.add(number)
+                message[frame.offset + 2] = 77
+                expected.append(RefusedEvent(number, frame.offset + 2, "tier 77, allowed 0..3"))
+        good = [event for number, event in enumerate(events) if number not in bad]
+        reader, indexes = self._random.choice(list(self._indexes)), self._indexes
+        assert indexes[reader].apply_batch(rank, bytes(message), self._now_s) == expected, reader
+        self._indexes = {name: index for name, index in indexes.items() if name != reader}
+        for event in good:
+            self._tell(rank, event)
+        self._indexes = indexes
+
+    def _restore(self) -> None:
+        """Everybody goes on from the snapshot of another."""
+        snapshots = [index.snapshot() for index in self._indexes.values()]
+        for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
+            index.restore(snapshot, self._now_s)
+        self._model.restored(self._now_s)
+
+    def _renew(self) -> None:
+        """Everybody begins anew, from the snapshot of another."""
+        snapshots = [index.snapshot() for index in self._indexes.values()]
+        self._indexes = {name: make(**self._limits) for name, make in self._voices.items()}
+        for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
+            index.restore(snapshot, self._now_s)
+        self._model.restored(self._now_s)
+        self._model.forget_counts()
+
+    def _drain(self) -> None:
+        for rank in self._random.sample(sorted(self._model.ranks), len(self._model.ranks)):
+            match self._random.randrange(4):
+                case 0:
+                    self._empty(rank)
+                case 1:
+                    for tier in TIERS:
+                        self._tell(rank, Cleared(tier))
+                case 2:
+                    for index in self._indexes.values():
+                        index.clear(rank)
+                    self._model.clear(rank, TIERS)
+            for index in self._indexes.values():
+                index.drop(rank)
+            self._model.drop(rank)
+        self._comparison.everything(self._indexes)
+        for name, index in self._indexes.items():
+            assert set(index.structure().values()) == {0}, (name, index.structure())
+            assert index.statistics().nodes == index.statistics().parked_blocks == 0, name
+
+    def _empty(self, rank: int) -> None:
+        for tier in TIERS:
+            for path in self._world.paths:
+                held = [block for block in path if self._model.held.get(block, {}).get(rank, 0) >> tier & 1]
+                for event in removals(self._random, held, tier):
+                    self._tell(rank, event)
+            if waiting := [block for of, block, on in self._model.parked if (of, on) == (rank, tier)]:
+                self._tell(rank, Removed(tuple(waiting), tier))
+        self._comparison.answers(self._indexes)

@@ -1,0 +1,200 @@
+"""What a leaving worker hands over, against a plain reading of the rules; whoever breaks one of them is found out."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.codec import pack_u64
+from kv_protocol.hashing import Hashing
+from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
+from router.drain.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
+
+BLOCK_SIZE = 4
+NOW_S = 1000.0
+HALF_LIFE_S = 10.0
+ENOUGH_TOKENS = 10_000
+
+FIRST_FOUND = settings(max_examples=2000, phases=[Phase.generate], deadline=None)
+
+Path = tuple[int, ...]
+"""A prefix: what each of its blocks says."""
+Listing = Callable[..., list[HotPrefix]]
+
+
+class World(NamedTuple):
+    """Prompts with the time at which each was asked, what the worker and what all others hold, and a budget."""
+
+    asked: list[tuple[Path, float]]
+    held: frozenset[Path]
+    elsewhere: frozenset[Path]
+    budget_tokens: int
+
+    def prompts(self) -> list[PromptHolding]:
+        """Return them as an index and a clock would tell."""
+        return [
+            PromptHolding(
+                pack_u64([_hash(part) for part in _prefixes(path)]),
+                received_s,
+                _depth(path, self.held),
+                _depth(path, self.elsewhere),
+            )
+            for path, received_s in self.asked
+        ]
+
+    def heat(self) -> dict[Path, float]:
+        """Return the heat of every block that the worker alone holds."""
+        heat: dict[Path, float] = {}
+        for path, received_s in self.asked:
+            for part in _prefixes(path):
+                if part in self.held and part not in self.elsewhere:
+                    heat[part] = heat.get(part, 0.0) + 2.0 ** -((NOW_S - received_s) / HALF_LIFE_S)
+        return heat
+
+
+def _prefixes(path: Path) -> Iterator[Path]:
+    return (path[:end] for end in range(1, len(path) + 1))
+
+
+def _hash(part: Path) -> int:
+    """Return a number that no other prefix has."""
+    return int("1" + "".join(map(str, part)))
+
+
+def _depth(path: Path, held: frozenset[Path]) -> int:
+    return sum(part in held for part in _prefixes(path))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    paths = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=8))
+    ages_s = draw(st.lists(st.sampled_from([0.0, 5.0, 10.0, 40.0]), min_size=len(paths), max_size=len(paths)))
+
+    def some() -> frozenset[Path]:
+        cuts = [draw(st.integers(0, len(path))) for path in paths]
+        return frozenset(part for path, cut in zip(paths, cuts, strict=True) for part in _prefixes(path[:cut]))
+
+    asked = [(path, NOW_S - age_s) for path, age_s in zip(paths, ages_s, strict=True)]
+    return World(asked, some(), some(), draw(st.integers(0, 60)))
+
+
+def listed(world: World, listing: Listing = hot_prefixes, **changed: Any) -> list[HotPrefix]:
+    told = {"block_size": BLOCK_SIZE, "budget_tokens": world.budget_tokens, "half_life_s": HALF_LIFE_S} | changed
+    return listing(world.prompts(), NOW_S, **told)
+
+
+def faults(world: World, found: list[HotPrefix]) -> list[str]:
+    """Return which rules a list breaks."""
+    heat, broken, seen = world.heat(), [], set[Path]()
+    values = []
+    for prefix in found:
+        path = world.asked[prefix.prompt][0][: prefix.blocks]
+        new = [part for part in _prefixes(path) if part not in world.elsewhere and part not in seen]
+        if not set(new) <= world.held:
+            broken.append("the worker does not hold it")
+        if len(new) != prefix.new_blocks or not new:
+            broken.append("a block counts that is held elsewhere, or was listed before")
+        total = sum(heat.get(part, 0.0) for part in new)
+        if total != pytest.approx(prefix.heat):
+            broken.append("the heat is not the sum of its new blocks'")
+        values.append(total / max(1, len(new)))
+        seen.update(new)
+    paths = [world.asked[prefix.prompt][0][: prefix.blocks] for prefix in found]
+    if any(path[: len(other)] == other for path in paths for other in paths if path is not other):
+        broken.append("what another prefix begins with is listed too")
+    if any(later > earlier * (1 + 1e-9) for earlier, later in pairwise(values)):
+        broken.append("what is worth less comes first")
+    if len(seen) * BLOCK_SIZE > world.budget_tokens:
+        broken.append("the budget is exceeded")
+    most = sum(sorted(heat.values(), reverse=True)[: world.budget_tokens // BLOCK_SIZE])
+    if sum(heat.get(part, 0.0) for part in seen) < most * (1 - 1e-9):
+        broken.append("more heat could be had for the budget")
+    return broken
+
+
+@given(world=worlds())
+@settings(max_examples=400, deadline=None)
+def test_the_list_keeps_every_rule(world: World) -> None:
+    assert faults(world, listed(world)) == []
+
+
+@given(world=worlds())
+def test_with_enough_tokens_every_exclusive_block_is_listed(world: World) -> None:
+    found = listed(world, budget_tokens=ENOUGH_TOKENS)
+    assert sum(prefix.new_blocks for prefix in found) == len(world.heat())
+
+
+def _as_if_nobody_else_held(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    return hot_prefixes([prompt._replace(elsewhere_blocks=0) for prompt in prompts], now_s, **told)
+
+
+def _each_on_its_own(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    apart = [(at, hot_prefixes([prompt], now_s, **told)) for at, prompt in enumerate(prompts)]
+    found = [each._replace(prompt=at) for at, of_one in apart for each in of_one]
+    return sorted(found, key=lambda prefix: -prefix.heat / prefix.new_blocks)
+
+
+def _blocks_for_tokens(
+    prompts: list[PromptHolding], now_s: float, *, budget_tokens: int, **told: Any
+) -> list[HotPrefix]:
+    return hot_prefixes(prompts, now_s, budget_tokens=budget_tokens * BLOCK_SIZE, **told)
+
+
+def _ageless(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    return hot_prefixes(prompts, now_s, **told | {"half_life_s": 1e9})
+
+
+def _piece_by_piece(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    whole = hot_prefixes(prompts, now_s, **told)
+    first = [each._replace(blocks=each.blocks - 1, new_blocks=each.new_blocks - 1) for each in whole]
+    return [piece for each, half in zip(whole, first, strict=True) for piece in (half, each) if piece.new_blocks]
+
+
+def _coldest_first(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    return hot_prefixes(prompts, now_s, **told)[::-1]
+
+
+def _only_the_best(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    return hot_prefixes(prompts, now_s, **told)[:1]
+
+
+def _held_or_not(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+    return hot_prefixes([prompt._replace(held_blocks=99) for prompt in prompts], now_s, **told)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        _as_if_nobody_else_held,
+        _each_on_its_own,
+        _blocks_for_tokens,
+        _ageless,
+        _piece_by_piece,
+        _coldest_first,
+        _only_the_best,
+        _held_or_not,
+    ],
+)
+def test_a_planted_bug_is_found(planted: Listing) -> None:
+    world = find(worlds(), lambda world: bool(faults(world, listed(world, planted))), settings=FIRST_FOUND)
+    assert faults(world, listed(world)) == []
+
+
+def _asked(number: int, tokens: int) -> RecentPrompt:
+    return RecentPrompt("m", "", "", bytes(TOKEN_BYTES * tokens), Hashing(BLOCK_SIZE), b"", float(number))
+
+
+@given(sizes=st.lists(st.integers(0, 300)), bytes_max=st.integers(0, 4000))
+def test_kept_are_as_many_of_the_newest_as_fit(sizes: list[int], bytes_max: int) -> None:
+    recent, fit, size_bytes = RecentPrompts(bytes_max), list[RecentPrompt](), 0
+    for number, tokens in enumerate(sizes):
+        recent.add(_asked(number, tokens))
+    for each in reversed([_asked(number, tokens) for number, tokens in enumerate(sizes) if tokens]):
+        if size_bytes + len(each.ids) + ENTRY_BYTES > bytes_max:
+            break
+        size_bytes += len(each.ids) + ENTRY_BYTES
+        fit.append(each)
+    assert (recent.newest_first(), recent.size_bytes) == (fit, size_bytes)

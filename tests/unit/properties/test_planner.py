@@ -1,0 +1,87 @@
+"""Every request is answered once, honestly, whatever its workers do; and whoever breaks that is found out."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis.errors import NoSuchExample
+
+from kv_protocol.ids import WorkerRank
+from router.request.plan import RequestPlan
+from router.request.served import Served
+from tests.support.planting import inside, plant
+from tests.unit.properties.planned_requests import World, live, worlds
+
+
+@given(world=worlds())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
+    asyncio.run(live(world))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(world=worlds())
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: World) -> None:
+    asyncio.run(live(world))
+
+
+def _always(monkeypatch: pytest.MonkeyPatch, *, took_handoff: bool) -> None:
+    failed = RequestPlan.failed
+
+    def mistaken(plan: RequestPlan, rank: WorkerRank, **_: bool) -> bool:
+        return failed(plan, rank, took_handoff=took_handoff)
+
+    monkeypatch.setattr(RequestPlan, "failed", mistaken)
+
+
+def _takes_handoffs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    _always(monkeypatch, took_handoff=False)
+
+
+def _prefills_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    _always(monkeypatch, took_handoff=True)
+
+
+def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def migrated(plan: RequestPlan, rank: WorkerRank) -> None:
+        del plan, rank
+
+    monkeypatch.setattr(RequestPlan, "migrated", migrated)
+    plant(Served, "_turned", lambda served: plant(served, "_progress", None), monkeypatch)
+
+
+def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = inside(Served, "_end_attempt")
+
+    def forgetful(served: Served, outcome: str, *told: object, **more: object) -> None:
+        if outcome == "failed" and inside(served, "_plan").retries:
+            plant(served, "_attempt", None)
+        else:
+            end(served, outcome, *told, **more)
+
+    plant(Served, "_end_attempt", forgetful, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "plant",
+    [_takes_handoffs_twice, _prefills_without_need, _begins_anew_behind_a_cut, _forgets_a_promise],
+)
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+
+    def fails(world: World) -> bool:
+        try:
+            asyncio.run(live(world))
+        except (AssertionError, ExceptionGroup):
+            return True
+        return False
+
+    try:
+        find(worlds(), fails, settings=settings(max_examples=1500, deadline=None, database=None))
+    except NoSuchExample:
+        pytest.fail("not found")

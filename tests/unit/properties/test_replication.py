@@ -1,0 +1,201 @@
+"""Whatever the network does to messages: a second after the last news the ledgers of all routers are alike."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.ledger import Expired, Finished, LeaseEvent
+from kv_protocol.replicas import LedgerBeat, LedgerOpen
+from router.replicas import peer as replica_peer
+from router.replicas.open_leases import OpenLeases
+from router.replicas.peer import Peer
+from router.replicas.replication import SILENT_S, Effect, Replication
+from tests.support.planting import inside, plant
+from tests.unit.properties.replica_network import Network
+
+AGREED_S = 1.0
+SEEDS = st.integers(0, (1 << 64) - 1)
+
+
+def assert_alike(network: Network, seed: int) -> None:
+    """All ledgers say the same, and that is what the routers' own leases come to."""
+    sums = [router.sums() for router in network.alive()]
+    assert sums == [sums[0]] * len(sums), f"seed {seed}"
+    assert sums[0][2] == sum(len(router.own) for router in network.alive()), f"seed {seed}"
+
+
+def agree(seed: int, routers: int = 3, steps: int = 30) -> Network:
+    network = Network(seed, routers)
+    network.busy(steps)
+    network.quiet(AGREED_S)
+    assert_alike(network, seed)
+    return network
+
+
+def end_all(network: Network) -> None:
+    """Every lease ends; a second later nothing is left anywhere."""
+    for router in network.alive():
+        for lease_id in list(router.own):
+            router.does(Finished(lease_id=lease_id), network.now_s)
+    network.quiet(AGREED_S)
+    assert all(router.ledger.is_empty() for router in network.alive())
+    assert all(router.replication.statistics().peer_leases == 0 for router in network.alive())
+
+
+@given(SEEDS, st.integers(2, 4), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_second_after_the_last_news_all_ledgers_are_alike(seed: int, routers: int, steps: int) -> None:
+    end_all(agree(seed, routers, steps))
+
+
+@given(SEEDS, st.integers(0, 2))
+@settings(max_examples=30, deadline=None)
+def test_a_router_that_begins_anew_has_none_of_its_former_leases(seed: int, number: int) -> None:
+    network = agree(seed)
+    network.is_troubled = True
+    network.restart(number)
+    network.busy(10)
+    network.quiet(AGREED_S)
+    assert_alike(network, seed)
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
+    network = agree(seed)
+    network.die(1)
+    network.busy(3)
+    network.quiet(SILENT_S + AGREED_S)
+    assert_alike(network, seed)
+    assert all(len(router.replication.statistics().skew) == 1 for router in network.alive())
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_a_later_router_learns_all_open_leases(seed: int) -> None:
+    network = Network(seed, 3)
+    network.die(2)
+    network.busy(20)
+    network.restart(2)
+    network.quiet(AGREED_S)
+    assert_alike(network, seed)
+
+
+def expire_one(network: Network) -> bool:
+    """Every ledger ends, by itself, one lease of another router; return whether there was one."""
+    found = False
+    for router in network.alive():
+        for other in network.alive():
+            if other is not router and other.own:
+                found, lease_id = True, next(iter(other.own))
+                router.ledger.apply(Expired(lease_id=lease_id), network.now_s)
+                router.replication.ended(lease_id)
+                break
+    return found
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_a_lease_that_ended_only_here_is_learnt_of_anew(seed: int) -> None:
+    network = agree(seed)
+    if expire_one(network):
+        with pytest.raises(AssertionError):
+            assert_alike(network, seed)
+        network.quiet(AGREED_S)
+        assert_alike(network, seed)
+
+
+def test_where_nothing_is_lost_nothing_is_asked_for() -> None:
+    network = Network(5, 3)
+    network.quiet(AGREED_S)  # they have met
+    network.busy(40)
+    network.quiet(AGREED_S)
+    assert_alike(network, 5)
+    told = [router.replication.statistics() for router in network.alive()]
+    assert [(each.gaps_total, each.differences_total, each.requested_total, each.refused_total) for each in told] == [
+        (0, 0, 0, 0)
+    ] * 3
+
+
+def test_where_messages_are_lost_they_were_asked_for_and_the_skew_is_0_again() -> None:
+    network = agree(6)
+    told = [router.replication.statistics() for router in network.alive()]
+    assert all(each.gaps_total > 0 and each.replaced_total > 0 for each in told)
+    network.quiet(AGREED_S)
+    told = [router.replication.statistics() for router in network.alive()]
+    assert {skew for each in told for skew in each.skew.values()} == {(0, 0, 0)}
+
+
+# ---------------------------------------------------------------- the harness sees what is wrong
+
+
+def heeds_seqs_only(peer: Peer, message: LedgerBeat) -> None:
+    """Compare no digests."""
+    PLANTED_BEAT(peer, message)
+    peer.differs = False
+    peer.latest_seq = peer.seq
+
+
+def never_replaced(_peer: Peer, _message: LedgerOpen) -> None:
+    """Throw answers away."""
+
+
+def adds_only(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
+    """End nothing that an answer does not have."""
+    return [each for each in PLANTED_DIFFERENCE(known, told) if not isinstance(each, Finished)]
+
+
+def never_silent(replication: Replication, now_s: float) -> list[Effect]:
+    """Let nobody part."""
+    for peer in inside(replication, "_peers").values():
+        peer.received_at_s = now_s
+    return PLANTED_TICK(replication, now_s)
+
+
+PLANTED_BEAT, PLANTED_TICK = Peer.beat, Replication.tick
+PLANTED_DIFFERENCE = replica_peer.difference
+
+
+def live_through_troubles(seeds: int) -> None:
+    """A lease ends where it should not, a router begins anew, and one dies."""
+    for seed in range(seeds):
+        network = agree(seed)
+        expire_one(network)
+        network.quiet(AGREED_S)
+        assert_alike(network, seed)
+        network.restart(seed % 3)
+        network.is_troubled = True
+        network.busy(5)
+        network.quiet(AGREED_S)
+        assert_alike(network, seed)
+        network.die(seed % 3)
+        network.quiet(SILENT_S + AGREED_S)
+        assert_alike(network, seed)
+
+
+def test_without_a_planted_bug_all_troubles_pass() -> None:
+    live_through_troubles(5)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("where", "name", "bug"),
+    [
+        (Peer, "beat", heeds_seqs_only),
+        (Peer, "answered", never_replaced),
+        (replica_peer, "difference", adds_only),
+        (Replication, "tick", never_silent),
+        (Replication, "_parted", lambda self, name: [inside(self, "_peers").pop(name)][:0]),
+    ],
+    ids=[
+        "beats overlooked",
+        "answers overlooked",
+        "nothing is taken back",
+        "nobody is silent",
+        "former lives go on",
+    ],
+)
+def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
+    plant(where, name, bug, monkeypatch)
+    with pytest.raises((AssertionError, KeyError)):
+        live_through_troubles(40)

@@ -1,0 +1,371 @@
+"""Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and nobody starves.
+
+`check` compares a queue with plain lists of what waits; `starvation` with the bound of deficit round robin. Both are
+tried on planted bugs.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from router.queue.admission import RequestQueue
+from router.queue.fair_share import FairShare, FairShareLimits
+from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueuePolicy
+from tests.unit.router.samples import route
+
+PLANTED = settings(
+    deadline=None,
+    max_examples=1000,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
+TENANTS = ("a", "b", "c")
+QUANTUM = 10
+LIMITS = QueueLimits(
+    wait_s=8.0,
+    requests_max=12,
+    tokens_max=120,
+    tenant_requests_max=8,
+    tenant_tokens_max=80,
+    tenants_max=3,
+    fair_share=FairShareLimits(quantum_tokens=QUANTUM, weights={"b": 2.0, "c": 0.5}),
+)
+
+
+class Come(NamedTuple):
+    """A request asks."""
+
+    tenant: str
+    model: str
+    tokens: int
+    priority: int
+    strict_priority: int
+    ttft_target_s: float | None
+    lora: str
+
+
+class Take(NamedTuple):
+    """There is room for requests without a LoRA, or with one too."""
+
+    model: str
+    has_lora_room: bool
+
+
+class Leave(NamedTuple):
+    """The client of one of those that ever waited left."""
+
+    which: int
+
+
+class Tick(NamedTuple):
+    """Time is looked at."""
+
+
+comes = st.builds(
+    Come,
+    st.sampled_from(TENANTS),
+    st.sampled_from(["m", "n"]),
+    st.sampled_from([0, 1, 5, 9, 10, 25, 60]),
+    st.sampled_from([0, 0, 1, 4, -2]),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([None, None, 1.0, 30.0]),
+    st.sampled_from(["", "", "x"]),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.0, 0.5, 3.0]),
+        st.one_of(
+            comes,
+            comes,
+            st.builds(Take, st.sampled_from(["m", "n"]), st.booleans()),
+            st.builds(Leave, st.integers(0, 40)),
+            st.builds(Tick),
+        ),
+    ),
+    max_size=80,
+)
+policies = st.sampled_from(["fcfs", "wspt", "edf"])
+
+
+def key(place: Place, arrival: int, policy: QueuePolicy) -> tuple[float, float, int]:
+    """Return the order that the rules give: strict priority, the policy's key, the arrival."""
+    asked, jump = place.waiting.request, max(0, place.waiting.request.priority)
+    match policy:
+        case "fcfs":
+            its = place.arrived_s - jump
+        case "wspt":
+            its = -(1 + jump) / max(1, place.waiting.uncached_tokens)
+        case "edf":
+            its = place.arrived_s + (asked.ttft_target_s if asked.ttft_target_s is not None else LIMITS.ttft_default_s)
+    return (-asked.strict_priority, its, arrival)
+
+
+class Lists:
+    """A queue, and what must be in it."""
+
+    def __init__(self, queue: RequestQueue, policy: QueuePolicy) -> None:
+        self.queue, self.policy, self.now_s = queue, policy, 0.0
+        self.ever: list[Place] = []
+        self.waits: list[Place] = []
+        self.ended = 0
+
+    def step(self, step: Come | Take | Leave | Tick) -> None:
+        match step:
+            case Come():
+                self.come(step)
+            case Take(model, has_lora_room):
+                self.take(model, has_lora_room=has_lora_room)
+            case Leave(which) if which < len(self.ever):
+                place = self.ever[which]
+                assert self.queue.cancel(place) == (place in self.waits)
+                self.over(place)
+            case Tick():
+                overdue = [place for place in self.waits if self.now_s - place.arrived_s >= LIMITS.wait_s]
+                assert [place for place, _ in self.queue.tick(self.now_s)] == overdue
+                for place in overdue:
+                    self.over(place)
+        self.sums()
+
+    def come(self, step: Come) -> None:
+        request = route(
+            tenant=step.tenant,
+            model=step.model,
+            priority=step.priority,
+            strict_priority=step.strict_priority,
+            ttft_target_s=step.ttft_target_s,
+            lora=step.lora,
+        )
+        waiting = QueuedRequest(request, step.tokens)
+        found = self.queue.offer(waiting, self.now_s)
+        mine = [place for place in self.waits if place.tenant == step.tenant]
+        if full(mine, waiting, LIMITS.tenant_requests_max, LIMITS.tenant_tokens_max):
+            assert not isinstance(found, Place)
+            assert (found.status, found.reason) == (429, "tenant_full")
+        elif full(self.waits, waiting, LIMITS.requests_max, LIMITS.tokens_max):
+            assert not isinstance(found, Place)
+            assert (found.status, found.reason) == (503, "queue_full")
+        else:
+            assert isinstance(found, Place)
+            self.ever.append(found)
+            self.waits.append(found)
+
+    def take(self, model: str, *, has_lora_room: bool) -> None:
+        place = self.queue.take(model, lambda waiting: has_lora_room or not waiting.request.lora, self.now_s)
+        heads = []
+        for tenant in TENANTS:
+            mine = [each for each in self.waits if each.tenant == tenant and each.waiting.request.model == model]
+            mine = [each for each in mine if has_lora_room or not each.waiting.request.lora]
+            if mine:
+                heads.append(min(mine, key=lambda each: key(each, self.ever.index(each), self.policy)))
+        assert (place is None) == (not heads)
+        if place is not None:
+            assert place in heads
+            self.over(place)
+
+    def over(self, place: Place) -> None:
+        if place in self.waits:
+            self.waits.remove(place)
+            self.ended += 1
+
+    def sums(self) -> None:
+        found = self.queue.statistics()
+        assert found.requests == len(self.waits) == len(self.queue)
+        assert found.tokens == sum(max(1, place.waiting.uncached_tokens) for place in self.waits)
+        assert found.requests <= LIMITS.requests_max
+        counts = {tenant: sum(place.tenant == tenant for place in self.waits) for tenant in TENANTS}
+        assert found.tenants == {tenant: count for tenant, count in counts.items() if count}
+        assert set(self.queue.models()) == {place.waiting.request.model for place in self.waits}
+        timeouts = found.refused_total["timeout"]
+        assert found.admitted_total + found.cancelled_total + timeouts == self.ended
+
+
+def full(waits: list[Place], waiting: QueuedRequest, requests_max: int, tokens_max: int) -> bool:
+    tokens = sum(place.waiting.cost_tokens for place in waits)
+    return len(waits) >= requests_max or (bool(waits) and tokens + waiting.cost_tokens > tokens_max)
+
+
+def check(
+    queue: type[RequestQueue], policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
+) -> None:
+    lists = Lists(queue(_limits(policy)), policy)
+    for pause_s, step in script:
+        lists.now_s += pause_s
+        lists.step(step)
+    while lists.waits:  # nothing is lost: all that waits can be taken
+        for model in ("m", "n"):
+            lists.take(model, has_lora_room=True)
+    assert lists.queue.models() == ()
+    assert lists.queue.statistics().tenants == {}
+
+
+def _limits(policy: QueuePolicy) -> QueueLimits:
+    fields = {name: getattr(LIMITS, name) for name in QueueLimits.__struct_fields__}
+    return QueueLimits(**{**fields, "policy": policy})
+
+
+@given(policies, steps)
+@settings(deadline=None, max_examples=200)
+def test_a_queue_holds_what_plain_lists_hold_in_their_order(
+    policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
+) -> None:
+    check(RequestQueue, policy, script)
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(-3, 9), st.integers(0, 2)), max_size=40))
+@settings(deadline=None)
+def test_wspt_order_is_that_of_a_sort(asked: list[tuple[int, int, int]]) -> None:
+    queue = RequestQueue(QueueLimits(policy="wspt"))
+    for number, (tokens, priority, strict) in enumerate(asked):
+        request = route(request_id=str(number), priority=priority, strict_priority=strict)
+        assert isinstance(queue.offer(QueuedRequest(request, tokens), 0.0), Place)
+    taken = []
+    while (place := queue.take("m", lambda _: True, 0.0)) is not None:
+        taken.append(int(place.waiting.request.request_id))
+
+    def rank(number: int) -> tuple[int, float, int]:
+        tokens, priority, strict = asked[number]
+        return -strict, max(1, tokens) / (1 + max(0, priority)), number
+
+    assert taken == sorted(range(len(asked)), key=rank)
+
+
+# ---------------------------------------------------------------- fair shares
+
+WEIGHTS = (1.0, 4.0, 0.5, 1.0)
+costs = st.lists(st.integers(1, 60), min_size=1, max_size=30)
+backlogs = st.lists(costs, min_size=2, max_size=4)
+
+
+def starvation(shares: FairShare, waiting: list[list[int]]) -> None:
+    """Serve all; each head must go before others were served more than the rounds that it takes allow."""
+    names = [str(number) for number in range(len(waiting))]
+    left = {name: list(each) for name, each in zip(names, waiting, strict=True)}
+    quanta = {name: QUANTUM * weight for name, weight in zip(names, WEIGHTS, strict=False)}
+    largest = {name: max(each) for name, each in left.items()}
+    others = {name: dict.fromkeys(names, 0) for name in names}  # tokens served since the head came first
+    for name in names:
+        shares.waits(name)
+    for _ in range(sum(map(len, waiting))):
+        turn = shares.take_turn(lambda name: left[name][0])
+        assert turn is not None
+        cost = left[turn].pop(0)
+        if not left[turn]:
+            shares.waits_no_more(turn)
+        others[turn] = dict.fromkeys(names, 0)
+        for name in names:
+            others[name][turn] += cost if name != turn else 0
+            if left[name]:
+                rounds = math.ceil(left[name][0] / quanta[name]) + 1
+                for other in names:
+                    assert others[name][other] <= rounds * quanta[other] + largest[other]
+    assert all(not each for each in left.values())
+    assert len(shares) == 0
+
+
+def shares_of(kind: type[FairShare]) -> FairShare:
+    return kind(FairShareLimits(quantum_tokens=QUANTUM, weights={str(at): each for at, each in enumerate(WEIGHTS)}))
+
+
+@given(backlogs)
+@settings(deadline=None)
+def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[list[int]]) -> None:
+    starvation(shares_of(FairShare), waiting)
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
+@settings(deadline=None)
+def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, other_cost: int) -> None:
+    shares = FairShare(FairShareLimits(quantum_tokens=QUANTUM, weights={"heavy": float(ratio)}))
+    cost_of, served = {"heavy": cost, "light": other_cost}, {"heavy": 0, "light": 0}
+    for name in cost_of:
+        shares.waits(name)
+    for _ in range(2000):
+        turn = shares.take_turn(cost_of.__getitem__)
+        assert turn is not None
+        served[turn] += cost_of[turn]
+        difference = served["heavy"] / ratio - served["light"]
+        assert abs(difference) <= 2 * (QUANTUM + max(cost / ratio, other_cost))
+
+
+# ---------------------------------------------------------------- planted bugs
+
+
+class LosesWhoIsCancelledFirst(RequestQueue):
+    """Cancelling leaves the tokens behind."""
+
+    def cancel(self, place: Place) -> bool:
+        is_waiting = super().cancel(place)
+        self._all.tokens += is_waiting
+        return is_waiting
+
+
+class TakesTheNewest(RequestQueue):
+    """Of a tenant's requests the last goes first."""
+
+    def offer(self, waiting: QueuedRequest, now_s: float) -> object:  # type: ignore[override]
+        self._arrivals -= 2
+        return super().offer(waiting, now_s)
+
+
+class NeverFull(RequestQueue):
+    """Bounds are not looked at."""
+
+    def _full(self, tenant: str, tokens: int) -> None:
+        del tenant, tokens
+
+
+class TimesOutLate(RequestQueue):
+    """Only one at a time is overdue."""
+
+    def tick(self, now_s: float) -> object:  # type: ignore[override]
+        oldest = next(iter(self._waiting.values()), None)
+        if oldest is None or now_s - oldest.arrived_s < LIMITS.wait_s:
+            return []
+        return self._dismiss([oldest], "timeout", now_s)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("planted", [LosesWhoIsCancelledFirst, TakesTheNewest, NeverFull, TimesOutLate])
+def test_the_comparison_sees_planted_bugs(planted: type[RequestQueue]) -> None:
+    @given(policies, steps)
+    @settings(PLANTED)
+    def run(policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]) -> None:
+        check(planted, policy, script)
+
+    with pytest.raises((AssertionError, KeyError)):
+        run()
+
+
+class FirstAlways(FairShare):
+    """The ring does not turn."""
+
+    def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
+        del cost_tokens
+        return next(iter(self._ring), None)
+
+
+class ForgetsTheCost(FairShare):
+    """What is served is not charged."""
+
+    def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
+        turn = super().take_turn(cost_tokens)
+        if turn is not None:
+            self._ring[turn].deficit_tokens += cost_tokens(turn) or 0
+        return turn
+
+
+@pytest.mark.parametrize("planted", [FirstAlways, ForgetsTheCost])
+def test_the_bound_of_waiting_sees_planted_bugs(planted: type[FairShare]) -> None:
+    @given(backlogs)
+    @settings(PLANTED)
+    def run(waiting: list[list[int]]) -> None:
+        starvation(shares_of(planted), waiting)
+
+    with pytest.raises(AssertionError):
+        run()

@@ -1,0 +1,475 @@
+"""Whatever sequences come and go: what a pool tells is what it holds, and what it holds is what it reuses.
+
+One machine for every layout: with and without a host tier of either telling, priorities, sliding windows. A fold of
+what was told, which knows nothing of the pool, must hold the same blocks on the same tiers with the same priorities,
+foretell what any prompt reuses, and never see a child whose parent is gone.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import Tier
+from kv_protocol.hashing import lora_id
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.events import RankEventLog, WindowLog, render
+from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
+from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
+from worker_agent.engines.simulated.windows import NarrowPool, NarrowTable, WindowedPool
+from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.events.engine_events import EngineCleared, EngineStored
+from worker_agent.events.engine_events import EngineEvent as SourceEvent
+
+TOTAL_BLOCKS = 10
+NARROW_BLOCKS = 6
+BLOCK_SIZE = 2
+WIDEST = 64
+NARROW = 3
+
+tokens = st.builds(lambda length, at: [int(i >= at) for i in range(length)], st.integers(1, 9), st.integers(0, 9))
+"""Prompts that part somewhere: of few kinds, so that much is shared."""
+names = st.sampled_from([(None, None), (None, None), (None, ""), ("", None), ("lora", None), (None, "salt")])
+priorities = st.sampled_from([PRIORITY_DEFAULT, PRIORITY_DEFAULT, 0, 80])
+
+
+class Mirror:
+    """A fold of one window's events, and of the host tier's own."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int | None] = {}
+        self.partial: set[int] = set()
+        self.priorities: dict[int, int] = {}
+        self.tiers: dict[int, Tier] = {}
+
+    def held(self, tier: Tier) -> set[int]:
+        return {block for block, lies in self.tiers.items() if lies is tier} - self.partial
+
+    def is_full(self, block: int) -> bool:
+        return block in self.tiers and block not in self.partial
+
+    def apply(self, data: dict[str, Any]) -> None:
+        if data["type"] == "stored":
+            parent = data["parent_hash"]
+            for block in data["blocks"]:
+                assert block["block_hash"] not in self.tiers
+                self.parents[block["block_hash"]] = parent
+                self.tiers[block["block_hash"]] = Tier(block["cache_level"])
+                self.priorities[block["block_hash"]] = block["priority"]
+                if len(block["tokens"]) < BLOCK_SIZE:
+                    self.partial.add(block["block_hash"])
+                parent = block["block_hash"]
+        elif data["type"] == "removed":
+            for block_hash in data["block_hashes"]:
+                del self.tiers[block_hash]
+                self.partial.discard(block_hash)
+        elif data["type"] == "updated":
+            self._update(data["block_hash"], data["cache_level"], data["priority"])
+
+    def _update(self, block_hash: int, cache_level: dict[str, int] | None, priority: dict[str, int] | None) -> None:
+        assert (cache_level is None) != (priority is None)
+        if cache_level:
+            assert self.tiers[block_hash] == cache_level["old_value"] != cache_level["new_value"]
+            self.tiers[block_hash] = Tier(cache_level["new_value"])
+        elif priority:
+            assert self.priorities[block_hash] == priority["old_value"] < priority["new_value"]
+            self.priorities[block_hash] = priority["new_value"]
+
+    def on_gpu_first(self) -> None:
+        """Check that no block is without its parent, nor on the GPU while its parent is on the host."""
+        for block, tier in self.tiers.items():
+            parent = self.parents[block]
+            assert parent is None or (self.is_full(parent) and self.tiers[parent] <= tier)
+            assert parent is None or self.priorities[parent] >= self.priorities[block]
+
+
+def fold_host(held: dict[int, EngineStored], event: SourceEvent) -> None:
+    """Fold one event of a host tier that is a source of its own."""
+    if isinstance(event, EngineStored):
+        (block_hash,) = event.block_hashes
+        assert block_hash not in held
+        held[block_hash] = event
+    elif isinstance(event, EngineCleared):
+        held.clear()
+    else:
+        for block_hash in event.block_hashes:
+            del held[block_hash]
+
+
+def chain(prompt: Sequence[int], lora_name: str | None, cache_salt: str | None) -> list[int]:
+    """Return the engine hashes of what a prompt can reuse."""
+    salt_id = int.from_bytes(sha256(cache_salt.encode()).digest()[:8], "little") if cache_salt else None
+    adapter = lora_id(lora_name) if lora_name else None
+    hashes = [0]
+    for at in range(0, len(prompt) - BLOCK_SIZE, BLOCK_SIZE):
+        block = prompt[at : at + BLOCK_SIZE]
+        hashes.append(trtllm_block_hash(block, hashes[-1], lora_task_id=adapter, cache_salt_id=salt_id))
+    return hashes[1:]
+
+
+def sees_its_window(path: list[int], narrow: Mirror) -> bool:
+    """Return whether the token after `path` sees its whole window in the narrow pool."""
+    first_token = max(0, len(path) * BLOCK_SIZE + 1 - NARROW)
+    return all(narrow.is_full(block) for block in path[first_token // BLOCK_SIZE :])
+
+
+class Running(msgspec.Struct, eq=False):
+    prompt: list[int]
+    tokens_max: int
+    table: BlockTable
+    is_context_stored: bool = False
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences that share one rank's pools."""
+
+    pool_class: type[BlockPool] = BlockPool
+    engine_host_class = EngineHost
+    source_host_class = SourceHost
+    narrow_class = NarrowPool
+    sequences = Bundle("sequences")
+
+    @initialize(host_blocks=st.sampled_from([0, 1, 4]), is_source=st.booleans(), is_windowed=st.booleans())
+    def build(self, host_blocks: int, is_source: bool, is_windowed: bool) -> None:
+        self.events = RankEventLog()
+        self.mirrors = {WIDEST: Mirror(), NARROW: Mirror()}
+        self.next_id = 0
+        widest = self.events.window(WIDEST, TOTAL_BLOCKS)
+        host: HostTier | None = None
+        self.source: SourceHost | None = None
+        if host_blocks and is_source:
+            host = self.source = self.source_host_class(host_blocks, BLOCK_SIZE, widest)
+        elif host_blocks:
+            host = self.engine_host_class(host_blocks, widest)
+        self.host_blocks, self.host_held = host_blocks, dict[int, EngineStored]()
+        self.narrow: NarrowPool | None = None
+        self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host)
+        if is_windowed:
+            self.narrow = self.narrow_class(
+                NARROW, NARROW_BLOCKS, BLOCK_SIZE, self.events.window(NARROW, NARROW_BLOCKS)
+            )
+            windowed = type("Windowed", (WindowedPool, self.pool_class), {})
+            self.pool = windowed(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host, narrow=[self.narrow])
+        self.running: list[Running] = []
+
+    @rule(target=sequences, prompt=tokens, more=st.integers(0, 6), name=names, priority=priorities)
+    def admit(self, prompt: list[int], more: int, name: tuple[str | None, str | None], priority: int) -> Running:
+        tokens_max, namespace = len(prompt) + more, EngineNamespace.of(*name)
+        expected = self.reused(prompt, name)
+        table = self.pool.admit(prompt, tokens_max, namespace, priority)
+        while table is None:
+            self.leave(self.running[0], self.running[0].prompt)
+            expected = self.reused(prompt, name)
+            table = self.pool.admit(prompt, tokens_max, namespace, priority)
+        assert [block.engine_hash for block in table.path] == expected
+        sequence = Running(prompt, tokens_max, table)
+        self.running.append(sequence)
+        return sequence
+
+    @rule(sequence=sequences)
+    def end_context(self, sequence: Running) -> None:
+        if sequence in self.running:
+            self.pool.store_context(sequence.table, sequence.prompt)
+            sequence.is_context_stored = True
+
+    @rule(sequence=consumes(sequences), output=st.lists(st.integers(0, 1), max_size=6))
+    def finish(self, sequence: Running, output: list[int]) -> None:
+        if sequence in self.running:
+            self.end_context(sequence)
+            computed = (sequence.prompt + output)[: sequence.tokens_max]
+            for length in range(len(sequence.prompt) + 1, len(computed) + 1):
+                self.pool.extend(sequence.table, length)
+                self.every_block_is_used_cached_or_free()
+            self.leave(sequence, computed)
+
+    @rule(sequence=consumes(sequences), computed=st.integers(0, 9))
+    def cancel_in_context(self, sequence: Running, computed: int) -> None:
+        if sequence in self.running and not sequence.is_context_stored:
+            self.leave(sequence, sequence.prompt[:computed])
+
+    def leave(self, sequence: Running, computed: list[int]) -> None:
+        self.pool.release(sequence.table, computed)
+        self.running.remove(sequence)
+
+    @rule(prompt=tokens, name=names)
+    def what_is_told_is_what_is_reused(self, prompt: list[int], name: tuple[str | None, str | None]) -> None:
+        matched = [block.engine_hash for block in self.pool.match(prompt, EngineNamespace.of(*name))]
+        assert matched == self.reused(prompt, name)
+
+    def reused(self, prompt: list[int], name: tuple[str | None, str | None]) -> list[int]:
+        """Return what a prompt reuses, from what was told alone."""
+        self.what_is_told_is_what_is_held()
+        widest = self.mirrors[WIDEST]
+        path = list(takewhile(lambda block: widest.is_full(block) or block in self.host_held, chain(prompt, *name)))
+        if self.narrow:
+            lengths = range(len(path), -1, -1)
+            path = next(path[:n] for n in lengths if sees_its_window(path[:n], self.mirrors[NARROW]))
+        return path
+
+    @invariant()
+    def what_is_told_is_what_is_held(self) -> None:
+        for event in map(render, self.events.take()):
+            assert event["event_id"] == self.next_id
+            self.next_id += 1
+            self.mirrors[event["window_size"]].apply(event["data"])
+        for told in self.source.take() if self.source else []:
+            fold_host(self.host_held, told)
+        widest = self.mirrors[WIDEST]
+        assert widest.held(Tier.GPU) == self.pool.held_hashes()
+        assert widest.held(Tier.HOST) | self.host_held.keys() == self.pool.held_hashes(Tier.HOST)
+        if self.narrow:
+            assert self.mirrors[NARROW].held(Tier.GPU) == self.narrow.held_hashes()
+            assert not self.mirrors[NARROW].partial
+
+    @invariant()
+    def no_block_outlives_its_parent(self) -> None:
+        self.what_is_told_is_what_is_held()
+        widest = self.mirrors[WIDEST]
+        widest.on_gpu_first()
+        for event in self.host_held.values():
+            parent = event.parent_block_hash
+            assert parent is None or parent in self.host_held
+
+    @invariant()
+    def an_account_says_what_the_host_holds_parents_first(self) -> None:
+        self.what_is_told_is_what_is_held()
+        held: dict[int, EngineStored] = {}
+        for event in self.source.account() if self.source else []:
+            parent = event.parent_block_hash if isinstance(event, EngineStored) else None
+            assert parent not in self.host_held.keys() - held.keys()
+            fold_host(held, event)
+        assert held == self.host_held
+
+    @invariant()
+    def every_block_is_used_cached_or_free(self) -> None:
+        now = self.pool.statistics()
+        assert now.used_blocks + now.cached_blocks + now.free_blocks == TOTAL_BLOCKS
+        assert min(now.used_blocks, now.cached_blocks, now.free_blocks) >= 0
+        assert 0 <= now.reserved_blocks <= now.cached_blocks + now.free_blocks
+        assert self.running or (now.used_blocks, now.reserved_blocks) == (0, 0)
+        assert len(self.pool.held_hashes(Tier.HOST)) == now.host_blocks <= self.host_blocks
+        assert len(self.pool.held_hashes()) <= now.used_blocks + now.cached_blocks
+        if self.narrow:
+            narrow = (self.narrow.used_blocks, self.narrow.cached_blocks, self.narrow.free_blocks)
+            assert sum(narrow) == NARROW_BLOCKS
+            assert min(narrow) >= 0
+            assert self.running or narrow[0] == 0
+
+
+def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+
+
+class RootFirst(BlockPool):
+    """Planted bug: releases from the root, so that the oldest cached block is a parent."""
+
+    def release(self, table: BlockTable, computed: Sequence[int]) -> None:
+        self._store(table, computed)
+        table.path.reverse()
+        super().release(table, ())
+
+
+class NewestPriority(BlockPool):
+    """Planted bug: a block takes the priority of who had it last, so that a parent may give way before its child."""
+
+    def _have(self, block: Block, priority: int) -> bool:
+        is_onboarded = super()._have(block, priority)
+        block.priority = priority
+        return is_onboarded
+
+
+class MatchesWholePrompt(BlockPool):
+    """Planted bug: reuses the block of the last token, which must be computed."""
+
+    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
+        return super().match([*prompt, 0], namespace)
+
+
+class ForgetsSalt(BlockPool):
+    """Planted bug: reuses across salts."""
+
+    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
+        return super().match(prompt, msgspec.structs.replace(namespace, cache_salt=None))
+
+
+def nowhere() -> WindowLog:
+    return RankEventLog().window(0, 0)
+
+
+class EvictsSilently(BlockPool):
+    """Planted bug: an overcount, for removals are not told."""
+
+    def _evict(self, block: Block) -> None:
+        events, self._events = self._events, nowhere()
+        super()._evict(block)
+        self._events = events
+
+
+class RemovesTwice(BlockPool):
+    """Planted bug: a removal is told twice."""
+
+    def _evict(self, block: Block) -> None:
+        super()._evict(block)
+        if block.on_gpu:
+            self._events.removed(block.engine_hash)
+
+
+class StoresSilently(BlockPool):
+    """Planted bug: an undercount, for the ends of contexts are not told."""
+
+    def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
+        events, self._events = self._events, nowhere()
+        super().store_context(table, prompt)
+        self._events = events
+
+
+class OffloadsPartial(BlockPool):
+    """Planted bug: a partial block goes to the host."""
+
+    def _evict(self, block: Block) -> None:
+        size, self._block_size = self._block_size, len(block.key.tokens)
+        super()._evict(block)
+        self._block_size = size
+
+
+class KeepsWhatTheHostDrops(EngineHost):
+    """Planted bug: what the host drops stays in the tree."""
+
+    def offload(self, block: Block) -> list[Block]:
+        super().offload(block)
+        return []
+
+
+class DropsNewest(EngineHost):
+    """Planted bug: the host drops the newest block, which may be a parent of others there."""
+
+    def offload(self, block: Block) -> list[Block]:
+        if self.used_blocks == self._total_blocks:
+            self._blocks.move_to_end(next(reversed(self._blocks)), last=False)
+        return super().offload(block)
+
+
+class MovesSilently(EngineHost):
+    """Planted bug: neither offload nor onboarding is told."""
+
+    def _moved(self, block: Block, old: Tier, new: Tier) -> None:
+        pass
+
+
+class OnboardsSilently(EngineHost):
+    """Planted bug: a move to the GPU is not told."""
+
+    def _moved(self, block: Block, old: Tier, new: Tier) -> None:
+        if new is Tier.HOST:
+            super()._moved(block, old, new)
+
+
+class LeavesParentsBehind(SourceHost):
+    """Planted bug: a block is copied without those before it."""
+
+    def offload(self, block: Block) -> list[Block]:
+        if block.key.parent:
+            self._children.setdefault(block.key.parent, 0)
+        return super().offload(block)
+
+
+class DropsParents(SourceHost):
+    """Planted bug: a block may be dropped while others after it are here."""
+
+    def _copy(self, block: Block, gone: list[Block]) -> bool:
+        self._leaves.update(dict.fromkeys(self._children))
+        return super()._copy(block, gone)
+
+
+class ForgetsCopiesOnTheGpu(SourceHost):
+    """Planted bug: a block whose copy is dropped leaves the tree, though it lies on the GPU."""
+
+    def _drop(self, gone: list[Block]) -> bool:
+        gone += list(self._leaves)[:1]
+        return super()._drop([])
+
+
+class OnboardsUntold(SourceHost):
+    """Planted bug: the engine does not tell that a block is back."""
+
+    def onboard(self, block: Block) -> None:
+        block.on_gpu = True
+
+
+class SlidesTooFar(NarrowPool):
+    """Planted bug: the window is a block too short."""
+
+    def _first(self, tokens: int) -> int:
+        return super()._first(tokens + BLOCK_SIZE)
+
+
+class SharesWithoutCounting(NarrowPool):
+    """Planted bug: what one sequence leaves is evicted under another."""
+
+    def _leave(self, block: Any) -> None:
+        if block is not None:
+            block.sequences = 1
+        super()._leave(block)
+
+
+class PromisesTooMuch(NarrowPool):
+    """Planted bug: what was promised to others does not count."""
+
+    def can_admit(self, prompt_tokens: int, tokens_max: int) -> bool:
+        self._promised = 0
+        return super().can_admit(prompt_tokens, tokens_max)
+
+
+class ReleasesSilently(NarrowPool):
+    """Planted bug: the narrow pool forgets the end of a sequence."""
+
+    def release(self, table: NarrowTable) -> None:
+        self._promised -= table.promised_blocks
+
+
+PLANTED: dict[str, list[type]] = {
+    "pool_class": [
+        RootFirst,
+        NewestPriority,
+        MatchesWholePrompt,
+        ForgetsSalt,
+        EvictsSilently,
+        RemovesTwice,
+        StoresSilently,
+        OffloadsPartial,
+    ],
+    "engine_host_class": [KeepsWhatTheHostDrops, DropsNewest, MovesSilently, OnboardsSilently],
+    "source_host_class": [LeavesParentsBehind, DropsParents, ForgetsCopiesOnTheGpu, OnboardsUntold],
+    "narrow_class": [SlidesTooFar, SharesWithoutCounting, PromisesTooMuch, ReleasesSilently],
+}
+
+
+@pytest.mark.parametrize(("part", "planted"), [(part, each) for part, those in PLANTED.items() for each in those])
+def test_the_property_fails_on_a_planted_bug(part: str, planted: type) -> None:
+    machine = type("PlantedMachine", (PoolMachine,), {part: planted})
+    search = settings(
+        max_examples=1000,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    with pytest.raises((AssertionError, KeyError, StopIteration, LimitExceeded)):
+        run_state_machine_as_test(machine, settings=search)

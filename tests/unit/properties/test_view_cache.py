@@ -1,0 +1,158 @@
+"""What a view keeps from one decision to the next changes nothing: whoever looks for the first time sees the same."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from indexer.embedded import OverlapColumns
+from kv_protocol.fleet import WorkerDraining, WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    AttemptEnded,
+    FleetApplied,
+    JournalRecord,
+    LedgerApplied,
+    LogConnection,
+    PolicyChanged,
+    WorkerHeard,
+)
+from kv_protocol.ledger import Finished, FirstToken, Routed
+from router.decision.policies import MODES
+from router.decision.policy import Policy
+from router.decision.state import RouterState
+from router.fleet.breakers import Breakers
+from router.fleet.registry import Fleet
+from tests.unit.router.samples import answer, chain, registered, route, state
+
+WORKERS = ("w0", "w1", "w2")
+workers = st.sampled_from(WORKERS)
+leases = st.sampled_from(("l0", "l1", "l2"))
+
+events = st.one_of(
+    st.builds(
+        lambda worker_id, instance, block_size, role: FleetApplied(
+            now_s=0.0, event=registered(worker_id, instance=instance, block_size=block_size, role=role)
+        ),
+        workers,
+        st.sampled_from(("i0", "i1")),
+        st.sampled_from((16, 32)),
+        st.sampled_from(("aggregated", "aggregated", "prefill")),
+    ),
+    st.builds(
+        lambda kind, worker_id, instance: FleetApplied(now_s=0.0, event=kind(worker_id=worker_id, instance=instance)),
+        st.sampled_from((WorkerDraining, WorkerLeft)),
+        workers,
+        st.sampled_from(("i0", "i1")),
+    ),
+    st.builds(WorkerHeard, now_s=st.just(0.0), worker_id=workers, instance=st.sampled_from(("i0", "i1"))),
+    st.builds(LogConnection, now_s=st.just(0.0), heard=st.booleans()),
+    st.builds(
+        AttemptEnded,
+        now_s=st.just(0.0),
+        worker_id=workers,
+        dp_rank=st.just(0),
+        outcome=st.sampled_from(("ok", "failed", "back_pressure")),
+        phase=st.sampled_from(("", "connect")),
+    ),
+    st.builds(
+        lambda lease_id, worker_id: LedgerApplied(
+            now_s=0.0,
+            event=Routed(lease_id=lease_id, worker_id=worker_id, dp_rank=0, blocks=chain(100, 101), uncached_tokens=9),
+        ),
+        leases,
+        workers,
+    ),
+    st.builds(
+        lambda kind, lease_id: LedgerApplied(now_s=0.0, event=kind(lease_id=lease_id)),
+        st.sampled_from((FirstToken, Finished)),
+        leases,
+    ),
+    st.builds(
+        lambda mode: PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(mode=mode))),
+        st.sampled_from(list(MODES)),
+    ),
+)
+Step = tuple[JournalRecord, float, int]
+steps = st.lists(
+    st.tuples(events, st.sampled_from((0.0, 0.5, 2.0, 5.0)), st.sampled_from((0, 1, 2))), min_size=1, max_size=30
+)
+"""What happens, how long after the one before, and in what doubt the streams are then."""
+_DOUBTS = (("",) * 8, ("behind",) * 8, ("never_heard",) * 8)
+
+
+def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
+    def ask(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        held = answer([((1, 1, 1, 1), 0, 0, "")] * len(ranks))
+        return held._replace(doubts=_DOUBTS[doubt][: len(ranks)])
+
+    found = folded.view(route(), ask, now_s)
+    flat = [*found._replace(forecast=None), *(found.forecast or ())]
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in flat]
+
+
+def differences(told: list[Step]) -> list[str]:
+    """Return where a view that may be made of what was kept is not the view of one who has kept nothing."""
+    kept, records, now_s, found = state(), list[JournalRecord](), 0.0, list[str]()
+    for record, later_s, doubt in told:
+        now_s += later_s
+        records.append(msgspec.structs.replace(record, now_s=now_s))
+        kept.apply(records[-1])
+        forgetful = state()
+        for each in records:
+            forgetful.apply(each)
+        one, other = looked(kept, now_s, doubt), looked(forgetful, now_s, doubt)
+        found += [f"after {record}: {one}, not {other}"] if one != other else []
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_a_view_is_a_function_of_what_was_applied_and_the_time(told: list[Step]) -> None:
+    assert differences(told) == []
+
+
+def _is_found() -> bool:
+    try:
+        find(
+            steps,
+            lambda told: bool(differences(told)),
+            settings=settings(max_examples=250, deadline=None, database=None, derandomize=True),
+        )
+    except NoSuchExample:
+        return False
+    return True
+
+
+JOINED = FleetApplied(now_s=0.0, event=registered("w0", instance="i0"))
+HEARD = WorkerHeard(now_s=0.0, worker_id="w0", instance="i0")
+FAILED = AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=0, outcome="failed", phase="connect")
+NOTHING = LedgerApplied(now_s=0.0, event=FirstToken(lease_id="unheard-of"))
+FELL_SILENT: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (NOTHING, 5.0, 0)]
+CAME_BACK: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (FAILED, 0.0, 0), *[(HEARD, 2.0, 0)] * 5]
+
+
+def test_not_heeding_time_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differences(FELL_SILENT) == []
+    monkeypatch.setattr(Fleet, "valid_until_s", lambda *_: float("inf"))
+    assert differences(FELL_SILENT)
+
+
+@pytest.mark.interpreted
+def test_not_heeding_the_time_of_breakers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differences(CAME_BACK) == []
+    monkeypatch.setattr(Breakers, "valid_until_s", lambda *_: float("inf"))
+    assert differences(CAME_BACK)
+
+
+def test_not_heeding_the_fleet_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fleet, "changes", property(lambda _: 0, lambda *_: None), raising=False)
+    assert _is_found()
+
+
+def test_the_search_finds_nothing_where_nothing_is_wrong() -> None:
+    assert not _is_found()

@@ -1,0 +1,310 @@
+"""Imports TensorRT-LLM and builds the objects of its API.
+
+    ours                                 the library's
+    engine arguments, role encode        `MultimodalEncoder`
+    backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
+    sections of the arguments            the classes of `llmapi.llm_args` that `config_classes` names
+    error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
+    a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
+
+`errors.py` classifies its errors; `fault` reports a dead engine, and is checked before them.
+
+Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
+`docs/TENSORRT_LLM.md`.
+"""
+
+# ruff: noqa: PLC0415  see above
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+from pydantic import ValidationError
+
+from kv_runtime.extras import DISTRIBUTION, install_command
+from worker_agent.api.sampling import TokenLogprob
+from worker_agent.engine_args.arguments import EngineArgs, config_classes
+from worker_agent.engines.trtllm.errors import LibraryErrors
+from worker_agent.engines.trtllm.logits import LogitsAdapter
+from worker_agent.engines.trtllm.refused_arguments import named_in, refusals
+from worker_agent.engines.trtllm.requests import TrtllmRequest
+from worker_agent.engines.trtllm.settings import LoraAdapter
+from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
+from worker_agent.engines.types import EngineError
+from worker_agent.media.parts import Media
+
+EXTRA = "trtllm"
+_DROPPED_MAX = 64
+"""Names of dropped handoff keys that are logged, each once."""
+_log = structlog.get_logger("trtllm")
+
+
+class Call(NamedTuple):
+    """A request in the library's types: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+
+    inputs: Any
+    sampling: Any
+    disaggregated: Any
+
+
+class Bindings:
+    """The imported library.
+
+    Raises:
+        EngineError: it is not installed, or cannot be imported.
+    """
+
+    def __init__(self, log_level: str) -> None:
+        try:
+            import tensorrt_llm
+            from tensorrt_llm.executor.utils import RequestError
+            from tensorrt_llm.logger import logger
+        except ModuleNotFoundError as error:
+            if error.name != "tensorrt_llm":
+                raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+            raise EngineError(f"the engine trtllm needs {DISTRIBUTION}[{EXTRA}]: {install_command(EXTRA)}") from error
+        except (ImportError, OSError, RuntimeError) as error:  # a CUDA library is missing or incompatible
+            raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+        self.version = str(tensorrt_llm.__version__)
+        self.errors = LibraryErrors(self.version, RequestError)
+        self._dropped: set[str] = set()
+        logger.set_level(log_level)
+
+    def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
+        """Return the loaded engine; block this thread, for minutes.
+
+        Raises:
+            EngineError: the library refuses the arguments, or cannot load the model.
+        """
+        keywords = self.arguments(args)
+        try:
+            return self._class(args)(**keywords)
+        except ValidationError as error:
+            raise _refused(refusals(args, error)) from error
+        except Exception as error:
+            named = named_in(args, error) if isinstance(error, ValueError) else ""
+            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
+
+    def arguments(self, args: EngineArgs) -> dict[str, Any]:
+        """Return the keywords of the engine's class; the caller owns them.
+
+        Raises:
+            EngineError: the library refuses sections.
+        """
+        from tensorrt_llm.llmapi import llm_args
+
+        keywords, problems = args.as_dict(), list[str]()  # a deep copy
+        for path, name in config_classes(args):
+            section, kind = _at(keywords, path[:-1]), getattr(llm_args, name, None)
+            try:
+                section[path[-1]] = section[path[-1]] if kind is None else kind(**section[path[-1]])
+            except ValidationError as error:
+                problems += refusals(args, error, path)
+        if problems:
+            raise _refused(problems)
+        return keywords
+
+    def call(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        request: TrtllmRequest,
+        adapters: list[LogitsAdapter],
+    ) -> Call:
+        """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        sampling = self._sampling(request, adapters)
+        disaggregated = _optional(self._disaggregated, request.disaggregated)
+        inputs: Any = list(request.prompt)
+        if request.text is not None or request.images or request.embeddings:
+            inputs = llm.preprocess(_with_media(llm, request), sampling, disaggregated)
+        return Call(inputs, sampling, disaggregated)
+
+    def generate(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        request: TrtllmRequest,
+        call: Call,
+        loras: Mapping[str, LoraAdapter],
+    ) -> Any:  # noqa: ANN401 - as above
+        """Submit one request and return its result object at once; raise what the library raises."""
+        wishes = {
+            "lora_request": _optional(self._lora(loras), request.lora_name),
+            "disaggregated_params": call.disaggregated,
+            "scheduling_params": _optional(self._scheduling, request.dp_rank),
+            "conversation_params": _optional(self._conversation, request.conversation_id),
+            "kv_cache_retention_config": _optional(self._retention, request.retention_priority),
+            "trace_headers": request.trace_headers or None,
+            "cache_salt": request.cache_salt,
+            "priority": request.queue_priority,
+        }
+        return llm.generate_async(
+            call.inputs,
+            call.sampling,
+            streaming=request.streaming,
+            **{name: wish for name, wish in wishes.items() if wish is not None},
+        )
+
+    @staticmethod
+    def to_encode(llm: Any, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
+        """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        images = [image_of(each) for each in media]
+        return llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
+
+    @staticmethod
+    def encode(llm: Any, prepared: Any) -> Any:  # noqa: ANN401 - as above
+        """Submit inputs to the encoder and return its result object at once."""
+        return llm.generate_async(prepared)
+
+    @staticmethod
+    def embeddings(handle: Mapping[str, Any]) -> bytes:
+        """Return the file of an encoder's handle, which can be used once. It may copy from a GPU."""
+        from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
+
+        return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
+
+    def fault(self, llm: Any) -> BaseException | None:  # noqa: ANN401 - as above
+        """Return why the engine is dead; None while it lives."""
+        fatal: BaseException | None = getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+        if fatal is not None:
+            return fatal
+        check = getattr(llm, "_check_health", None)
+        return None if check is None or check() else EngineError("the engine's own health check fails")
+
+    def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+        """Return the size of a rank's KV cache; empty if this version or engine does not report it."""
+        try:
+            return dict(llm.get_kv_cache_capacity())
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            _log.warning("kv_cache_capacity_unknown", version=self.version, reason=str(error))
+            return {}
+
+    @staticmethod
+    def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
+        if args.role == "encode":
+            from tensorrt_llm.llmapi import MultimodalEncoder
+
+            return MultimodalEncoder
+        if args.value("backend") == "_autodeploy":
+            from tensorrt_llm._torch import auto_deploy
+
+            return auto_deploy.LLM
+        from tensorrt_llm import LLM
+
+        return LLM
+
+    @staticmethod
+    def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
+
+        sampling = dict(request.sampling)
+        if request.guide is not None:
+            sampling["guided_decoding"] = GuidedDecodingParams(**request.guide)
+        if request.logit_bias:
+            sampling["embedding_bias"] = bias_of(request.logit_bias, request.vocab_size)
+        if adapters:
+            LogitsProcessor.register(LogitsAdapter)
+            sampling["logits_processor"] = adapters
+        return SamplingParams(**sampling)
+
+    @staticmethod
+    def _conversation(conversation_id: str) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.conversation_params import ConversationParams
+
+        return ConversationParams(conversation_id=conversation_id)
+
+    def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
+        """Return the handoff as the library's class; keys that this version lacks are dropped."""
+        from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
+
+        known = DisaggregatedParams.__dataclass_fields__.keys()
+        accepted = {name: value for name, value in fields.items() if name in known}
+        unknown = fields.keys() - known - self._dropped
+        if unknown and len(self._dropped) < _DROPPED_MAX:
+            self._dropped |= unknown
+            _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
+        if "schedule_style" in accepted:
+            accepted["schedule_style"] = DisaggScheduleStyle(accepted["schedule_style"])
+        if "first_gen_log_probs" in accepted:
+            accepted["first_gen_log_probs"] = [
+                alternatives
+                if isinstance(alternatives, float)
+                else {token: _logprob(each) for token, each in alternatives.items()}
+                for alternatives in accepted["first_gen_log_probs"]
+            ]
+        return DisaggregatedParams(**accepted)
+
+    @staticmethod
+    def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.scheduling_params import SchedulingParams
+
+        return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
+
+    @staticmethod
+    def _retention(priority: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.llmapi import KvCacheRetentionConfig
+
+        all_tokens = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
+        return KvCacheRetentionConfig([all_tokens], priority)
+
+    @staticmethod
+    def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:
+        def request(name: str) -> Any:  # noqa: ANN401 - as above
+            from tensorrt_llm.llmapi import LoRARequest
+
+            return LoRARequest(name, loras[name].number, loras[name].path)
+
+        return request
+
+
+def _refused(problems: Iterable[str]) -> EngineError:
+    lines = "".join(f"\n  {problem}" for problem in dict.fromkeys(problems))
+    return EngineError(f"the engine refuses its arguments:{lines}")
+
+
+def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+    """Return the prompt as `TextPrompt`; as `TokensPrompt` if its text is unknown and the model accepts tokens.
+
+    For other models the tokens are decoded to text. The library does that itself, but in some versions it drops
+    embeddings and UUIDs, and has None for `mm_processor_kwargs`.
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
+    """
+    text, tokenizer = request.text, getattr(llm, "tokenizer", None)
+    if text is None and tokenizer is not None and not _takes_tokens(llm):
+        text = tokenizer.decode(list(request.prompt))
+    inputs: dict[str, Any] = {"prompt_token_ids": list(request.prompt)} if text is None else {"prompt": text}
+    inputs["mm_processor_kwargs"] = {}
+    if request.images:
+        inputs["multi_modal_data"] = {"image": [image_of(each) for each in request.images]}
+        inputs["multi_modal_uuids"] = {"image": [each.digest for each in request.images]}
+    if request.embeddings:
+        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in request.embeddings]}
+    return inputs
+
+
+def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
+    return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
+
+
+def _logprob(token: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
+    from tensorrt_llm.executor.result import Logprob
+
+    return Logprob(logprob=token.logprob, rank=token.rank)
+
+
+def _optional(make: Callable[[Any], Any], value: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
+    return None if value is None else make(value)
+
+
+def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for name in path:
+        values = values[name]
+    return values
