@@ -36,7 +36,9 @@ FAULTS: dict[str, Script | int] = {
     "cut before its end": 6,
 }
 """Scripts that answer instead, or after how many tokens a stream is cut."""
-NOT_TAKEN = frozenset({"503", "400"})
+NOT_TAKEN = "503"
+"""The fault with which a decode worker says that it took no handoff. A 400 does not say so: TensorRT-LLM's server
+answers 400 to errors in the midst of generation too, so the router takes the handoff for lost."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class FaultyWorker(RoleWorker):
         self.prefilled: list[int] = []
         """By request, each time that its prompt was computed and answered."""
         self.took: list[tuple[int, str, int, bool]] = []
-        """Request, whose handoff, which, and whether it was lost."""
+        """Request, whose handoff, which, and whether it may be lost."""
 
     async def __call__(self, exchange: Exchange) -> None:
         fault = self._faults.pop(0) if self._faults else ""
@@ -102,7 +104,7 @@ class FaultyWorker(RoleWorker):
         params = body.get("disaggregated_params", {})
         if self.role == "prefill" and not fault:
             self.prefilled.append(number)
-        if params.get("request_type") == "generation_only" and fault not in NOT_TAKEN:
+        if params.get("request_type") == "generation_only" and fault != NOT_TAKEN:
             self.took.append((number, params["ctx_info_endpoint"], params["ctx_request_id"], bool(fault)))
         doing = FAULTS.get(fault)
         if isinstance(doing, int):
