@@ -6,6 +6,8 @@ verdict  eligibility before it and the verdict after it  record   the journal's 
 total    hash to verdict, as one call after another, in a separate run
 cpu      the part of it in which this thread was running
 
+A second table has what a request costs from its decision to the journal's bytes (`request.py`).
+
 Between two decisions one lease begins and another ends, so that only the fleet stays the same.
 """
 
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.decision.fleet import BLOCK_SIZE, DecisionFleet, DecisionShape
+from bench.decision.request import REQUEST_STAGES, RequestCost, request_cost
 from bench.report import machine_line, percentile
 from bench.routing.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
@@ -54,6 +57,7 @@ class Timed(NamedTuple):
     decisions: int
     p50_us: dict[str, float]
     p99_us: dict[str, float]
+    request: RequestCost | None = None
 
 
 class _Running:
@@ -87,7 +91,7 @@ def measured(shape: DecisionShape, decisions: int) -> Timed:
         fleet.routing.decide(fleet.request(tokens))
         times["cpu"].append((thread_time_ns() - ran_ns) / 1e3)
         times["total"].append((perf_counter_ns() - began_ns) / 1e3)
-    return Timed(shape, decisions, _at(times, 0.5), _at(times, 0.99))
+    return Timed(shape, decisions, _at(times, 0.5), _at(times, 0.99), request_cost(shape, decisions))
 
 
 def _writer() -> JournalWriter:
@@ -179,12 +183,26 @@ def decision(
         raise SystemExit(1)
 
 
+def _requests(cells: Sequence[Timed]) -> Table:
+    table = Table(title="a request after its prompt: us, p50 of each stage, mean CPU of all", title_justify="left")
+    for name in ("index", "ranks", "blocks", *REQUEST_STAGES, "cpu"):
+        table.add_column(name, justify="left" if name == "index" else "right")
+    for cell in cells:
+        shape, found = cell.shape, cell.request
+        if found is not None:
+            times = [f"{found.p50_us[stage]:.1f}" for stage in REQUEST_STAGES]
+            table.add_row(shape.implementation, str(shape.ranks), str(shape.blocks), *times, f"{found.cpu_us:.1f}")
+    return table
+
+
 def _where() -> str:
     return f"{machine_line()}; hot path {hot_path()}"
 
 
 def _as_json(cell: Timed) -> dict[str, Any]:
-    return {**cell.shape._asdict(), "decisions": cell.decisions, "p50_us": cell.p50_us, "p99_us": cell.p99_us}
+    request = None if cell.request is None else cell.request._asdict()
+    quantiles = {"p50_us": cell.p50_us, "p99_us": cell.p99_us}
+    return {**cell.shape._asdict(), "decisions": cell.decisions, **quantiles, "request": request}
 
 
 def _show(cells: Sequence[Timed], misses: Sequence[str]) -> None:
@@ -197,5 +215,6 @@ def _show(cells: Sequence[Timed], misses: Sequence[str]) -> None:
         times = [f"{cell.p50_us[stage]:.1f} / {cell.p99_us[stage]:.0f}" for stage in STAGES]
         table.add_row(cell.shape.implementation, str(cell.shape.ranks), str(cell.shape.blocks), *times)
     console.print(table)
+    console.print(_requests(cells))
     for miss in misses:
         console.print(f"MISSED  {miss}", highlight=False)

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from bench.decision.command import STAGES, Timed, decision, missed, shapes
 from bench.decision.fleet import IN_FLIGHT, DecisionFleet, DecisionShape
+from bench.decision.request import REQUEST_STAGES
 
 SMALL = DecisionShape(4, 8, "python")
 
@@ -22,6 +23,7 @@ def test_every_cell_has_every_stage() -> None:
         (4, 8, "python"),
     ]
     assert all(set(cell["p50_us"]) == set(cell["p99_us"]) == set(STAGES) for cell in told["cells"])
+    assert all(set(cell["request"]["p50_us"]) == set(REQUEST_STAGES) for cell in told["cells"])
     assert (told["misses"], "cores" in told["machine"]) == ([], True)
 
 
