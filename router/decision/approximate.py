@@ -12,9 +12,8 @@ ordered by expiry. The cost of a request grows with the forks on its path, hardl
 
 import itertools
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
-
-from sortedcontainers import SortedDict
 
 from kv_protocol.ids import WorkerRank
 from router.journal.checkpoint_rows import ApproximateTotals, StretchRow
@@ -42,6 +41,11 @@ class _Age(NamedTuple):
 
     expires_at_s: float
     request: int
+
+
+_GONE = _Age(float("-inf"), 0)
+"""Of a dropped stretch."""
+_LEAVES_FIRST = 64
 
 
 class _Stretch:
@@ -78,15 +82,35 @@ class _Frozen:
 
 
 class _Tree:
-    """One rank's blocks. `leaves` by age, the oldest first. `frozen`: a checkpoint needs the present state."""
+    """One rank's blocks. `frozen`: a checkpoint needs the present state."""
 
-    __slots__ = ("block_count", "frozen", "leaves", "root")
+    __slots__ = ("_leaves", "_leaves_max", "_listed", "block_count", "frozen", "root")
 
     def __init__(self) -> None:
         self.frozen: _Frozen | None = None
         self.root = _Stretch(b"", None, _Age(float("inf"), 0))
-        self.leaves: SortedDict[_Age, _Stretch] = SortedDict()
+        self._leaves = list[tuple[_Age, int, _Stretch]]()  # a heap; entries of other ages and of parents are outdated
+        self._leaves_max = _LEAVES_FIRST
+        self._listed = 0
         self.block_count = 0
+
+    def list_leaf(self, leaf: _Stretch) -> None:
+        """Enter a leaf, or one whose age changed."""
+        self._listed += 1
+        heappush(self._leaves, (leaf.age, self._listed, leaf))
+        if len(self._leaves) > self._leaves_max:
+            self._leaves = [each for each in self._leaves if each[0] == each[2].age and not each[2].children]
+            heapify(self._leaves)
+            self._leaves_max = 2 * len(self._leaves) + _LEAVES_FIRST
+
+    def oldest(self) -> _Stretch | None:
+        """Return the oldest leaf; None if the tree is empty."""
+        while self._leaves:
+            age, _, leaf = self._leaves[0]
+            if age == leaf.age and not leaf.children:
+                return leaf
+            heappop(self._leaves)
+        return None
 
     def add(self, chain: bytes, age: _Age) -> None:
         """Add the blocks of `chain`, as the newest."""
@@ -96,14 +120,12 @@ class _Tree:
         while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
             if not chain.startswith(child.blocks, at):
                 self._split(child, shared_blocks(child.blocks, chain, at // BLOCK_BYTES) * BLOCK_BYTES)
-            if not child.children:
-                del self.leaves[child.age]
             child.age = age
             node, at = child, at + len(child.blocks)
         if at < len(chain):
             node = self._extended(node, chain[at:], age)
         if node is not self.root and not node.children:
-            self.leaves[age] = node
+            self.list_leaf(node)
 
     def _split(self, stretch: _Stretch, cut: int) -> None:
         """Move the blocks behind the first `cut` bytes into a stretch of their own."""
@@ -112,7 +134,7 @@ class _Tree:
         for child in behind.children.values():
             child.parent = behind
         if not behind.children:
-            self.leaves[behind.age] = behind
+            self.list_leaf(behind)
         stretch.blocks, stretch.children = stretch.blocks[:cut], {behind.blocks[:BLOCK_BYTES]: behind}
 
     def _extended(self, node: _Stretch, blocks: bytes, age: _Age) -> _Stretch:
@@ -138,18 +160,19 @@ class _Tree:
         """Drop the oldest leaf, or the deepest `blocks_max` of its blocks; return how many."""
         if self.frozen is not None:
             self.frozen.rows()
-        age, leaf = self.leaves.peekitem(0)
+        leaf = self.oldest()
+        assert leaf is not None
         held = block_count(leaf.blocks)
         dropped = min(blocks_max, held)
         self.block_count -= dropped
         if dropped < held:
             leaf.blocks = leaf.blocks[: (held - dropped) * BLOCK_BYTES]
             return dropped
-        del self.leaves[age]
+        leaf.age = _GONE
         parent = leaf.parent
         del parent.children[leaf.blocks[:BLOCK_BYTES]]
         if parent is not self.root and not parent.children:
-            self.leaves[parent.age] = parent
+            self.list_leaf(parent)
         return dropped
 
     def overlap(self, chain: bytes, now_s: float) -> int:
@@ -209,7 +232,7 @@ class ApproximateIndex:
                 del self._trees[rank]
 
     def _expire(self, tree: _Tree, now_s: float) -> None:
-        while tree.leaves and tree.leaves.peekitem(0)[0].expires_at_s <= now_s:
+        while (leaf := tree.oldest()) is not None and leaf.age.expires_at_s <= now_s:
             self._expired_blocks += tree.drop(tree.block_count)
 
     # --------------------------------------------------------------------------------------------- checkpoints
@@ -240,9 +263,8 @@ class ApproximateIndex:
             self._restored.clear()
         parent = tree.root if row.parent < 0 else self._restored[row.parent]
         node = _Stretch(row.blocks, parent, _Age(row.expires_at_s, row.request))
-        if not parent.children and parent is not tree.root:
-            del tree.leaves[parent.age]
-        parent.children[row.blocks[:BLOCK_BYTES]] = tree.leaves[node.age] = node
+        parent.children[row.blocks[:BLOCK_BYTES]] = node
+        tree.list_leaf(node)
         tree.block_count += block_count(row.blocks)
         self._restored.append(node)
 

@@ -217,7 +217,8 @@ DROP, OVERLAP = TREE.drop, TREE.overlap
 def parents_first(tree: Any, blocks_max: int) -> int:
     """Drop a leaf from its beginning."""
     dropped: int = DROP(tree, blocks_max)
-    for leaf in tree.leaves.values():
+    leaf = tree.oldest()
+    if leaf is not None:
         leaf.blocks = pack_u64(unpack_u64(leaf.blocks)[::-1])
     return dropped
 
