@@ -170,7 +170,7 @@ def _check_numbers(decided: Decided) -> None:
 
 def _check_costs(decided: Decided) -> None:
     count = len(decided.best) // 2
-    if len(decided.best) % 2 or count > BEST_MAX or any(each >= decided.ranks for each in best_columns(decided.best)):
+    if len(decided.best) % 2 or count > BEST_MAX or max(best_columns(decided.best), default=0) >= decided.ranks:
         raise LimitExceeded("best", decided.best.hex(), f"u16s of {decided.ranks} columns, {BEST_MAX} at most")
     mask = decided.terms[0] if decided.terms else 0
     if len(decided.terms) != (1 + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):

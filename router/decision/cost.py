@@ -23,7 +23,7 @@ number results from additions, products and comparisons of its own column, in a 
 on each bit.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,40 +36,177 @@ TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBAC
 """Share of a rank's overlap that is credited; a FALLBACK rank's overlap comes from the approximate index."""
 SPILL_ISL = 4
 """A rank is over its gate with more queued tokens than this many times a request's own."""
+LISTS_MAX = 16
+"""For so many ranks at most the terms are computed number by number: a call of numpy costs more than all of them."""
 
 
-class CostColumns(NamedTuple):
-    """The terms of every candidate's cost, as in `CostTerms`; None means 0 everywhere, for the multiplier 1."""
+class CostColumns:
+    """The terms of every candidate's cost, as in `CostTerms`; None means 0 everywhere, for the multiplier 1.
 
-    overlap_credit_blocks: Floats
-    prefill_blocks: Floats
-    decode_blocks: Ints | Floats
-    request_blocks: Floats | None
-    history_blocks: Floats | None
-    constraint_multiplier: Floats | None
-    cost: Floats
-    spilled: NDArray[np.bool_] | None
-    """Ranks whose credit the spill gate removed; None: no rank."""
+    Terms are kept as lists or arrays, as they were computed. The properties are arrays, made when they are read.
+    """
+
+    __slots__ = ("_spilled", "_terms")
+
+    def __init__(self, terms: tuple[Any, ...], spilled: Any = None) -> None:  # noqa: ANN401 - a list, an array or None
+        """Keep the columns, in the order of the fields of `CostTerms`; `spilled` as the property."""
+        self._terms = terms
+        self._spilled = spilled
+
+    @property
+    def overlap_credit_blocks(self) -> Floats:
+        """Blocks credited for what the rank holds."""
+        return np.asarray(self._terms[0])
+
+    @property
+    def prefill_blocks(self) -> Floats:
+        """Scaled blocks to prefill."""
+        return np.asarray(self._terms[1])
+
+    @property
+    def decode_blocks(self) -> Ints | Floats:
+        """Scaled blocks in use with this request."""
+        return np.asarray(self._terms[2])
+
+    @property
+    def request_blocks(self) -> Floats | None:
+        """Weighted active requests."""
+        return _array(self._terms[3])
+
+    @property
+    def history_blocks(self) -> Floats | None:
+        """Weighted decaying sum of former prefills."""
+        return _array(self._terms[4])
+
+    @property
+    def constraint_multiplier(self) -> Floats | None:
+        """What the sum of the other terms is multiplied by."""
+        return _array(self._terms[5])
+
+    @property
+    def cost(self) -> Floats:
+        """The cost."""
+        return np.asarray(self._terms[6])
+
+    @property
+    def spilled(self) -> NDArray[np.bool_] | None:
+        """Ranks whose credit the spill gate removed; None: no rank."""
+        return None if self._spilled is None else np.asarray(self._spilled)
+
+    def picked(self, places: list[int]) -> list[list[float] | None]:
+        """Return the terms of these candidates, in the order of the fields of `CostTerms`."""
+        found = list[list[float] | None]()
+        for term in self._terms:
+            if term is None:
+                found.append(None)
+            elif type(term) is list:
+                found.append([term[place] for place in places])
+            else:
+                found.append(term[places].tolist())
+        return found
+
+    def costs(self) -> list[float]:
+        """Return the costs as a list, which is not to be changed."""
+        cost: Any = self._terms[6]
+        listed: list[float] = cost if type(cost) is list else cost.tolist()
+        return listed
+
+    def has_more_credit(self, at: int, other: int) -> bool:
+        """Return whether a candidate has more overlap credited than another."""
+        credit: Any = self._terms[0]
+        return bool(credit[at] > credit[other])
 
     def terms(self, at: int) -> CostTerms:
         """Return the terms of one candidate."""
-        return CostTerms(
-            overlap_credit_blocks=float(self.overlap_credit_blocks[at]),
-            prefill_blocks=float(self.prefill_blocks[at]),
-            decode_blocks=float(self.decode_blocks[at]),
-            request_blocks=_at(self.request_blocks, at, 0.0),
-            history_blocks=_at(self.history_blocks, at, 0.0),
-            constraint_multiplier=_at(self.constraint_multiplier, at, 1.0),
-            cost=float(self.cost[at]),
-        )
+        stated = zip(CostTerms.__struct_fields__, self._terms, strict=True)
+        return CostTerms(**{name: float(column[at]) for name, column in stated if column is not None})
 
 
-def _at(column: Floats | None, at: int, default: float) -> float:
-    return default if column is None else float(column[at])
+def _array(column: Any) -> Floats | None:  # noqa: ANN401 - a list, an array or None
+    return None if column is None else np.asarray(column)
 
 
 def cost_columns(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None = None) -> CostColumns:
     """Return the terms of every rank of `view`, in their order; `multiplier` is that of the constraints."""
+    if len(view.ranks) <= LISTS_MAX:
+        return _in_lists(view, request, policy, multiplier)
+    return in_arrays(view, request, policy, multiplier)
+
+
+def _in_lists(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None) -> CostColumns:
+    """Return what `in_arrays` returns, bit for bit: every number by the same steps in the same order."""
+    parameters = policy.parameters
+    block_size, tokens = float(request.block_size), request.isl_tokens
+    own_blocks = -(-tokens // request.block_size)
+    queued: list[int] = view.queued_tokens.tolist()
+    credit, spilled = _listed_credit(view, queued, request, policy)
+    active: list[int] = view.active_blocks.tolist()
+    shared: list[int] = view.shared_blocks.tolist()
+    prefill_scale, decode_scale = parameters.prefill_scale, parameters.decode_scale
+    prefill, used, decode, cost = list[float](), list[int](), list[float](), list[float]()
+    for at, waiting in enumerate(queued):
+        blocks = float(waiting + tokens) / block_size - credit[at]
+        scaled = blocks * prefill_scale if blocks > 0.0 else 0.0
+        in_use = active[at] - shared[at] + own_blocks
+        scaled_use = float(in_use) * decode_scale
+        prefill.append(scaled)
+        used.append(in_use)
+        decode.append(scaled_use)
+        cost.append(scaled + scaled_use)
+    request_blocks = _added(cost, view.active_requests, parameters.request_weight)
+    history_blocks = _added(cost, view.history_blocks, parameters.history_weight)
+    if multiplier is not None:
+        factors: list[float] = multiplier.tolist()
+        cost = [each * factors[at] for at, each in enumerate(cost)]
+    in_use_blocks: list[Any] = used if decode_scale == 1.0 else decode
+    return CostColumns((credit, prefill, in_use_blocks, request_blocks, history_blocks, multiplier, cost), spilled)
+
+
+def _added(cost: list[float], column: Ints | Floats, weight: float) -> list[float] | None:
+    """Return the column times its weight, and add it to the costs."""
+    if not weight:
+        return None
+    weighted = list[float]()
+    numbers: list[Any] = column.tolist()
+    for at, number in enumerate(numbers):
+        term = float(number) * weight
+        weighted.append(term)
+        cost[at] += term
+    return weighted
+
+
+def _listed_credit(
+    view: View, queued: list[int], request: RouteRequest, policy: Policy
+) -> tuple[list[float], list[bool] | None]:
+    parameters, tokens = policy.parameters, request.isl_tokens
+    weight = parameters.overlap_credit
+    if not weight:
+        return [0.0] * len(queued), None
+    predicted: list[int] = view.predicted.tolist()
+    tiers: list[list[int]] = view.overlap[:3].tolist()
+    device = [max(held, predicted[at]) for at, held in enumerate(tiers[0])]
+    credit = [float(blocks) * weight for blocks in device]
+    if parameters.overlap_credit_decay:
+        least, own = min(queued), float(max(1, -(-tokens // request.block_size) * request.block_size))
+        for at, waiting in enumerate(queued):
+            credit[at] *= 1.0 / (parameters.overlap_credit_decay * (float(waiting - least) / own) + 1.0)
+    if tiers[0] != tiers[1] or tiers[1] != tiers[2]:
+        for at, gpu in enumerate(device):
+            host, disk = max(tiers[1][at], predicted[at]), max(tiers[2][at], predicted[at])
+            credit[at] += float(host - gpu) * parameters.host_weight
+            credit[at] += float(disk - host) * parameters.disk_weight
+    if view.trust_factor is not None:
+        factors: list[float] = view.trust_factor.tolist()
+        credit = [each * factors[at] for at, each in enumerate(credit)]
+    gate_tokens = max(SPILL_ISL * tokens, policy.spill_tokens)
+    if not policy.spill_tokens or max(queued) <= gate_tokens or 2 * min(queued) >= gate_tokens:
+        return credit, None
+    spilled = [waiting > gate_tokens for waiting in queued]
+    return [0.0 if spilled[at] else each for at, each in enumerate(credit)], spilled
+
+
+def in_arrays(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None = None) -> CostColumns:
+    """Return the terms as `cost_columns` does, computed column by column for any number of ranks."""
     parameters, tokens, block_size = policy.parameters, request.isl_tokens, request.block_size
     credit, spilled = _credit(view, request, policy)
     prefill = np.maximum((view.queued_tokens + tokens) / block_size - credit, 0.0)
@@ -88,7 +225,7 @@ def cost_columns(view: View, request: RouteRequest, policy: Policy, multiplier: 
         cost += history_blocks
     if multiplier is not None:
         cost *= multiplier
-    return CostColumns(credit, prefill, decode, request_blocks, history_blocks, multiplier, cost, spilled)
+    return CostColumns((credit, prefill, decode, request_blocks, history_blocks, multiplier, cost), spilled)
 
 
 def _weighted(column: Ints | Floats, weight: float) -> Floats | None:

@@ -3,8 +3,8 @@
 It holds until something that it was made of is applied, and no longer than `valid_until_s`, when time alone changes it.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -84,7 +84,12 @@ class ModelView:
 
     def column(self, of_rank: Mapping[WorkerRank, int]) -> Ints:
         """Return each rank's value as a column; 0 for ranks without one."""
-        return np.array([*map(of_rank.get, self.ranks, repeat(0))], dtype=np.int64)
+        values, place_of = array("q", bytes(8 * len(self.ranks))), self.place_of
+        for rank, value in of_rank.items():
+            place = place_of.get(rank)
+            if place is not None:
+                values[place] = value
+        return np.frombuffer(values, dtype=np.int64)
 
     def blank(self, now_s: float, turn: int) -> View:
         """Return a view in which no blocks are held, promised or expected, and no stream is in doubt."""

@@ -82,6 +82,11 @@ class Newcomers:
             known.is_settled = True
             self._newcomers.pop(rank, None)
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a newcomer: without any, no full miss needs to be counted."""
+        return bool(self._newcomers)
+
     def missed(self, winner: WorkerRank, ranks: Sequence[WorkerRank]) -> None:
         """A full miss went to `winner`: none of `ranks`, all that serve its model, had or expected a block of it."""
         if not self._newcomers:

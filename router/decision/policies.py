@@ -82,7 +82,7 @@ class Mode(NamedTuple):
 def _by_cost(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
     view = candidates.columns
     costs = cost_columns(view, request, policy, _multiplier(view, request, policy))
-    winner, runner_up, margin = choose(costs.cost.tolist(), policy.temperature, seed)
+    winner, runner_up, margin = choose(costs.costs(), policy.temperature, seed)
     reason: Reason = "load"
     if runner_up is None or margin is None:
         reason = "only"
@@ -90,7 +90,7 @@ def _by_cost(candidates: Candidates, request: RouteRequest, policy: Policy, seed
         reason = "draw"
     elif _is_by_affinity(view, winner, margin, costs, policy):
         reason = "affinity"
-    elif costs.overlap_credit_blocks[winner] > costs.overlap_credit_blocks[runner_up]:
+    elif costs.has_more_credit(winner, runner_up):
         reason = "overlap"
     return Choice(winner, reason, runner_up, margin, costs)
 
@@ -109,7 +109,7 @@ def _is_by_affinity(view: View, winner: int, margin: float, costs: CostColumns, 
     """Return whether the winner is its session's rank, and wins only by that."""
     if policy.affinity != "soft" or view.ranks[winner] != view.bound:
         return False
-    cost = float(costs.cost[winner])
+    cost = costs.costs()[winner]
     return cost > (cost + margin) * (1.0 - policy.affinity_discount)
 
 
@@ -210,7 +210,7 @@ def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy:
         return choice._replace(winner=winner, reason="affinity")
     if choice.costs is None:
         return choice._replace(winner=winner, reason="affinity", runner_up=choice.winner)
-    costs = choice.costs.cost.tolist()
+    costs = choice.costs.costs()
     runner_up = choice.winner if mode.reads_forecast else beside(costs, winner).runner_up
     margin = None if runner_up is None else costs[runner_up] - costs[winner]
     return choice._replace(winner=winner, reason="affinity", runner_up=runner_up, margin_blocks=margin)

@@ -11,6 +11,7 @@ that reads no overlap, changes only the ledger. A view's fleet part is recompute
 changes it, and cached until then (`model_view.py`).
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -215,7 +216,7 @@ class RouterState:
         verdict, promised = taken
         self.decisions_by_model[verdict.request.model] += 1
         mode = self.modes[verdict.policy]
-        if mode.reads_overlap:
+        if mode.reads_overlap and self.newcomers.is_any:
             is_cold = not verdict.expected_blocks and verdict.request.reusable_blocks
             if is_cold and not verdict.view.expected.any():
                 self.newcomers.missed(verdict.winner, verdict.view.ranks)
@@ -318,9 +319,9 @@ class RouterState:
         found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
         if not found:
             return model_view.no_ints
-        place_of, predicted = model_view.place_of, [0] * len(epochs)
+        place_of, predicted = model_view.place_of, array("q", bytes(8 * len(epochs)))
         for rank, (epoch, blocks) in found.items():
             place = place_of.get(rank)
             if place is not None and epochs[place] == epoch:
                 predicted[place] = blocks
-        return np.array(predicted, dtype=np.int64)
+        return np.frombuffer(predicted, dtype=np.int64)

@@ -20,11 +20,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TERMS, TIERS, WIDE, Decided, RequestRecord
+from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, Decided, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, RankStanding, Refused
-from router.decision.cost import CostColumns
+from router.decision.cost import LISTS_MAX, CostColumns
 from router.decision.verdict import Taken, Verdict
 from router.decision.view import Depths, Floats, RouteRequest, View
 from router.fleet.trust import Trust
@@ -178,11 +178,20 @@ def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
 
 
 def _costs(costs: CostColumns, winner_at: int, rank_indices: Sequence[int]) -> tuple[bytes, bytes, bytes]:
-    cost = costs.cost.tolist()
-    others = sorted(range(len(cost)), key=cost.__getitem__)[:BEST_MAX]
-    best = [winner_at, *(at for at in others if at != winner_at)][:BEST_MAX]
-    columns = struct.pack(f"<{len(best)}H", *(rank_indices[at] for at in best))
+    cost = costs.costs()
+    others = _cheapest(costs, cost)
+    others.remove(winner_at) if winner_at in others else others.pop()
+    best = [winner_at, *others]
+    columns = struct.pack(f"<{len(best)}H", *[rank_indices[at] for at in best])
     return columns, _terms(costs, best), _rest(costs.cost, best) if len(cost) > len(best) else b""
+
+
+def _cheapest(costs: CostColumns, cost: list[float]) -> list[int]:
+    """Return the `BEST_MAX` cheapest candidates, cheapest first, the first among equals."""
+    if len(cost) <= LISTS_MAX:
+        return sorted(range(len(cost)), key=cost.__getitem__)[:BEST_MAX]
+    cheapest: list[int] = costs.cost.argsort(kind="stable")[:BEST_MAX].tolist()
+    return cheapest
 
 
 def _rest(cost: Floats, best: list[int]) -> bytes:
@@ -192,13 +201,11 @@ def _rest(cost: Floats, best: list[int]) -> bytes:
 
 
 def _terms(costs: CostColumns, best: list[int]) -> bytes:
-    mask, parts, pack = 0, [b""], struct.Struct(f"<{len(best)}d").pack
-    for at, name in enumerate(TERMS):
-        column = getattr(costs, name)
-        if column is None:
+    mask, parts, format_ = 0, [b""], f"<{len(best)}d"
+    for at, numbers in enumerate(costs.picked(best)):
+        if numbers is None:
             continue
-        numbers = column.tolist()
-        values = pack(*(numbers[place] for place in best))
+        values = struct.pack(format_, *numbers)
         if values != _F64_DEFAULTS[at] * len(best):
             mask |= 1 << at
             parts.append(values)
@@ -208,6 +215,29 @@ def _terms(costs: CostColumns, best: list[int]) -> bytes:
 
 def pack_overlap(overlap: Depths) -> bytes:
     """Return the depths of all columns, in the format of `kv_protocol/decided.py`."""
+    return _pack_lists(overlap.tolist()) if overlap.shape[1] <= LISTS_MAX else _pack_arrays(overlap)
+
+
+def _pack_lists(tiers: list[list[int]]) -> bytes:
+    """Return what `_pack_arrays` returns, for few ranks in less time."""
+    most, size = max(tiers[-1]), (len(tiers[0]) + 7) // 8
+    if not most:
+        return b""
+    flags, kind = (WIDE, "I") if most > _U16_MAX else (0, "H")
+    parts, before = [b""], [0] * len(tiers[0])
+    for tier, depths in enumerate(tiers):
+        if depths != before:
+            more = [depth - before[at] for at, depth in enumerate(depths)]
+            numbers = [each for each in more if each]
+            flags |= 1 << tier
+            holders = sum([1 << at for at, each in enumerate(more) if each])
+            parts += [holders.to_bytes(size, "little"), struct.pack(f"<{len(numbers)}{kind}", *numbers)]
+            before = depths
+    parts[0] = bytes((flags,))
+    return b"".join(parts)
+
+
+def _pack_arrays(overlap: Depths) -> bytes:
     if not overlap[TIERS - 1].any():
         return b""
     is_wide = int(overlap[TIERS - 1].max()) > _U16_MAX

@@ -1,0 +1,99 @@
+"""Cost terms are the same bits whether they are computed number by number or column by column."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.decided import TERMS
+from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, in_arrays
+from router.decision.policy import CostParameters, Policy
+from router.decision.view import View
+from router.journal.records import pack_overlap
+from tests.unit.router.samples import Row, rank, route, view
+
+_weights = st.sampled_from((0.0, 1.0, 0.1, 0.75, 1.3, 1e-3))
+_tokens = st.one_of(st.integers(0, 200), st.integers(0, (1 << 40) - 1))
+_parameters = st.builds(
+    CostParameters,
+    overlap_credit=_weights,
+    overlap_credit_decay=_weights,
+    host_weight=_weights,
+    disk_weight=_weights,
+    prefill_scale=_weights,
+    decode_scale=_weights,
+    request_weight=_weights,
+    history_weight=_weights,
+)
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> Row:
+    steps = draw(st.lists(st.integers(0, 300) | st.just(0), min_size=4, max_size=4))
+    tiers = np.cumsum(steps).tolist()
+    return Row(
+        rank(f"w{draw(st.integers(0, 999))}/0"),
+        trust=draw(st.sampled_from(("EXACT", "EXACT", "DEGRADED", "FALLBACK"))),
+        overlap_blocks=(tiers[0], tiers[1], tiers[2], tiers[3]),
+        predicted_blocks=draw(st.integers(0, 500)),
+        prefill_tokens_queued=draw(_tokens),
+        active_requests=draw(st.integers(0, 1000)),
+        active_blocks=draw(st.integers(0, 1 << 40)),
+        shared_blocks=draw(st.integers(0, 500)),
+        history_blocks=draw(st.floats(0.0, 1e9)),
+    )
+
+
+def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:
+    found = [getattr(columns, name) for name in (*TERMS, "spilled")]
+    return [None if each is None else (each.dtype.str, each.tobytes()) for each in found]
+
+
+@given(
+    st.lists(_rows(), min_size=1, max_size=LISTS_MAX),
+    st.integers(1, 100_000),
+    st.integers(1, 64),
+    _parameters,
+    st.sampled_from((0, 1, 100, 16384)),
+    st.none() | st.floats(0.1, 2.7),
+)
+def test_lists_and_arrays_give_the_same_terms(
+    rows: list[Row],
+    tokens: int,
+    block_size: int,
+    parameters: CostParameters,
+    spill_tokens: int,
+    multiplier: float | None,
+) -> None:
+    moment, request = view(*rows), route(tokens, block_size=block_size)
+    policy = Policy(parameters=parameters, spill_tokens=spill_tokens)
+    factors = None if multiplier is None else np.linspace(1.0, multiplier, len(rows))
+    listed = cost_columns(moment, request, policy, factors)
+    assert _bits(listed) == _bits(in_arrays(moment, request, policy, factors))
+    assert _packed(moment) == _packed_wide(moment)
+
+
+def _packed(moment: View) -> bytes:
+    return pack_overlap(moment.overlap)
+
+
+def _packed_wide(moment: View) -> bytes:
+    """Return the overlap packed with so many ranks without overlap behind it that it is packed by columns."""
+    count = moment.overlap.shape[1]
+    padded = np.zeros((4, LISTS_MAX + 8), dtype=np.int32)
+    padded[:, :count] = moment.overlap
+    return _narrowed(pack_overlap(padded), count)
+
+
+def _narrowed(data: bytes, count: int) -> bytes:
+    """Return the packed overlap of the first `count` ranks alone."""
+    if not data:
+        return data
+    size, number_bytes, at = (LISTS_MAX + 8 + 7) // 8, 4 if data[0] & 0x80 else 2, 1
+    parts = [data[:1]]
+    for tier in range(4):
+        if data[0] >> tier & 1:
+            holders = int.from_bytes(data[at : at + size], "little")
+            numbers = number_bytes * holders.bit_count()
+            parts += [holders.to_bytes((count + 7) // 8, "little"), data[at + size : at + size + numbers]]
+            at += size + numbers
+    return b"".join(parts)
