@@ -20,7 +20,7 @@ less than half of that.
 
 N and overlap_credit 0 are as in NVIDIA Dynamo (`router bench oracle`). Each term is a column over the candidates. Every
 number results from additions, products and comparisons of its own column, in a fixed order, so that all machines agree
-on each bit.
+on each bit: `_in_lists` for few ranks, `in_arrays` for any number of them.
 """
 
 from typing import Any
