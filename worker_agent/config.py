@@ -243,7 +243,6 @@ class EventsSection(StreamsSection):
         le=1 << 30,
         description="widest one, in tokens, where the engine's word is lost; 0: as events show",
     )
-    ring_bytes_max: int = Field(64 << 20, ge=1 << 16, le=1 << 34, description="memory for replays on hop A")
 
 
 class ServedEventsSection(EventsSection):

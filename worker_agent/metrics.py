@@ -81,7 +81,7 @@ class AgentMetrics:
 
 def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
     """Return the threads that poll the sources, by name."""
-    return {f"{name}-events": each.thread for name, each in path.publishers.items()}
+    return {f"{name}-events": each.thread for name, each in path.pollers.items()}
 
 
 def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
@@ -92,7 +92,7 @@ def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Famil
 
 
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
-    """Yield the counts of polled KV events before they are published."""
+    """Yield the counts of polled KV events before they are handed on."""
     counts = rules.counts
     by_kind = [((worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
     yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), by_kind)
@@ -109,18 +109,18 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
 def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
     """Yield the statistics of event polls."""
     labels = ("worker", "source")
-    publishers = [((worker, name), each) for name, each in path.publishers.items()]
-    drains = [(at, each.drain.statistics()) for at, each in publishers]
+    pollers = [((worker, name), each) for name, each in path.pollers.items()]
+    drains = [(at, each.drain.statistics()) for at, each in pollers]
     for name, meaning, field in (
         ("engine_polls", "Polls for KV events", "polls_total"),
         (
             "pressed_turns",
-            "Polls that emptied the engine's buffer before anything was encoded",
+            "Polls that emptied the engine's buffer before anything was handed on",
             "pressed_cycles_total",
         ),
     ):
         yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
-    failures = [(at, float(each.poll_failures_total)) for at, each in publishers]
+    failures = [(at, float(each.poll_failures_total)) for at, each in pollers]
     yield counter("engine_poll_failures", "Polls for KV events that failed", labels, failures)
     meaning = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
     yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])

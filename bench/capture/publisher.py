@@ -55,10 +55,15 @@ class CapturePublisher:
     """Both sockets on ports of 127.0.0.1 that the system chose. `run` serves replays and is a part of a process."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, *, chaos: Chaos | None = None, buffer_steps: int = BUFFER_STEPS
+        self,
+        context: zmq.asyncio.Context,
+        *,
+        chaos: Chaos | None = None,
+        buffer_steps: int = BUFFER_STEPS,
+        live_hwm: int = _HWM_MESSAGES,
     ) -> None:
-        self._live, self.endpoint = _bound(context, zmq.XPUB)
-        self._replay, self.replay_endpoint = _bound(context, zmq.ROUTER)
+        self._live, self.endpoint = _bound(context, zmq.XPUB, live_hwm)
+        self._replay, self.replay_endpoint = _bound(context, zmq.ROUTER, _HWM_MESSAGES)
         self._chaos = chaos
         self._ring: deque[CapturedFrame] = deque(maxlen=buffer_steps)
         self._held_back: list[CapturedFrame] = []
@@ -101,9 +106,9 @@ class CapturePublisher:
         await self._replay.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
 
 
-def _bound(context: zmq.asyncio.Context, kind: int) -> tuple[zmq.asyncio.Socket, str]:
+def _bound(context: zmq.asyncio.Context, kind: int, hwm: int) -> tuple[zmq.asyncio.Socket, str]:
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, _HWM_MESSAGES)
+    socket.set(zmq.SNDHWM, hwm)
     socket.bind("tcp://127.0.0.1:*")
     return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -98,8 +98,11 @@ class AgentRole:
 
     async def _position(self, worker: str, sequence: int) -> Answer:
         """Return the position of rank 0 once the publisher was read up to before `sequence`."""
-        epoch, last_seq = (await self._consolidators[worker].position(sequence))[0]
-        lost = sum(origin.losses_total for origin in self._consolidators[worker].core.statistics().origins.values())
+        consolidator = self._consolidators[worker]
+        (reader,) = consolidator.readers
+        await reader.until_read(sequence)
+        epoch, last_seq = consolidator.positions()[0]
+        lost = sum(origin.losses_total for origin in consolidator.core.statistics().origins.values())
         return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
 
     async def end(self) -> None:

@@ -1,6 +1,6 @@
 """A process of the event bench: an agent whose engine reports blocks by a schedule.
 
-The path is real from the publisher's thread on: ZMQ sockets, the subscriber, the consolidator, the log. The engine and
+The path is real from the polling thread on: the poller, the consolidator, the log. The engine and
 its dialect are simulated: the source gives events that need no translation, when they are due.
 """
 
@@ -22,15 +22,14 @@ from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher import Source
+from worker_agent.events.source_poller import Source
 
 MODEL = "bench"
-_RING_BYTES = 64 << 20
 _POLL_S = 0.05
 
 
 class ScheduledEngine:
-    """Reports its flushes when they are due; the publisher's thread calls `take`."""
+    """Reports its flushes when they are due; the polling thread calls `take`."""
 
     def __init__(self, flushes: list[Flush]) -> None:
         self._flushes = flushes
@@ -121,7 +120,6 @@ class SourceRole:
             self._clock,
             model=MODEL,
             worker_id=self._worker,
-            ring_bytes_max=_RING_BYTES,
             poll_s=_POLL_S,
         )
         await self._path.consolidator.start()

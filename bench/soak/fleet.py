@@ -41,7 +41,6 @@ _WORKER = (
     "engine.block_size=64",
     "engine.total_kv_blocks=512",
     "engine.max_seq_len=16384",
-    "events.ring_bytes_max=262144",
     "events.batch_ring_bytes_max=131072",
 )
 _COMPLAINT = "Traceback (most recent call last)"

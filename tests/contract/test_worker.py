@@ -24,7 +24,7 @@ TOKENS = 12
 EVERY_WORKER_SHOWS = {
     "kvrouter_engine_running_requests", "kvrouter_engine_waiting_requests", "kvrouter_engine_used_blocks",
     "kvrouter_engine_total_blocks", "kvrouter_mirror_blocks", "kvrouter_publish_failures_total",
-    "kvrouter_zmq_lost_total", "kvrouter_hop_a_events_total", "kvrouter_log_connected",
+    "kvrouter_hop_a_events_total", "kvrouter_log_connected",
 }  # fmt: skip
 
 

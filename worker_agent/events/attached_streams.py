@@ -2,8 +2,8 @@
 
 published   the engine publishes frames (vLLM, SGLang, TensorRT-LLM when it streams):
             `engines/attached/consolidators.py`
-polled      as with an engine in this process, a thread polls the engine and publishes over ZeroMQ, so that the same
-            rules read TensorRT-LLM's events (`event_path.py`)
+polled      as with an engine in this process, a thread polls the engine; the same rules read TensorRT-LLM's events
+            (`event_path.py`)
 """
 
 import zmq.asyncio
@@ -20,8 +20,8 @@ from worker_agent.events.engine_event_subscriber import PublisherAt
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.polled_events import PolledEvents
-from worker_agent.events.publisher import Source
 from worker_agent.events.publisher_addresses import checked_endpoint
+from worker_agent.events.source_poller import Source
 
 
 def published_at(publisher: PublisherSection) -> PublisherAt:
@@ -94,6 +94,5 @@ def _polled_path(
         clock,
         model=worker.model,
         worker_id=worker.id,
-        ring_bytes_max=events.ring_bytes_max,
         poll_s=events.poll_s,
     )

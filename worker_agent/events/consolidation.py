@@ -158,6 +158,16 @@ class Consolidation:
             reader.refuse(str(error))
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
+        return self._on_decoded(batch, origin)
+
+    def on_batch(self, batch: EngineBatch, origin: Origin = SOLE) -> set[int]:
+        """Apply a batch of a source that this process polls; return the ranks whose outbox has new batches."""
+        for event in batch.events:
+            self._readers[origin].decoder.counts.add(event)
+        return self._on_decoded(batch, origin)
+
+    def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
+        reader = self._readers[origin]
         dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
         if dp_rank not in self.ranks_of(origin):
             reader.foreign_rank_batches += 1

@@ -2,10 +2,11 @@
 
 Parts of a process (see `kv_runtime.supervise`): a subscriber for each publisher; each rank's stream; each rank's
 answers to readers that lack batches; and the heartbeats, which carry digests of each rank's blocks every second.
+The pollers of this process's sources (`source_poller.py`) call `on_batch` and `on_loss`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -17,7 +18,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, until
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
-from worker_agent.events.mirror import ENGINE
+from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStreamSender
 from worker_agent.events.source_cursor import Delivery
@@ -87,23 +88,25 @@ class Consolidator:
             await answers.listen()
         await self._publish_heartbeats()
 
-    async def position(self, sequence: int, source: str = ENGINE) -> dict[int, tuple[int, int]]:
-        """Return each rank's (epoch, last seq), once all messages before `sequence` of the source are read.
-
-        The source must have exactly one publisher.
-        """
-        (reader,) = [reader for reader in self._readers if reader.origin.source == source]
-        await reader.until_read(sequence)
-        return self.positions()
-
     def positions(self) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq) now."""
         return {rank: (self._core.outbox(rank).epoch, self._core.outbox(rank).last_seq) for rank in self._core.dp_ranks}
+
+    def on_batch(self, batch: EngineBatch, origin: Origin) -> None:
+        """Apply a batch of a source that this process polls."""
+        self._wake(self._core.on_batch(batch, origin))
+
+    def on_loss(self, origin: Origin) -> None:
+        """Remove the blocks of a source whose events are lost for good."""
+        self._wake(self._core.on_loss(origin))
 
     async def _fold(self, origin: Origin, delivery: Delivery) -> None:
         changed = self._core.on_loss(origin, began_anew=delivery.began_anew) if delivery.lost else set[int]()
         for sequence, payload in delivery.payloads:
             changed |= self._core.on_payload(sequence, payload, origin)
+        self._wake(changed)
+
+    def _wake(self, changed: Iterable[int]) -> None:
         for dp_rank in changed:
             self.streams[dp_rank].wake()
 

@@ -61,6 +61,13 @@ class EngineCleared(msgspec.Struct, frozen=True):
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
 
 
+def numbers_of(event: EngineEvent) -> int:
+    """Return how many hashes and tokens the event has: the measure of its size."""
+    if isinstance(event, EngineCleared):
+        return 0
+    return len(event.block_hashes) + (len(event.token_ids) if isinstance(event, EngineStored) else 0)
+
+
 class RankEvent(NamedTuple):
     """An event of one rank."""
 
@@ -69,7 +76,7 @@ class RankEvent(NamedTuple):
 
 
 class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one message of a publisher.
+    """The events of one message of a publisher, or of one poll.
 
     `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event; the others are
     applied. `ignored` counts readable events without meaning for prefixes: other attention groups, remote copies.

@@ -1,8 +1,8 @@
-"""The event path inside an agent: each source's publisher and replay server, and their consolidator.
+"""The event path inside an agent: pollers, subscribers, and their consolidator.
 
-    polled      a source that this process polls (`Source`): a thread publishes its events over ZeroMQ in this process
+    polled      a source that this process polls (`Source`): a thread hands its events to the event loop, no socket
     published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager
-                of a host tier. This process subscribes to it directly
+                of a host tier. This process subscribes to it over ZeroMQ
 
 A worker has any number of both; a block's copies are counted by source (ADR 8).
 """
@@ -11,18 +11,17 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import zmq
 import zmq.asyncio
 
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts, thread_part
+from kv_runtime.supervise import RESTARTS, Part, Restarts
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import PublisherAt, reader_at
-from worker_agent.events.publisher import EventPublisher, ReplayServer, Source
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
+from worker_agent.events.source_poller import Source, SourcePoller
 
 
 def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
@@ -31,7 +30,7 @@ def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) ->
 
 
 class EventPath:
-    """The event path, with its own sockets. `core` has the origins of both kinds of source."""
+    """The event path; `context` is for the subscribers. `core` has the origins of both kinds of source."""
 
     def __init__(
         self,
@@ -43,35 +42,20 @@ class EventPath:
         *,
         model: str,
         worker_id: str,
-        ring_bytes_max: int,
         poll_s: float,
         published: Sequence[PublisherAt] = (),
         restarts: Restarts = RESTARTS,
     ) -> None:
         self._sources = sources
         self._relearning = {name: Relearning() for name in sources}
-        self.publishers = {
-            name: EventPublisher(
-                source,
-                zmq.Context(context),
-                ring_bytes_max=ring_bytes_max,
-                poll_s=poll_s,
-                wall_ns=clock.wall_ns,
-                name=name,
-                restarts=restarts,
-            )
+        self.pollers = {
+            name: SourcePoller(source, poll_s=poll_s, wall_ns=clock.wall_ns, name=name, restarts=restarts)
             for name, source in sources.items()
         }
-        self._replays = {name: ReplayServer(each.ring, context) for name, each in self.publishers.items()}
-        ours = {
-            name: PublisherAt(Origin(name), each.endpoint, self._replays[name].endpoint)
-            for name, each in self.publishers.items()
-        }
-        self._readers = {name: reader_at(each, context, clock) for name, each in ours.items()}
         self._published = [reader_at(each, context, clock) for each in published]
         self.consolidator = Consolidator(
             core,
-            [*self._readers.values(), *self._published],
+            self._published,
             log,
             clock,
             model=model,
@@ -80,11 +64,10 @@ class EventPath:
         )
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return the parts, in five stages: publishers first, then the consolidator's four; replay servers last."""
+        """Return the parts, in five stages: polling threads first, then the consolidator's four."""
         return [
-            *(thread_part(f"{name}-events", each.run, stage=first_stage) for name, each in self.publishers.items()),
+            *(part for each in self.pollers.values() for part in each.parts(self.consolidator, first_stage)),
             *self.consolidator.parts(first_stage + 1),
-            *(Part(f"{name}-replays", each.run, first_stage + 4) for name, each in self._replays.items()),
         ]
 
     async def position(self) -> dict[int, tuple[int, int]]:
@@ -92,9 +75,7 @@ class EventPath:
 
         For sources that publish themselves the position only covers the messages read so far.
         """
-        barriers = await asyncio.gather(*(each.barrier() for each in self.publishers.values()))
-        for name, sequence in zip(self.publishers, barriers, strict=True):
-            await self.consolidator.position(sequence, name)
+        await asyncio.gather(*(each.until_delivered() for each in self.pollers.values()))
         return self.consolidator.positions()
 
     def status(self) -> list[dict[str, Any]]:
@@ -105,12 +86,12 @@ class EventPath:
         return [
             {
                 "source": name,
-                "failure": publisher.thread.failure or publisher.failure,
-                "poll_failures": publisher.poll_failures_total,
-                "thread_failures": publisher.thread.failures_total,
+                "failure": poller.thread.failure or poller.failure,
+                "poll_failures": poller.poll_failures_total,
+                "thread_failures": poller.thread.failures_total,
                 "quarantined": [] if (quarantine := self._sources[name].quarantine) is None else _shown(quarantine),
             }
-            for name, publisher in self.publishers.items()
+            for name, poller in self.pollers.items()
         ]
 
     def _published_status(self) -> list[dict[str, Any]]:
@@ -130,19 +111,16 @@ class EventPath:
         return "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
 
     def _reasons(self, name: str, dp_rank: int) -> tuple[str, ...]:
-        source, publisher, relearning = self._sources[name], self.publishers[name], self._relearning[name]
+        source, poller, relearning = self._sources[name], self.pollers[name], self._relearning[name]
         outbox = self.consolidator.core.outbox(dp_rank)
-        relearning.on_progress(
-            dp_rank, publisher.drained, self._readers[name].cursor.expected, outbox.last_seq, outbox.published_seq
-        )
+        relearning.on_progress(dp_rank, poller.drained, poller.delivered, outbox.last_seq, outbox.published_seq)
         missing = relearning.missing(dp_rank, source.events_lost.get(dp_rank, 0))
-        is_left_out = self._readers[name].cursor.expected <= publisher.left_out
         return (
-            f"its thread failed: {publisher.thread.failure}" if publisher.thread.failure else "",
-            "events lost with a failure of its thread" if is_left_out else "",
+            f"its thread failed: {poller.thread.failure}" if poller.thread.failure else "",
+            "events lost with a failure of its thread" if poller.delivered <= poller.lost_at else "",
             f"{missing} events lost, relearning" if missing else "",
             source.stale(dp_rank),
-            publisher.failure,
+            poller.failure,
         )
 
 

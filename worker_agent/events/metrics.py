@@ -115,16 +115,17 @@ class ConsolidatorMetrics:
     def _source_counts(self) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
         counts, events = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
         for each in self._consolidators:
-            origins = each.core.statistics().origins
+            for origin, core in each.core.statistics().origins.items():
+                at = (each.worker_id, origin.source)
+                counts[*at, "refused_batches"] += core.refused_batches_total
+                counts[*at, "foreign_rank_batches"] += core.foreign_rank_batches_total
+                for kind, count in msgspec.structs.asdict(core.decoded).items():
+                    events[*at, kind] += count
             for reader in each.readers:
-                cursor, core, at = reader.cursor, origins[reader.origin], (each.worker_id, reader.origin.source)
+                cursor, at = reader.cursor, (each.worker_id, reader.origin.source)
                 counts[*at, "zmq_gaps"] += cursor.gaps_total
                 counts[*at, "zmq_replays"] += cursor.replays_total
                 counts[*at, "zmq_lost"] += cursor.lost_total
                 counts[*at, "zmq_restarts"] += cursor.restarts_total
                 counts[*at, "refused_messages"] += reader.refused_messages_total + cursor.refused_total
-                counts[*at, "refused_batches"] += core.refused_batches_total
-                counts[*at, "foreign_rank_batches"] += core.foreign_rank_batches_total
-                for kind, count in msgspec.structs.asdict(core.decoded).items():
-                    events[*at, kind] += count
         return counts, events

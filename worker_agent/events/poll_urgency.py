@@ -3,10 +3,10 @@
     pace      begins                                     a cycle                                      ends
     -------   ----------------------------------------   ------------------------------------------   ------------------
     normal                                               one poll, which waits for events; then
-                                                           they are encoded and published
+                                                           they are translated and handed on
     pressed   a poll returned more than half of the      polls without waiting, until one is empty    with a cycle that
               buffer's capacity, or a cycle found        or a buffer's worth of events is taken;      ran dry and found
-              lost events                                only then are they encoded                   no loss
+              lost events                                only then are they translated                no loss
 
 A cycle that ran dry has taken all events that the source had. Source: `docs/SOURCES.md` E1.5, E8 item 4.
 """
@@ -52,7 +52,7 @@ class Drain:
         self._is_dry = False
 
     def on_cycle(self, *, is_lossy: bool) -> bool:
-        """End a cycle, whose events are published; return whether they were all that the source had, without loss."""
+        """End a cycle, whose events are handed on; return whether they were all that the source had, without loss."""
         is_all = self._is_dry and not is_lossy
         self._pressed_cycles += self._is_pressed
         self._is_pressed = is_lossy or (self._is_pressed and not is_all)

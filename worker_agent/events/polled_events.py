@@ -5,7 +5,7 @@ removes its events from the engine: there must be one client, and the ids of lat
 had (`dialects/trtllm.py`), after which the rank is learnt again. Older versions answer an empty list after 2 s, newer
 ones at once; so there is a pause after an empty list.
 
-`take` belongs to the one thread that publishes (`publisher.py`), and blocks it for at most twice `answer_s` and the
+`take` belongs to the one thread that polls (`source_poller.py`), and blocks it for at most twice `answer_s` and the
 pause.
 
 Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.

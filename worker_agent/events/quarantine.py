@@ -5,8 +5,8 @@
     not_a_map       is not a JSON object
     no_place        has no readable `event_id` or `attention_dp_rank`
     too_deep        is nested deeper than can be read
-    too_large       does not fit one message (`EventTooLarge`)
-    block_hash      has a block hash that is not a u64
+    too_large       is larger than one event may be (`EventTooLarge`)
+    block_hash      has a block hash that is not a u64, names a block twice, or names a block as its own parent
     hash_algo       has hashes of an algorithm whose values are not u64
     cache_salt      has blocks of several salts
     token_id        has a token that is neither u32 nor a multimodal item
@@ -35,7 +35,7 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 
 
 class EventTooLarge(LimitExceeded):
-    """An event is larger than one message may be."""
+    """An event is larger than one may be."""
 
 
 class Quarantined(NamedTuple):

@@ -1,10 +1,10 @@
 """Decides when a rank is complete again after its source lost events: a sequence of stages.
 
     lost        the source's event ids jumped: the rank was cleared, and is learnt again from there
-    drained     the source had no more events and lost no more; all of them are in the publisher's messages before
+    drained     the source had no more events and lost no more; all of them are in the poller's batches before
                 `Drained.sequence`
-    read        the messages were read; all events are in the rank's batches up to a seq
-    published   the log has these batches. The loss is over
+    read        these were delivered; all events are in the rank's stream up to a seq
+    published   the log has it. The loss is over
 
 Counts of lost events only grow, so each stage stores the count at which it was reached. The source's thread counts and
 creates `Drained`, the event loop does the rest.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Drained(NamedTuple):
-    """A moment at which the source had no more events: the next message's sequence, and the events lost so far."""
+    """A moment at which the source had no more events: the poller's next sequence, and the events lost so far."""
 
     sequence: int
     lost: Mapping[int, int]
@@ -36,12 +36,10 @@ class Relearning:
         self._read: dict[int, _Read] = {}
         self._over: dict[int, int] = {}
 
-    def on_progress(
-        self, dp_rank: int, drained: Drained, read_sequence: int, last_seq: int, published_seq: int
-    ) -> None:
-        """Note the progress of the source, its reader and the rank's stream."""
+    def on_progress(self, dp_rank: int, drained: Drained, delivered: int, last_seq: int, published_seq: int) -> None:
+        """Note the progress of the source, of the delivery and of the rank's stream."""
         lost = drained.lost.get(dp_rank, 0)
-        if read_sequence >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:
+        if delivered >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:
             self._read[dp_rank] = _Read(lost, last_seq)
         read = self._read.get(dp_rank, _NOTHING)
         if published_seq >= read.seq:

@@ -24,7 +24,7 @@ from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, origins_of
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher import Source
+from worker_agent.events.source_poller import Source
 
 
 class ServedEvents:
@@ -65,7 +65,6 @@ class ServedEvents:
             clock,
             model=model,
             worker_id=settings.worker.id,
-            ring_bytes_max=events.ring_bytes_max,
             poll_s=events.poll_s,
             published=published,
         )

@@ -1,14 +1,17 @@
-"""Hop A and what reads it, on real sockets: our publisher on a scripted engine, sockets that a test plays, a reader."""
+"""The event path to a real log: a scripted engine that is polled, engines that publish, played sockets, a reader."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import nats
 import zmq
 import zmq.asyncio
 
+from bench.capture.capture import CapturedFrame
+from bench.capture.publisher import CapturePublisher
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch
@@ -18,7 +21,7 @@ from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts, thread_part
+from kv_runtime.supervise import Part, run_parts
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
@@ -27,14 +30,15 @@ from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload,
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineStored
-from worker_agent.events.publisher import EventPublisher, ReplayServer, Source
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.mirror import ENGINE
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 from worker_agent.events.source_cursor import SourceCursor
+from worker_agent.events.source_poller import Source, SourcePoller
 
 MODEL, WORKER = "sim-8b", "w0"
 RANK = WorkerRank(WORKER, 0)
 NATS = NatsSection(events_max_bytes=1 << 26)
-RING_BYTES = 64 << 20
 OUTBOX_BYTES = 64 << 20
 WAIT_S = 20.0
 
@@ -77,18 +81,21 @@ class Agent:
 
 @dataclass
 class ScriptedSource:
-    """Our publisher on a scripted engine."""
+    """A scripted engine that an agent polls."""
 
     engine: ScriptedEngine
     rules: TrtllmRules
-    publisher: EventPublisher
-    replay: ReplayServer
+    path: EventPath
 
-    async def position(self, agent: Agent) -> dict[int, tuple[int, int]]:
+    @property
+    def poller(self) -> SourcePoller:
+        return self.path.pollers[ENGINE]
+
+    async def position(self) -> dict[int, tuple[int, int]]:
         """Return the agent's position after all that was emitted before."""
         await eventually(lambda: self.engine.is_polled_dry)
         async with asyncio.timeout(WAIT_S):
-            return await agent.consolidator.position(await self.publisher.barrier())
+            return await self.path.position()
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,6 @@ def consolidator_on(
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
     chunk_blocks: int = CHUNK_BLOCKS,
-    source_stale: Callable[[int], str] | None = None,
 ) -> Consolidator:
     epochs = iter(range(epoch, epoch + 100))
     origins = [each.origin for each in publishers]
@@ -140,19 +146,6 @@ def consolidator_on(
         SystemClock(),
         model=MODEL,
         worker_id=WORKER,
-        source_stale=source_stale,
-    )
-
-
-def publisher_on(
-    context: zmq.asyncio.Context, engine: ScriptedEngine, rules: TrtllmRules, *, ring_bytes: int = RING_BYTES
-) -> EventPublisher:
-    return EventPublisher(
-        Source(engine.kv_events, rules.translate, stale=rules.stale, events_lost=rules.events_lost),
-        zmq.Context(context),
-        ring_bytes_max=ring_bytes,
-        poll_s=0.01,
-        wall_ns=SystemClock().wall_ns,
     )
 
 
@@ -165,27 +158,54 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
         context.destroy(linger=0)
 
 
-@asynccontextmanager
-async def running_source(
-    context: zmq.asyncio.Context, engine: ScriptedEngine, *, ring_bytes: int = RING_BYTES
-) -> AsyncIterator[ScriptedSource]:
-    """Our publisher and replay server run, before anybody subscribes."""
+def scripted_source(
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    engine: ScriptedEngine,
+    *,
+    epoch: int = 100,
+    outbox_bytes: int = OUTBOX_BYTES,
+    chunk_blocks: int = CHUNK_BLOCKS,
+) -> ScriptedSource:
+    """Return an agent that polls the engine, of which nothing runs."""
     rules = TrtllmRules(engine.describe().block_size)
-    publisher = publisher_on(context, engine, rules, ring_bytes=ring_bytes)
-    replay, stop = ReplayServer(publisher.ring, context), asyncio.Event()
+    source = Source(engine.kv_events, rules.translate, stale=rules.stale, events_lost=rules.events_lost)
+    core = Consolidation(
+        engine.describe().dp_ranks,
+        BLOCK_SIZE,
+        "i",
+        count(epoch).__next__,
+        origins=[Origin(ENGINE)],
+        outbox_bytes_max=outbox_bytes,
+        chunk_blocks=chunk_blocks,
+    )
+    path = EventPath({ENGINE: source}, core, log, context, SystemClock(), model=MODEL, worker_id=WORKER, poll_s=0.01)
+    return ScriptedSource(engine, rules, path)
+
+
+@asynccontextmanager
+async def publishing(
+    context: zmq.asyncio.Context, *, ring: int = 1 << 20, live_hwm: int = 100_000
+) -> AsyncIterator["PublishingEngine"]:
+    """An engine that publishes itself, before anybody subscribes."""
+    publisher, stop = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        parts = [thread_part("kv-events", publisher.run), Part("replay", replay.run, 1)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        yield ScriptedSource(engine, rules, publisher, replay)
+        group.create_task(run_parts([Part("replay", publisher.run)], stop=stop, drain_s=5.0))
+        yield PublishingEngine(publisher)
         stop.set()
 
 
 @asynccontextmanager
 async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
-    agent = Agent(log, consolidator)
-    await consolidator.start()
+    async with _running(Agent(log, consolidator), consolidator.parts(0)) as agent:
+        yield agent
+
+
+@asynccontextmanager
+async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
+    await agent.consolidator.start()
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(consolidator.parts(0), stop=agent.stop, drain_s=5.0))
+        group.create_task(run_parts(parts, stop=agent.stop, drain_s=5.0))
         yield agent
         agent.stop.set()
 
@@ -225,25 +245,14 @@ async def everything(
     log: EventLog,
     engine: ScriptedEngine,
     *,
-    ring_bytes: int = RING_BYTES,
     outbox_bytes: int = OUTBOX_BYTES,
     chunk_blocks: int = CHUNK_BLOCKS,
 ) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
-    """Our publisher and a consolidator on it."""
-    async with AsyncExitStack() as cleanup:
-        context = await cleanup.enter_async_context(zmq_context())
-        source = await cleanup.enter_async_context(running_source(context, engine, ring_bytes=ring_bytes))
-        consolidator = consolidator_on(
-            log,
-            context,
-            PublishedAt(source.publisher.endpoint, source.replay.endpoint),
-            dp_ranks=engine.describe().dp_ranks,
-            outbox_bytes=outbox_bytes,
-            chunk_blocks=chunk_blocks,
-            source_stale=source.rules.stale,
-        )
-        agent = await cleanup.enter_async_context(running_agent(log, consolidator))
-        yield source, agent
+    """An agent that polls the engine, with all its parts."""
+    async with zmq_context() as context:
+        source = scripted_source(log, context, engine, outbox_bytes=outbox_bytes, chunk_blocks=chunk_blocks)
+        async with _running(Agent(log, source.path.consolidator), source.path.parts(0)) as agent:
+            yield source, agent
 
 
 async def batches_in(url: str) -> list[Batch]:
@@ -291,6 +300,28 @@ class PlayedSource:
                         [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
                     )
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
+
+
+@dataclass
+class PublishingEngine:
+    """An engine that publishes one chain of blocks, a message each, and keeps the newest messages for replays."""
+
+    publisher: CapturePublisher
+    blocks: int = 0
+
+    @property
+    def at(self) -> PublishedAt:
+        return PublishedAt(self.publisher.endpoint, self.publisher.replay_endpoint)
+
+    async def store(self, blocks: int) -> None:
+        """So many more blocks are stored, under those before."""
+        first, self.blocks = self.blocks, self.blocks + blocks
+        payloads = [stored(at + 1, parent=at or None) for at in range(first, self.blocks)]
+        frames = [CapturedFrame(0.0, b"", at, payload) for at, payload in enumerate(payloads, first)]
+        await self.publisher.publish(frames)
+
+    async def until_read(self, agent: Agent) -> None:
+        await agent.until_read(self.blocks)
 
 
 def endpoint_of(socket: zmq.asyncio.Socket) -> str:

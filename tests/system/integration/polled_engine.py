@@ -21,7 +21,7 @@ from worker_agent.events.engine_event_subscriber import PublisherAt
 from worker_agent.events.engine_events import RankEvent
 from worker_agent.events.event_path import EventPath, origins_of
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher import EventPublisher, Source
+from worker_agent.events.source_poller import Source, SourcePoller
 
 PATIENT = Restarts(failures_max=5, window_s=60.0, pause_s=0.0)
 
@@ -63,8 +63,8 @@ class PolledAgent:
     gave_up: list[PartGaveUp] = field(default_factory=list)
 
     @property
-    def publisher(self) -> EventPublisher:
-        return self.path.publishers[ENGINE]
+    def poller(self) -> SourcePoller:
+        return self.path.pollers[ENGINE]
 
     @property
     def stale(self) -> str:
@@ -124,7 +124,6 @@ def made_agent(
         SystemClock(),
         model=MODEL,
         worker_id=WORKER,
-        ring_bytes_max=1 << 20,
         poll_s=0.01,
         published=published,
         restarts=restarts,

@@ -1,6 +1,6 @@
 """Each way in which an engine's events go wrong: what is seen, which counter tells, and what it costs.
 
-End to end: a scripted engine, our publisher, hop A, the consolidation, the log. The table: `docs/OPERATIONS.md`.
+End to end: a scripted engine, our poller, the consolidation, the log. The table: `docs/OPERATIONS.md`.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: Event
         engine.errors += [EngineError("the executor is gone")] * 3
         await eventually(lambda: "engine: cannot be polled: the executor is gone" in agent.stale)
         await eventually(lambda: agent.stale == "")
-        assert agent.publisher.poll_failures_total == 3
-        assert agent.publisher.thread.failures_total == 0
+        assert agent.poller.poll_failures_total == 3
+        assert agent.poller.thread.failures_total == 0
         assert agent.holds(1)
 
 
@@ -63,12 +63,12 @@ async def test_an_unexpected_error_clears_the_source_and_polling_continues(log: 
         await agent.until_read()
         engine.errors.append(ZeroDivisionError("of the engine's own"))
         engine.store(2)  # taken by the poll that fails, and lost with it
-        await eventually(lambda: agent.publisher.thread.failures_total == 1)
+        await eventually(lambda: agent.poller.thread.failures_total == 1)
         await eventually(lambda: agent.tiers() == {})
         engine.store(3)
         await agent.until_read()
         assert agent.holds(3)
-        assert agent.publisher.left_out > 0
+        assert agent.poller.lost_at > 0
         await eventually(lambda: agent.stale == "")
     assert agent.gave_up == []
 
@@ -84,7 +84,7 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         await agent.until_read()
         engine.late_errors.append(ZeroDivisionError("ours"))
         engine.remove(2)
-        await eventually(lambda: agent.publisher.thread.failures_total == 1)
+        await eventually(lambda: agent.poller.thread.failures_total == 1)
         await eventually(lambda: agent.tiers() == {})  # and not: block 2 for ever
         engine.store(3)
         await agent.until_read()
@@ -111,14 +111,14 @@ async def test_while_the_thread_is_down_the_heartbeats_say_why(log: EventLog) ->
 
 
 @pytest.mark.asyncio
-async def test_until_the_hole_of_a_failure_was_read_the_rank_is_in_doubt(log: EventLog) -> None:
+async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log: EventLog) -> None:
     engine, stop = RoughEngine(), asyncio.Event()
     async with zmq_context() as context, asyncio.TaskGroup() as group:
         agent = made_agent(log, engine, context)
         engine.errors.append(ZeroDivisionError("ours"))
-        alone = [thread_part("alone", agent.publisher.run)]
-        group.create_task(run_parts(alone, stop=stop, drain_s=5.0))  # and nobody reads
-        thread = agent.publisher.thread
+        alone = [thread_part("alone", agent.poller.run)]
+        group.create_task(run_parts(alone, stop=stop, drain_s=5.0))  # and nothing is delivered
+        thread = agent.poller.thread
         await eventually(lambda: thread.failures_total == 1 and not thread.failure)
         assert agent.stale == "engine: events lost with a failure of its thread"
         stop.set()
@@ -134,7 +134,7 @@ async def test_a_thread_that_fails_on_and_on_ends_the_process_after_all_else_has
         await eventually(lambda: agent.gave_up)
         assert agent.stop.is_set()
         assert str(agent.gave_up[0]) == "thread 'engine-events' failed: ZeroDivisionError: again"
-        assert agent.publisher.thread.failures_total == 3
+        assert agent.poller.thread.failures_total == 3
         assert agent.path.consolidator.core.outbox(0).waiting_bytes == 0
 
 
@@ -253,7 +253,7 @@ async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_bat
         engine.store(3)
         await agent.until_read()
         await eventually(lambda: agent.stale == "")
-        assert agent.publisher.thread.failures_total == 0
+        assert agent.poller.thread.failures_total == 0
 
 
 @pytest.mark.asyncio

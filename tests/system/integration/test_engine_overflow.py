@@ -23,7 +23,7 @@ from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher import Source
+from worker_agent.events.source_poller import Source
 
 BLOCK_SIZE, BUFFER_EVENTS = 4, 8
 
@@ -118,7 +118,6 @@ async def running_agent(log: EventLog) -> AsyncIterator[Agent]:
         clock,
         model=MODEL,
         worker_id=WORKER,
-        ring_bytes_max=1 << 20,
         poll_s=0.01,
     )
 
@@ -166,7 +165,7 @@ async def test_a_rank_whose_engine_lost_events_is_in_doubt_until_it_is_learnt_an
         await agent.generate(32)
         await agent.path.position()
         await agent.until_known(index)
-        drain = agent.path.publishers[ENGINE].drain
+        drain = agent.path.pollers[ENGINE].drain
         assert 8 <= len(agent.held()) <= len(agent.engine.held_hashes())
         assert not drain.is_pressed
         assert drain.statistics().pressed_cycles_total > 0

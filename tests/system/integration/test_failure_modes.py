@@ -11,42 +11,38 @@ import pytest
 
 from kv_protocol import subjects
 from kv_runtime.event_log import EventLog, LogMessage
-from kv_runtime.supervise import Part, run_parts, thread_part
+from kv_runtime.supervise import run_parts
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
     RANK,
-    PublishedAt,
     chain_payloads,
     consolidator_on,
     everything,
     hashes_of,
     played,
-    publisher_on,
+    publishing,
     running_agent,
     running_index,
-    running_source,
+    scripted_source,
     until_converged,
     zmq_context,
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.engines.types import EngineError
-from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.publisher import ReplayServer
 
 
 @pytest.mark.asyncio
 async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay(
     broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for queue in ("publisher._HWM_MESSAGES", "engine_event_subscriber._HWM_MESSAGES"):
-        monkeypatch.setattr(f"worker_agent.events.{queue}", 1)
-    engine, messages = ScriptedEngine(per_poll=1), 3000
-    async with zmq_context() as context, running_source(context, engine) as source:
-        consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))
-        for block in range(1, messages + 1):
-            engine.store(block)
+    monkeypatch.setattr("worker_agent.events.engine_event_subscriber._HWM_MESSAGES", 1)
+    messages = 3000
+    async with zmq_context() as context, publishing(context, live_hwm=1) as engine:
+        consolidator = consolidator_on(log, context, engine.at)
+        await engine.store(messages // 2)
         async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
-            await source.position(agent)
+            await engine.store(messages // 2)
+            await engine.until_read(agent)
             assert (len(agent.held()), agent.cursor.lost_total) == (messages, 0)
             assert agent.cursor.replays_total > 0
             await until_converged(index, agent)
@@ -89,12 +85,9 @@ async def test_18_an_engine_that_does_not_answer_a_poll_blocks_nothing_else(log:
 
     await log.listen(subjects.HEARTBEAT_ALL, on_pulse)
     async with zmq_context() as context, asyncio.TaskGroup() as group:
-        publisher = publisher_on(context, engine, TrtllmRules(engine.describe().block_size))
-        replay = ReplayServer(publisher.ring, context)
-        consolidator = consolidator_on(log, context, PublishedAt(publisher.endpoint, replay.endpoint))
-        await consolidator.start()
-        parts = [thread_part("events", publisher.run), *consolidator.parts(1), Part("replay", replay.run, 3)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        path = scripted_source(log, context, engine).path
+        await path.consolidator.start()
+        group.create_task(run_parts(path.parts(0), stop=stop, drain_s=5.0))
         await eventually(lambda: engine.polls)
         pulses.clear()
         await eventually(lambda: len(pulses) > 1)
@@ -118,14 +111,14 @@ class FailingEngine(ScriptedEngine):
 
 
 @pytest.mark.asyncio
-async def test_28_polls_that_fail_and_events_that_make_no_sense_do_not_end_the_publisher(
+async def test_28_polls_that_fail_and_events_that_make_no_sense_do_not_end_the_poller(
     broker: Broker, log: EventLog
 ) -> None:
     engine = FailingEngine(2)
     engine.store(1)
     engine.emit({"type": "stored", "blocks": None})
     engine.store(2, parent=1)
-    async with everything(log, engine) as (source, agent), running_index(broker.url) as index:
-        assert await source.position(agent) == {0: (100, 2)}
-        assert source.publisher.poll_failures_total == 2
+    async with everything(log, engine) as (source, _), running_index(broker.url) as index:
+        assert await source.position() == {0: (100, 2)}
+        assert source.poller.poll_failures_total == 2
         await eventually(lambda: {row.sequence_hash for row in index.held(RANK)} == set(hashes_of(1, 2)))

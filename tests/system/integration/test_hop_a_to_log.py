@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-import zmq
-import zmq.asyncio
 from structlog.testing import capture_logs
 
 from kv_protocol import codec, fleet, recovery, subjects
@@ -14,14 +12,12 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest, ReplayChunk
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.supervise import Part, run_parts, thread_part
+from kv_runtime.supervise import run_parts
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
     MODEL,
     RANK,
-    WAIT_S,
     WORKER,
-    PublishedAt,
     batches_in,
     chain_payloads,
     connected,
@@ -29,10 +25,10 @@ from tests.system.integration.event_path import (
     everything,
     hashes_of,
     played,
-    publisher_on,
+    publishing,
     running_agent,
     running_index,
-    running_source,
+    scripted_source,
     stored,
     until_converged,
     zmq_context,
@@ -40,10 +36,8 @@ from tests.system.integration.event_path import (
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.status import streams_status
 from worker_agent.events.consolidation import SOLE
-from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence
-from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.dialects.engine_wire import encode_payload, encode_sequence
 from worker_agent.events.engine_events import EngineCleared
-from worker_agent.events.publisher import ReplayRing, ReplayServer
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 
 # ---------------------------------------------------------------- the way through
@@ -55,7 +49,7 @@ async def test_what_the_engine_holds_is_what_readers_hold(broker: Broker, log: E
         source.engine.store(1, 2, 3)
         source.engine.store(4, parent=2)
         source.engine.remove(3)
-        assert await source.position(agent) == {0: (100, 3)}
+        assert await source.position() == {0: (100, 3)}
         await until_converged(index, agent)
         assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2, 4), [RANK])] == [3]
         assert {block.sequence_hash for block in index.held(RANK)} == {*hashes_of(1, 2), hashes_of(1, 2, 4)[2]}
@@ -68,7 +62,7 @@ async def test_ranks_of_one_publisher_have_streams_of_their_own(broker: Broker, 
         engine.store(1, 2, dp_rank=0)
         engine.store(1, dp_rank=2)
         engine.store(3, parent=2, dp_rank=0)
-        assert await source.position(agent) == {0: (100, 2), 1: (101, 0), 2: (102, 1)}
+        assert await source.position() == {0: (100, 2), 1: (101, 0), 2: (102, 1)}
         for dp_rank in (0, 1, 2):
             await until_converged(index, agent, dp_rank)
         ranks = [WorkerRank(WORKER, dp_rank) for dp_rank in (0, 1, 2)]
@@ -77,17 +71,17 @@ async def test_ranks_of_one_publisher_have_streams_of_their_own(broker: Broker, 
 
 @pytest.mark.asyncio
 async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent):
+    async with everything(log, ScriptedEngine()) as (source, _):
         for block in range(1, 31):
             source.engine.store(block)
-            assert await source.position(agent) == {0: (100, block)}
+            assert await source.position() == {0: (100, block)}
 
 
 @pytest.mark.asyncio
 async def test_positions_asked_for_at_once_all_come(log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent):
+    async with everything(log, ScriptedEngine()) as (source, _):
         source.engine.store(1)
-        positions = await asyncio.gather(*(source.position(agent) for _ in range(50)))
+        positions = await asyncio.gather(*(source.position() for _ in range(50)))
     assert positions == [{0: (100, 1)}] * 50
 
 
@@ -97,7 +91,7 @@ async def test_an_event_that_cannot_be_read_makes_the_rank_stale_in_its_pulse(br
         source.engine.store(1)
         source.engine.emit({"type": "stored", "blocks": "nonsense"})
         source.engine.store(2, parent=1)
-        assert await source.position(agent) == {0: (100, 2)}
+        assert await source.position() == {0: (100, 2)}
         await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
         assert set(index.held(RANK)) == agent.held()
 
@@ -107,58 +101,41 @@ async def test_an_event_that_cannot_be_read_makes_the_rank_stale_in_its_pulse(br
 
 @pytest.mark.asyncio
 async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, log: EventLog) -> None:
-    engine = ScriptedEngine(per_poll=1)
-    async with zmq_context() as context, running_source(context, engine) as source:
-        for block in range(1, 3001):
-            engine.store(block)
-        await eventually(lambda: engine.is_polled_dry)
-        await source.publisher.barrier()
-        consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))
+    async with zmq_context() as context, publishing(context) as engine:
+        await engine.store(3000)
+        consolidator = consolidator_on(log, context, engine.at)
         async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
-            assert await source.position(agent) == {0: (100, 3000)}
-            assert (agent.cursor.lost_total, len(agent.held())) == (0, 3000)
+            await engine.until_read(agent)
+            assert (agent.last_seq(), agent.cursor.lost_total, len(agent.held())) == (3000, 0, 3000)
             await until_converged(index, agent)
 
 
 @pytest.mark.asyncio
 async def test_what_is_published_during_a_replay_is_neither_lost_nor_doubled(broker: Broker, log: EventLog) -> None:
-    engine = ScriptedEngine(per_poll=1)
-    async with zmq_context() as context, running_source(context, engine) as source:
-        for block in range(1, 1001):
-            engine.store(block)
-        await eventually(lambda: engine.is_polled_dry)
-        consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))
+    async with zmq_context() as context, publishing(context) as engine:
+        await engine.store(1000)
+        consolidator = consolidator_on(log, context, engine.at)
         async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
-            for block in range(1001, 3001):
-                engine.store(block)
-                if block % 100 == 0:
-                    await asyncio.sleep(0)
-            assert await source.position(agent) == {0: (100, 3000)}
-            assert agent.cursor.lost_total == 0
+            for _ in range(20):
+                await engine.store(100)
+                await asyncio.sleep(0)
+            await engine.until_read(agent)
+            assert (agent.last_seq(), agent.cursor.lost_total) == (3000, 0)
             await until_converged(index, agent)
 
 
 @pytest.mark.asyncio
 async def test_what_the_ring_no_longer_has_is_lost_and_readers_converge(broker: Broker, log: EventLog) -> None:
-    engine = ScriptedEngine(per_poll=1)
     async with (
         zmq_context() as context,
-        running_source(context, engine, ring_bytes=2000) as source,
+        publishing(context, ring=20) as engine,
         running_index(broker.url) as index,
     ):
-        engine.store(1, 2)
-        for block in range(10, 110):
-            engine.store(block, parent=2 if block == 10 else block - 1)
-        await eventually(lambda: engine.is_polled_dry)
-        await source.publisher.barrier()
-        consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))
-        async with running_agent(log, consolidator) as agent:
-            await source.position(agent)
+        await engine.store(100)
+        async with running_agent(log, consolidator_on(log, context, engine.at)) as agent:
+            await engine.until_read(agent)
             assert (agent.cursor.lost_total, agent.epoch()) == (1, 100)
-            engine.store(200, 201)
-            engine.store(110, parent=109)
-            await source.position(agent)
-            assert {block.sequence_hash for block in agent.held()} == set(hashes_of(200, 201))
+            assert agent.held() == set()  # all that the ring has is under blocks that were lost
             await until_converged(index, agent)
 
 
@@ -270,85 +247,6 @@ async def test_what_no_replay_brings_is_lost_and_what_comes_after_is_had(broker:
         assert {block.sequence_hash for block in index.held(RANK)} == set(hashes_of(7, 8))
 
 
-# ---------------------------------------------------------------- the replay server
-
-
-@pytest.mark.asyncio
-async def test_requests_that_are_none_are_counted_and_the_server_goes_on() -> None:
-    engine = ScriptedEngine(per_poll=1)
-    async with zmq_context() as context, running_source(context, engine) as source:
-        engine.store(1)
-        engine.store(2)
-        await eventually(lambda: engine.is_polled_dry)
-        await source.publisher.barrier()
-        reader = context.socket(zmq.DEALER)
-        reader.connect(source.replay.endpoint)
-        wrong = [[b""], [b"", b"\x00" * 7], [b"", b""], [b"", encode_sequence(0), b"more"]]
-        for frames in wrong:
-            await reader.send_multipart(frames)
-        for start, expected in ((0, [0, 1]), (1, [1]), (2, []), (REPLAY_END, [])):
-            await reader.send_multipart([b"", encode_sequence(start)])
-            assert await answer_of(reader) == expected
-        assert source.replay.refused_total == len(wrong)
-
-
-@pytest.mark.asyncio
-async def test_a_long_replay_is_whole_and_leaves_the_loop_to_others() -> None:
-    ring, messages, turns = ReplayRing(1 << 30), 4000, 0
-    for sequence in range(messages):
-        ring.add(sequence, bytes(8192))
-    stop, answered = asyncio.Event(), asyncio.Event()
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while not answered.is_set():
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with zmq_context() as context, asyncio.TaskGroup() as group:
-        server, reader = ReplayServer(ring, context), context.socket(zmq.DEALER)
-        group.create_task(run_parts([Part("replay", server.run)], stop=stop, drain_s=5.0))
-        reader.connect(server.endpoint)
-        await reader.send_multipart([b"", encode_sequence(0)])
-        await reader.poll()
-        group.create_task(count_turns())
-        assert await answer_of(reader) == list(range(messages))
-        answered.set()
-        stop.set()
-    assert turns > messages // 100
-
-
-async def answer_of(reader: zmq.asyncio.Socket) -> list[int]:
-    sequences: list[int] = []
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            empty, topic, sequence, payload = await reader.recv_multipart()
-            assert (empty, topic) == (b"", b"")
-            if (number := int.from_bytes(sequence, "big")) == REPLAY_END:
-                assert payload == b""
-                return sequences
-            sequences.append(number)
-
-
-@pytest.mark.asyncio
-async def test_a_reader_that_does_not_read_blocks_no_other_reader() -> None:
-    engine = ScriptedEngine(per_poll=1)
-    async with zmq_context() as context, running_source(context, engine) as source:
-        for block in range(1, 2001):
-            engine.store(*range(block * 100, block * 100 + 100))
-        await eventually(lambda: engine.is_polled_dry)
-        await source.publisher.barrier()
-        lazy, reader = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-        lazy.set(zmq.RCVHWM, 1)
-        for socket in (lazy, reader):
-            socket.connect(source.replay.endpoint)
-        for _ in range(3):
-            await lazy.send_multipart([b"", encode_sequence(0)])
-        await lazy.poll()
-        await reader.send_multipart([b"", encode_sequence(0)])
-        assert await answer_of(reader) == list(range(2000))
-
-
 # ---------------------------------------------------------------- the log is away
 
 
@@ -359,13 +257,13 @@ async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_whe
     async with everything(log, ScriptedEngine(per_poll=1)) as (source, agent), running_index(broker.url) as index:
         for block in range(1, 51):
             source.engine.store(block)
-        await source.position(agent)
+        await source.position()
         await agent.until_published()
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         for block in range(51, 151):
             source.engine.store(block)
-        assert await source.position(agent) == {0: (100, 150)}
+        assert await source.position() == {0: (100, 150)}
         await broker.start()
         await agent.until_published()
         await until_converged(index, agent)
@@ -393,14 +291,14 @@ async def test_a_server_that_lost_its_data_and_missed_events_is_no_loss_to_its_r
 ) -> None:
     async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
         source.engine.store(*range(1, 51))
-        await source.position(agent)
+        await source.position()
         await until_converged(index, agent)
         await broker.kill()
         broker.lose_store()
         await eventually(lambda: not log.is_connected)
         source.engine.remove(50)
         source.engine.store(51, parent=49)
-        await source.position(agent)
+        await source.position()
         await broker.start()
         await agent.until_published()
         await until_converged(index, agent)
@@ -413,7 +311,7 @@ async def test_a_server_that_lost_its_data_and_missed_events_is_no_loss_to_its_r
 async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:
     async with everything(log, ScriptedEngine()) as (source, agent):
         source.engine.store(1)
-        await source.position(agent)
+        await source.position()
         await agent.until_published()
         rank = {
             "worker_id": WORKER,
@@ -430,7 +328,7 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         source.engine.store(2)
-        await source.position(agent)
+        await source.position()
         await eventually(lambda: agent.consolidator.streams[0].is_refused)
         waiting = agent.consolidator.core.outbox(0).waiting_bytes
         assert waiting > 0
@@ -448,13 +346,13 @@ async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(bro
     engine = ScriptedEngine(per_poll=1)
     async with everything(log, engine, outbox_bytes=bound) as (source, agent), running_index(broker.url) as index:
         engine.store(1)
-        await source.position(agent)
+        await source.position()
         await agent.until_published()
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         for block in range(2, 1002):
             engine.store(block)
-        await source.position(agent)
+        await source.position()
         statistics = agent.consolidator.core.statistics().ranks[0]
         assert statistics.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
         assert statistics.dropped_batches_total > 0
@@ -510,7 +408,7 @@ async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Brok
     async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
         source.engine.store(*range(1, n + 1))
         source.engine.remove(n)
-        assert await source.position(agent) == {0: (100, 3)}
+        assert await source.position() == {0: (100, 3)}
         of = -(-(n - 1) // CHUNK_BLOCKS)
         chunks = await dump_of(asking, RecoverRequest(77), of)
         assert [(c.request_id, c.epoch, c.last_seq, c.chunk, c.of) for c in chunks] == [
@@ -536,7 +434,7 @@ async def test_a_reader_that_missed_batches_gets_these_batches(broker: Broker, l
         source.engine.store(*range(1, 101))
         source.engine.remove(100)
         source.engine.store(101)
-        assert await source.position(agent) == {0: (100, 3)}
+        assert await source.position() == {0: (100, 3)}
         await agent.until_published()
         (part,) = await answers_to(asking, recovery.encode(RecoverRequest(5, epoch=100, after_seq=1)))
         assert isinstance(part, ReplayChunk)
@@ -547,9 +445,9 @@ async def test_a_reader_that_missed_batches_gets_these_batches(broker: Broker, l
 
 @pytest.mark.asyncio
 async def test_a_reader_that_differs_gets_the_buckets_that_differ(broker: Broker, log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
+    async with everything(log, ScriptedEngine()) as (source, _), connected(broker.url) as asking:
         source.engine.store(*range(1, 101))
-        assert await source.position(agent) == {0: (100, 1)}
+        assert await source.position() == {0: (100, 1)}
         hashes = hashes_of(*range(1, 101))
         held = bucket_table([SetDigest([*hashes[1:], 7]).buckets, *(SetDigest().buckets for _ in range(3))])
         (chunk,) = await dump_of(asking, RecoverRequest(6, epoch=100, after_seq=1, buckets=held))
@@ -570,7 +468,7 @@ async def test_an_answer_stops_when_its_asker_asks_again(broker: Broker, log: Ev
     chunks = 3000
     async with everything(log, ScriptedEngine(), chunk_blocks=1) as (source, agent), connected(broker.url) as asking:
         source.engine.store(*range(1, chunks + 1))
-        await source.position(agent)
+        await source.position()
         got: list[DumpChunk] = []
 
         async def on_message(message: LogMessage) -> None:
@@ -628,7 +526,7 @@ async def test_the_pulse_proves_the_set_from_the_start_on(broker: Broker, log: E
             await eventually(lambda: pulses)
             assert (pulses[0].epoch, pulses[0].last_seq, pulses[0].tiers) == (100, 0, ())
             source.engine.store(1, 2)
-            await source.position(agent)
+            await source.position()
             await eventually(lambda: pulses[-1].last_seq == 1)
             assert pulses[-1].tiers == agent.consolidator.core.heartbeat(0).tiers
             assert pulses[-1].tiers[0].block_count == 2
@@ -639,25 +537,15 @@ async def test_the_pulse_proves_the_set_from_the_start_on(broker: Broker, log: E
 
 @pytest.mark.asyncio
 async def test_what_the_engine_flushed_last_is_in_the_log_after_a_stop(broker: Broker, log: EventLog) -> None:
-    """As the agent stops: engine events first, then hop A, then what is published."""
+    """As the agent stops: engine events first, then what is published."""
     for life in range(5):
         engine, stop = ScriptedEngine(), asyncio.Event()
         async with zmq_context() as context, asyncio.TaskGroup() as group:
-            publisher = publisher_on(context, engine, TrtllmRules(engine.describe().block_size))
-            replay = ReplayServer(publisher.ring, context)
-            consolidator = consolidator_on(
-                log, context, PublishedAt(publisher.endpoint, replay.endpoint), epoch=1000 * (life + 1)
-            )
-            await consolidator.start()
-            parts = [
-                thread_part("kv-events", publisher.run, stage=0),
-                *consolidator.parts(first_stage=1),
-                Part("replay", replay.run, 3),
-            ]
-            running = group.create_task(run_parts(parts, stop=stop, drain_s=10.0))
+            source = scripted_source(log, context, engine, epoch=1000 * (life + 1))
+            await source.path.consolidator.start()
+            running = group.create_task(run_parts(source.path.parts(0), stop=stop, drain_s=10.0))
             engine.store(1)
-            async with asyncio.timeout(WAIT_S):
-                await consolidator.position(await publisher.barrier())
+            await source.position()
             for block in range(2, 2 + life * 10):
                 engine.store(block)
             engine.store(1000)
@@ -666,7 +554,7 @@ async def test_what_the_engine_flushed_last_is_in_the_log_after_a_stop(broker: B
         last = (await batches_in(broker.url))[-1]
         assert isinstance(last.event, Stored)
         assert last.event.sequence_hashes == tuple(hashes_of(1000)), f"life {life}"
-        assert consolidator.core.outbox(0).last_seq == last.seq == 2 + life * 10
+        assert source.path.consolidator.core.outbox(0).last_seq == last.seq == 2 + life * 10
 
 
 @pytest.mark.asyncio
@@ -675,7 +563,7 @@ async def test_a_stop_while_the_log_is_away_does_not_wait_for_it(broker: Broker,
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         source.engine.store(1)
-        await source.position(agent)
+        await source.position()
         with pytest.raises(BrokerUnavailable):
             await log.publish(subjects.events(MODEL, RANK), b"x")
         began_s = SystemClock().now()

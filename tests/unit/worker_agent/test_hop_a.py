@@ -209,24 +209,3 @@ def test_a_payload_beyond_the_bound_is_malformed_live_or_replayed(monkeypatch: p
 def test_the_bound_of_a_payload_has_room_for_a_million_blocks_with_their_tokens() -> None:
     hash_bytes, token_bytes, tokens_a_block = 9, 5, 8
     assert 2**20 * (hash_bytes + tokens_a_block * token_bytes) <= PAYLOAD_BYTES_MAX
-
-
-# -------------------------------------------------------------------- how much at a time
-def test_events_are_parted_in_their_order_where_they_are_too_many_for_a_payload(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(hop_a, "PART_NUMBERS_MAX", 10)
-    two = EngineStored(block_hashes=(1, 2), parent_block_hash=None, token_ids=(1, 2, 3, 4), block_size=2)
-    gone = EngineRemoved(block_hashes=(1, 2, 3, 4))
-    large = EngineRemoved(block_hashes=tuple(range(20)))
-    events: list[EngineEvent] = [two, gone, EngineCleared(), two, large, EngineCleared()]
-    assert list(hop_a.parts_of(events)) == [[two, gone, EngineCleared()], [two], [large], [EngineCleared()]]
-    assert list(hop_a.parts_of([])) == []
-
-
-def test_the_largest_part_is_far_from_the_bound_of_a_payload() -> None:
-    blocks = hop_a.PART_NUMBERS_MAX // 3
-    store = EngineStored(
-        block_hashes=(2**63,) * blocks, parent_block_hash=None, token_ids=(2**32 - 1,) * (2 * blocks), block_size=2
-    )
-    assert 6 * len(encode_payload(0.0, [store], 0)) < hop_a.PAYLOAD_BYTES_MAX

@@ -15,14 +15,13 @@ from tests.unit.worker_agent.trtllm_json import (
     diff,
     event,
     numbered,
-    removed,
     store,
     stored,
 )
-from worker_agent.events.dialects.engine_wire import PAYLOAD_BYTES_MAX, encode_payload
+from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.dialects.trtllm_wire import EVENT_NUMBERS_MAX, read_event
-from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.dialects.trtllm_wire import read_event
+from worker_agent.events.engine_events import EngineBatch, RankEvent
 from worker_agent.events.quarantine import (
     NEWEST_MAX,
     PROBLEM_CHARACTERS_MAX,
@@ -82,8 +81,10 @@ events = anything | st.fixed_dictionaries(
 def test_whatever_a_poll_brings_nothing_is_raised_and_what_is_told_of_it_is_small(polled: Any) -> None:
     rules = TrtllmRules(BLOCK_SIZE)
     published = rules.translate(polled)
-    for dp_rank, each in published:
-        assert encode_payload(0.0, [each], dp_rank)
+    core = Consolidation((0, 1), BLOCK_SIZE, "i", lambda: 1)
+    for sequence, (dp_rank, each) in enumerate(published):
+        core.on_batch(EngineBatch(sequence=sequence, time_s=0.0, dp_rank=dp_rank, events=(each,)))
+    assert [core.stale(dp_rank) for dp_rank in core.dp_ranks] == ["", ""]
     counts, kept = rules.counts, rules.quarantine.kept
     assert sum(rules.quarantine.counts.values()) == counts.refused + counts.unreadable
     assert len(kept) == min(NEWEST_MAX, counts.refused + counts.unreadable)
@@ -125,14 +126,19 @@ def test_each_event_is_counted_by_one_reason(
     assert tuple(quarantine.counts) == REASONS
 
 
-# -------------------------------------------------------------------- sizes
-def test_the_largest_event_that_is_taken_fits_one_message_of_hop_a() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [stored(block(1), block(2), block(1)), stored(block(7), parent=7), stored(block(2**64 - 1), block(-1))],
+    ids=["a block twice", "its own parent", "a block in two spellings"],
+)
+def test_an_event_that_names_a_block_twice_is_kept_out_and_its_rank_is_in_doubt(data: Any) -> None:
     rules = TrtllmRules(BLOCK_SIZE)
-    hashes = [2**63 + 5] * EVENT_NUMBERS_MAX
-    ((dp_rank, largest),) = rules.translate([event(0, removed(*hashes))])
-    assert len(encode_payload(0.0, [largest], dp_rank)) < PAYLOAD_BYTES_MAX
+    assert rules.translate(numbered(created(), data, stored(block(5)))) == [RankEvent(0, store(5))]
+    assert {reason for reason, count in rules.quarantine.counts.items() if count} == {"block_hash"}
+    assert "a hash twice, or the parent" in rules.stale(0)
 
 
+# -------------------------------------------------------------------- sizes
 @pytest.mark.parametrize(("tokens", "items"), [(9, 0), (0, 2)])
 def test_tokens_and_items_of_an_event_are_counted_together(
     monkeypatch: pytest.MonkeyPatch, tokens: int, items: int

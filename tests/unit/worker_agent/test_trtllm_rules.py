@@ -24,11 +24,11 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.dialects.trtllm_blocks import PublisherCounts
-from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored, RankEvent
 from worker_agent.metrics import ENGINE_EVENT_KINDS, PUBLISHER_COUNTS
 
 DIGEST = "00000000000000ff" + "0" * 48
@@ -345,7 +345,7 @@ def places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, .
 
 
 @given(path=st.sampled_from(places(WHOLE)), value=values)
-def test_whatever_stands_anywhere_in_an_event_nothing_is_raised_and_all_that_is_published_can_be_sent(
+def test_whatever_stands_anywhere_in_an_event_nothing_is_raised_and_all_that_is_published_can_be_applied(
     path: tuple[object, ...], value: object
 ) -> None:
     rules, whole = TrtllmRules(BLOCK_SIZE), {"event": json.loads(json.dumps(WHOLE))}
@@ -355,8 +355,10 @@ def test_whatever_stands_anywhere_in_an_event_nothing_is_raised_and_all_that_is_
     inner[keys[-1]] = value  # type: ignore[index]
     published = rules.translate([*numbered(created(), window_size=8), whole["event"], event(2, removed(9))])
     assert [RankEvent(0, gone(9))] == [each for each in published if each.event == gone(9)]
-    for dp_rank, each in published:
-        assert encode_payload(0.0, [each], dp_rank)
+    core = Consolidation((0, 1), BLOCK_SIZE, "i", lambda: 1)
+    for sequence, (dp_rank, each) in enumerate(published):
+        core.on_batch(EngineBatch(sequence=sequence, time_s=0.0, dp_rank=dp_rank, events=(each,)))
+    assert [core.stale(dp_rank) for dp_rank in core.dp_ranks] == ["", ""]
 
 
 # -------------------------------------------------------------------- doubt

@@ -64,6 +64,19 @@ class DecoderCounts(msgspec.Struct, kw_only=True):
     cut_blocks: int = 0
     unexplained_keys: int = 0
 
+    def add(self, event: EngineEvent) -> None:
+        """Count an event that is applied."""
+        match event:
+            case EngineStored():
+                self.stored += 1
+                self.names_only += event.names_only
+                self.eagle += event.is_eagle
+                self.multimodal += bool(event.mm_hashes)
+            case EngineRemoved():
+                self.removed += 1
+            case EngineCleared():
+                self.cleared += 1
+
 
 class _Batch(msgspec.Struct, array_like=True):
     time_s: float
@@ -101,6 +114,7 @@ class BatchDecoder:
                 continue
             if event is not None:
                 events.append(event)
+                self.counts.add(event)
         self.counts.refused += len(refused)
         return EngineBatch(
             sequence=sequence,
@@ -119,7 +133,6 @@ class BatchDecoder:
             case WireRemoved():
                 return self._removed(wire) if self._counts(wire) else None
             case WireCleared():
-                self.counts.cleared += 1
                 return EngineCleared()
             case WireIgnored():
                 self.counts.ignored_on_request += 1
@@ -152,7 +165,8 @@ class BatchDecoder:
             self.counts.ignored_partial += 1
             return None
         keys = block_keys(wire, blocks if wire.token_ids else 0)
-        stored = EngineStored(
+        self.counts.unexplained_keys += keys.unexplained
+        return EngineStored(
             block_hashes=hashes[:blocks],
             parent_block_hash=parent,
             token_ids=wire.token_ids[: blocks * wire.block_size + is_eagle],
@@ -164,20 +178,10 @@ class BatchDecoder:
             is_eagle=is_eagle,
             group_idx=wire.group_idx or 0,
         )
-        self._count(stored, keys.unexplained)
-        return stored
-
-    def _count(self, stored: EngineStored, unexplained_keys: int) -> None:
-        self.counts.stored += 1
-        self.counts.names_only += stored.names_only
-        self.counts.eagle += stored.is_eagle
-        self.counts.multimodal += bool(stored.mm_hashes)
-        self.counts.unexplained_keys += unexplained_keys
 
     def _removed(self, wire: WireRemoved) -> EngineRemoved:
         tier = tier_of_medium(wire.medium)
         hashes = self._hashes(wire.block_hashes)
-        self.counts.removed += 1
         return EngineRemoved(block_hashes=hashes, tier=tier, group_idx=wire.group_idx or 0)
 
     def _hashes(self, hashes: tuple[EngineHash, ...]) -> tuple[int, ...]:

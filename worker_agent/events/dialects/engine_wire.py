@@ -9,7 +9,7 @@ Hashes are the engine's own, i64 on the wire, u64 inside. Eagle's tokens are wri
 blocks without their tokens, as no tokens. Source: `docs/SOURCES.md` E3.1, E3.2, E3.6.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,28 +23,10 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 """A batch of 2^20 blocks with their tokens: more than any engine flushes at once; a bound on decoded payloads."""
-PART_NUMBERS_MAX = 1 << 20
-"""Tokens and hashes of one of our payloads: 9 MiB at most, some 50 ms. A single event may have more."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def parts_of(events: Iterable[EngineEvent]) -> Iterator[list[EngineEvent]]:
-    """Yield the events in order, as many at a time as one payload should have."""
-    part: list[EngineEvent] = []
-    numbers = 0
-    for event in events:
-        more = 0 if isinstance(event, EngineCleared) else len(event.block_hashes)
-        more += len(event.token_ids) if isinstance(event, EngineStored) else 0
-        if part and numbers + more > PART_NUMBERS_MAX:
-            yield part
-            part, numbers = [], 0
-        part.append(event)
-        numbers += more
-    if part:
-        yield part
 
 
 def encode_payload(time_s: float, events: Sequence[EngineEvent], dp_rank: int) -> bytes:

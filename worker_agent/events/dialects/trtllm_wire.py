@@ -5,7 +5,8 @@
     window_size         of the pool, in tokens; absent or null where the engine knows no windows: `UNBOUNDED`
     layer_group_id      KV cache manager V2: the attention group; absent or null: 0
     hash_algo           V2; hashes must be numbers: `v1_block_key` or `v2_sha256_64`
-    hash                u64, spelled as u64 or i64; null: a block that cannot be named
+    hash                u64, spelled as u64 or i64; null: a block that cannot be named. A `stored` that names a block
+                        twice, or its own parent, is refused
     token_id            u32; V2 has a 64-hex digest for the first token of a multimodal item: its pad value is taken
                         (`docs/SOURCES.md` E6, rule 6), the identity itself is in the block's `mm_keys`
     mm_keys             `hash` names the item, a digest or the caller's UUID; `uuid` where `hash` is empty
@@ -13,7 +14,7 @@
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
-An event above `EVENT_NUMBERS_MAX` or `TEXT_BYTES_MAX` would not fit one message of hop A.
+An event above `EVENT_NUMBERS_MAX` or `TEXT_BYTES_MAX` is refused: applying it would hold up the event loop.
 
 Source: `docs/SOURCES.md` E1.3.
 """
@@ -34,7 +35,7 @@ UNBOUNDED = 1 << 63
 """The window of a pool that has none: wider than any."""
 EVENT_ID_MAX = (1 << 63) - 1
 EVENT_NUMBERS_MAX = 1 << 22
-"""Tokens and hashes of one event, a multimodal item for eight: 38 MB of hop A, of the 64 MiB that it takes."""
+"""Tokens and hashes of one event, a multimodal item for eight."""
 TEXT_BYTES_MAX = 1 << 16
 """Most bytes of an adapter's name, or of a salt."""
 _ITEM_NUMBERS = 8
@@ -194,9 +195,13 @@ def _check_size(field: str, numbers: int) -> None:
 def _stored(data: _StoredData) -> TrtllmStored:
     items = sum(len(block.mm_keys) for block in data.blocks if block.mm_keys)
     _check_size("blocks", sum(1 + len(block.tokens) for block in data.blocks) + _ITEM_NUMBERS * items)
+    parent_hash, blocks = _hash(data.parent_hash), tuple(map(_block, data.blocks))
+    names = [block.block_hash for block in blocks if block.block_hash is not None]
+    if len({*names, parent_hash}) <= len(names):
+        raise LimitExceeded("block_hash", "a hash twice, or the parent", "each block once, below its parent")
     return TrtllmStored(
-        parent_hash=_hash(data.parent_hash),
-        blocks=tuple(map(_block, data.blocks)),
+        parent_hash=parent_hash,
+        blocks=blocks,
         lora_name=_text("lora_name", data.lora_name),
         cache_salt=_salt(data),
     )

@@ -1,0 +1,171 @@
+"""What an engine's events become in its ranks' streams is the same, polled in this process or published over ZeroMQ."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from indexer.embedded import ensure_streams
+from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
+from kv_runtime.event_log import EventLog
+from tests.contract.event_paths import WAYS, Engine, StartEngine, polled
+from tests.system.integration.broker import Broker, eventually, running_broker
+from tests.system.integration.event_path import NATS, batches_in, connected, hashes_of
+from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
+from worker_agent.events.consolidation import OriginStatistics
+from worker_agent.events.dialects.batches import DecoderCounts
+from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path / "store") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def log(broker: Broker) -> AsyncIterator[EventLog]:
+    async with connected(broker.url) as connection:
+        await ensure_streams(connection, NATS)
+        yield connection
+
+
+@pytest.fixture(params=list(WAYS.values()), ids=list(WAYS))
+def start(request: pytest.FixtureRequest) -> StartEngine:
+    way: StartEngine = request.param
+    return way
+
+
+def stored(
+    *blocks: int, parent: int | None = None, tier: Tier = Tier.GPU, block_size: int = BLOCK_SIZE
+) -> EngineStored:
+    return EngineStored(
+        block_hashes=blocks,
+        parent_block_hash=parent,
+        token_ids=tuple(tokens_of(blocks)) * (block_size // BLOCK_SIZE),
+        block_size=block_size,
+        tier=tier,
+    )
+
+
+def held(engine: Engine, dp_rank: int = 0) -> set[int]:
+    return {block.sequence_hash for chunk in engine.path.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
+
+
+def counted(engine: Engine) -> OriginStatistics:
+    (statistics,) = engine.path.consolidator.core.statistics().origins.values()
+    return statistics
+
+
+async def in_log(engine: Engine, url: str) -> list[Batch]:
+    core = engine.path.consolidator.core
+    await eventually(lambda: not any(core.outbox(rank).waiting_bytes for rank in core.dp_ranks))
+    return await batches_in(url)
+
+
+@pytest.mark.asyncio
+async def test_events_are_in_the_log_in_their_order_with_their_batch_s_sequence(
+    start: StartEngine, broker: Broker, log: EventLog
+) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1, 2), stored(3, parent=2))
+        await engine.tell(EngineRemoved(block_hashes=(3,)))
+        await engine.tell(replace(stored(4, parent=1, tier=Tier.HOST), block_hashes=(2**64 - 1,)))
+        await engine.tell(EngineRemoved(block_hashes=(2**64 - 1,), tier=Tier.HOST))
+        await engine.until_read()
+        batches = await in_log(engine, broker.url)
+    (one, two, three), four = hashes_of(1, 2, 3), hashes_of(1, 4)[1]
+    assert [(batch.epoch, batch.seq, batch.source_seq, batch.event) for batch in batches] == [
+        (100, 1, 0, Stored((one, two))),
+        (100, 2, 0, Stored((three,), two, 2)),
+        (100, 3, 1, Removed((three,))),
+        (100, 4, 2, Stored((four,), one, 1, Tier.HOST)),
+        (100, 5, 3, Removed((four,), Tier.HOST)),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_every_rank_has_a_stream_of_its_own(start: StartEngine, log: EventLog) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1, 2))
+        await engine.tell(stored(1), dp_rank=1)
+        await engine.until_read()
+        assert await engine.path.position() == {0: (100, 1), 1: (101, 1)}
+        assert (held(engine), held(engine, 1)) == (set(hashes_of(1, 2)), set(hashes_of(1)))
+
+
+@pytest.mark.asyncio
+async def test_a_loss_removes_the_source_s_blocks_once_and_what_follows_is_learnt(
+    start: StartEngine, broker: Broker, log: EventLog
+) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1))
+        await engine.tell(stored(1), dp_rank=1)
+        await engine.until_read()
+        await engine.lose()
+        await engine.tell(stored(2))
+        await engine.until_read()
+        assert (held(engine), held(engine, 1)) == (set(hashes_of(2)), set())
+        assert counted(engine).losses_total == 1
+        batches = await in_log(engine, broker.url)
+        await eventually(lambda: engine.path.consolidator.stale(0) == "")
+    of_rank_0 = [(batch.source_seq, batch.event) for batch in batches if batch.epoch == 100]
+    assert of_rank_0 == [(0, Stored(tuple(hashes_of(1)))), (0, Cleared(Tier.GPU)), (3, Stored(tuple(hashes_of(2))))]
+
+
+@pytest.mark.asyncio
+async def test_events_of_a_rank_that_the_worker_does_not_have_are_counted_and_dropped(
+    start: StartEngine, log: EventLog
+) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1), dp_rank=7)
+        await engine.tell(stored(2))
+        await engine.until_read()
+        assert counted(engine).foreign_rank_batches_total == 1
+        assert held(engine) == set(hashes_of(2))
+
+
+@pytest.mark.asyncio
+async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
+    start: StartEngine, log: EventLog
+) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1, block_size=2 * BLOCK_SIZE), stored(2))
+        await engine.until_read()
+        assert engine.path.consolidator.stale(0) == f"engine: block_size: found {2 * BLOCK_SIZE}, allowed {BLOCK_SIZE}"
+        assert held(engine) == set(hashes_of(2))
+        await engine.tell(EngineCleared())
+        await engine.until_read()
+        assert (engine.path.consolidator.stale(0), held(engine)) == ("", set())
+
+
+@pytest.mark.asyncio
+async def test_events_are_counted_by_kind(start: StartEngine, log: EventLog) -> None:
+    named = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
+    async with start(log) as engine:
+        await engine.tell(stored(1, 2), named, EngineRemoved(block_hashes=(2,)))
+        await engine.tell(EngineCleared())
+        await engine.until_read()
+        assert counted(engine).decoded == DecoderCounts(stored=2, names_only=1, removed=1, cleared=1)
+
+
+@pytest.mark.asyncio
+async def test_what_was_told_last_is_in_the_log_after_a_stop(start: StartEngine, broker: Broker, log: EventLog) -> None:
+    async with start(log) as engine:
+        await engine.tell(stored(1))
+        await engine.until_read()
+        await engine.tell(*(stored(block) for block in range(2, 201)))
+    assert held(engine) == {hashes_of(block)[0] for block in range(1, 201)}
+    assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 201))
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_polled_needs_no_socket(log: EventLog) -> None:
+    before = {each.laddr for each in psutil.Process().net_connections("all")}
+    async with polled(log) as engine:
+        await engine.tell(stored(1))
+        await engine.until_read()
+        assert {each.laddr for each in psutil.Process().net_connections("all")} - before == set()
