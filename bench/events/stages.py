@@ -1,8 +1,8 @@
 """How old a batch is when it is applied, by stage of its path. Pure.
 
-poll        from the engine's flush until the publisher's payload is made
-to log      from there until the log has it: ZMQ, the consolidator, and `publish`, its last part, from the moment
-            at which the message is handed over
+poll        from the engine's flush until the poller's batch is made
+to log      from there until the log has it: the event loop, the consolidator, and `publish`, its last part, from the
+            moment at which the message is handed over
 to index    from there until the index's client has it
 apply       until the index has applied the message
 """

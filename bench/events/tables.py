@@ -51,13 +51,14 @@ def _freshness(cells: Sequence[Freshness]) -> FigureTable:
 
 
 def _stages(cells: Sequence[Freshness]) -> FigureTable:
-    columns = ("load", *STAGES, "longest GC", "CPU agents", "nats-server", "index", "others")
+    columns = ("load", *STAGES, "longest GC", "CPU agents", "nats-server", "index", "others", "agents, us a batch")
     rows = [
         (
             cell.name,
             *(number(cell.stages_ms.get(stage)) for stage in STAGES),
             number(cell.longest_gc_ms),
             *_busy(cell.busy),
+            number(cell.busy and cell.busy.ours.agent_s / cell.batches_s, 1e-6),
         )
         for cell in cells
     ]
