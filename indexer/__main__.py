@@ -15,7 +15,8 @@ from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.service.http import IndexApi
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import InstalledCommands

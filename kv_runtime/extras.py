@@ -6,9 +6,10 @@ The contents of an extra are read from the installation's metadata. Sources with
 import os
 import re
 import sys
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from importlib import import_module, metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -52,16 +53,46 @@ def reach_tools() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (tools, inherited)))
 
 
-class InstalledCommands(click.Group):
-    """A group with further commands: entry points of the installation, each imported when it is named.
+class LazyCommand(click.Command):
+    """A command that is imported when it is called: `place` is `package.module:name`, `text` its help in a list."""
 
-    The entry points of `program` are the group `kv_router.<program>`. A command whose package has
-    the name of an extra (`bench`) needs that extra.
+    def __init__(self, name: str, place: str, text: str) -> None:
+        super().__init__(name, help=text)
+        self._place = place
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's
+    ) -> click.Context:
+        """Return the context of the imported command, which click then invokes."""
+        return self.imported().make_context(info_name, args, parent, **extra)
+
+    def imported(self) -> click.Command:
+        """Return the command itself."""
+        module, _, attribute = self._place.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+class InstalledCommands(click.Group):
+    """A group with further commands: entry points of the installation, each imported when it is called.
+
+    The entry points of `program` are the group `kv_router.<program>`; `texts` has their help in a list, and one that is
+    not there is imported for it. A command whose package has the name of an extra (`bench`) needs that extra.
     """
 
-    def __init__(self, *arguments: Any, program: str, **options: Any) -> None:  # noqa: ANN401 - click's
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 - click's
+        program: str,
+        texts: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._program = program
+        self._program, self._texts = program, texts
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in order."""
@@ -77,8 +108,8 @@ class InstalledCommands(click.Group):
         if missing(extra):
             return _without(extra, self._program, cmd_name)
         reach_tools()
-        loaded: click.Command = entry.load()
-        return loaded
+        command = LazyCommand(cmd_name, entry.value, self._texts.get(cmd_name, ""))
+        return command if cmd_name in self._texts else command.imported()
 
     def _entries(self) -> dict[str, metadata.EntryPoint]:
         return {entry.name: entry for entry in metadata.entry_points(group=f"kv_router.{self._program}")}

@@ -23,7 +23,8 @@ from indexer.service.index_client import IndexUnavailable
 from kv_protocol.errors import LimitExceeded, ProtocolError
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_protocol.splitmix import U64_MASK
-from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import run_process, until

@@ -1,1 +1,1 @@
-"""Configuration: `sections` that processes share, `loading` of a tree, `rendering` as text."""
+"""Configuration: `sections` that processes share, `options` of commands, `loading` of a tree, `rendering` as text."""

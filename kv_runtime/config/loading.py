@@ -6,16 +6,14 @@ was found and what is allowed.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-import click
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from kv_runtime.config.rendering import explain_option
 from kv_runtime.config.sections import Settings
 from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
 
@@ -74,18 +72,6 @@ def given_paths(
         for path, value in [*_assigned(kind, assignments, []), *given]
         for name in (value if isinstance(value, Mapping) else [""])
     )
-
-
-def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of every process to a click command: `--config`, `--set`, `--print-config`, `--explain`."""
-    for option in (
-        explain_option(),
-        click.option("--print-config", is_flag=True, help="print the effective configuration and end"),
-        click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
-        click.option("--config", "file", type=click.Path(path_type=Path), help="YAML file with the sections"),
-    ):
-        command = option(command)
-    return command
 
 
 def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:

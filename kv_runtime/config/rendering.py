@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-_EXPLAIN = "kv_runtime.config.explain"
+from kv_runtime.config.options import EXPLAIN
+
 _USER_OF_URL = re.compile(r"://[^/@\s]+@")
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret"}
 
@@ -54,19 +55,9 @@ def render(settings: BaseModel) -> str:
     """
     context = click.get_current_context(silent=True)
     values = settings.model_dump(mode="json")
-    if context is None or not context.meta.get(_EXPLAIN):
+    if context is None or not context.meta.get(EXPLAIN):
         return without_user(yaml.safe_dump(values, sort_keys=False))
     return without_user("".join(_explained(type(settings), values, "")))
-
-
-def explain_option() -> Any:  # noqa: ANN401 - a decorator of click
-    """Return the option `--explain`, which changes what `render` returns."""
-
-    def wanted(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001 - click's
-        context.meta[_EXPLAIN] = is_wanted
-
-    text = "with --print-config: say of each setting what it means and what is allowed"
-    return click.option("--explain", is_flag=True, expose_value=False, callback=wanted, help=text)
 
 
 def without_user(text: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, run_parts, run_process

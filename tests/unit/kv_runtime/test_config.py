@@ -11,7 +11,8 @@ import yaml
 from click.testing import CliRunner
 from pydantic import Field, SecretStr, ValidationError
 
-from kv_runtime.config.loading import ConfigurationError, config_options, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.config.sections import ControlSection, IndexSection, NatsSection, Section, Settings
 from kv_runtime.config.yaml_text import load_yaml

@@ -1,0 +1,156 @@
+"""The commands `worker-agent serve`, `attach` and `consolidate`; the modules of these names compose their processes."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.options import config_options
+from kv_runtime.config.rendering import render
+from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.main_thread import ThreadCall, run_beside
+from kv_runtime.supervise import PartGaveUp, run_process
+from kv_runtime.telemetry import configure_logs
+from kv_runtime.text.chat_template import TextError
+from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
+from worker_agent.commands.attach import run_attached
+from worker_agent.commands.consolidate import run_consolidated
+from worker_agent.commands.engine_choice import chosen_engine
+from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
+from worker_agent.commands.serve import run_served
+from worker_agent.config import AgentSettings
+from worker_agent.engine_args.findings import EngineArgsInvalid
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.engines.types import EngineError
+
+_EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
+
+SettingsT = TypeVar("SettingsT", AgentSettings, ConsolidateSettings, AttachSettings)
+
+
+@click.command(context_settings=DYNAMIC_FLAGS)
+@config_options
+@click.option("--engine", "engine__kind", help="which engine: simulated, trtllm")
+@click.option("--model", "engine__model", help="the model's name; of trtllm its directory, or its name on the hub")
+@click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
+@click.option("--chat-template", "engine__chat_template", help="a Jinja file in place of the model's own template")
+@click.option("--tool-call-parser", "engine__tool_call_parser", help=f"{', '.join(TOOL_CALL_PARSERS)}; absent: none")
+@click.option("--reasoning-parser", "engine__reasoning_parser", help=f"{', '.join(REASONING_PARSERS)}; absent: none")
+@click.option("--embeddings", "engine__embeddings", is_flag=True, default=None, help="serve simulated /v1/embeddings")
+@click.option("--role", "worker__role", help="phases that it serves: aggregated, prefill, decode, encode")
+@click.option("--endpoint", "worker__endpoint", help="its name: namespace.component.endpoint; absent: by its role")
+@click.option("--worker-id", "worker__id", help="unique name in the fleet")
+@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
+@click.option("--port", "worker__port", type=int, help="HTTP port; 0: any free one")
+@engine_args_options
+def serve(
+    file: Path | None,
+    assignments: tuple[str, ...],
+    print_config: bool,
+    sources: EngineArgsSources,
+    circumstances: Circumstances,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
+    run = partial(_serve, sources=sources, circumstances=circumstances)
+    _run(AgentSettings, file, assignments, _flag_settings(flags), run, print_config=print_config)
+
+
+@click.command()
+@config_options
+@click.option("--nats-url", help="the event log: nats://host:port")
+@click.option("--port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+def consolidate(
+    file: Path | None,
+    assignments: tuple[str, ...],
+    print_config: bool,
+    nats_url: str | None,
+    port: int | None,
+) -> None:
+    """Publish the streams of a host's workers. Their engines publish their KV events over ZMQ themselves."""
+    flags = {"nats.url": nats_url, "control.port": port}
+    _run(ConsolidateSettings, file, assignments, flags, _consolidate, print_config=print_config)
+
+
+@click.command()
+@config_options
+@click.option("--engine", "engine__kind", help="which engine: vllm, sglang, trtllm-serve")
+@click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only streams")
+@click.option("--kv-events", "engine__publish_endpoint", help="tcp://host:port of rank 0, or `poll`")
+@click.option("--replay-endpoint", "engine__replay_endpoint", help="its replays, likewise; absent: it has none")
+@click.option("--requests", "engine__requests", help="auto, direct (to the engine itself), forward (through here)")
+@click.option("--dp-ranks", "engine__dp_ranks", type=int, help="its data-parallel ranks")
+@click.option("--model", "engine__model", help="the model's name")
+@click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
+@click.option("--api-endpoint", "engine__api_endpoints", multiple=True, help="an OpenAI endpoint that it serves")
+@click.option("--text", "engine__text", help="tokenizer and template: the model's directory")
+@click.option("--block-size", "engine__block_size", type=int, help="tokens in a KV block")
+@click.option("--total-kv-blocks", "engine__total_kv_blocks", type=int, help="KV blocks of a rank")
+@click.option("--max-num-seqs", "engine__max_num_seqs", type=int, help="requests decoded together")
+@click.option("--max-num-batched-tokens", "engine__max_num_batched_tokens", type=int, help="tokens in one iteration")
+@click.option("--max-seq-len", "engine__max_seq_len", type=int, help="prompt and answer together, in tokens")
+@click.option("--worker-id", "worker__id", help="unique name in the fleet")
+@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
+@click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+@click.option("--forward-port", "worker__port", type=int, help="HTTP port of forwarded requests; 0: any free one")
+def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint."""
+    _run(AttachSettings, file, assignments, _flag_settings(flags), _attach, print_config=print_config)
+
+
+def _flag_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that the given flags set, by dotted path."""
+    return {name.replace("__", "."): value for name, value in flags.items() if value != ()}
+
+
+def _run(
+    kind: type[SettingsT],
+    file: Path | None,
+    assignments: tuple[str, ...],
+    flags: dict[str, Any],
+    run: Callable[[SettingsT], None],
+    *,
+    print_config: bool,
+) -> None:
+    """Print the settings, or run the process with them; an expected error ends the process with one line."""
+    try:
+        settings = load_settings(kind, file=file, assignments=assignments, flags=flags)
+        if print_config:
+            click.echo(render(settings), nl=False)
+            return
+        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        run(settings)
+    except EngineArgsInvalid as error:
+        click.echo(f"worker-agent: {error}", err=True)
+        sys.exit(INVALID)
+    except _EXPECTED as error:
+        sys.exit(f"worker-agent: {error}")
+
+
+def _consolidate(settings: ConsolidateSettings) -> None:
+    run_process(lambda stop: run_consolidated(settings, stop, partial(print, flush=True)))
+
+
+def _attach(settings: AttachSettings) -> None:
+    run_process(lambda stop: run_attached(settings, stop, partial(print, flush=True)))
+
+
+def _serve(settings: AgentSettings, *, sources: EngineArgsSources, circumstances: Circumstances) -> None:
+    """Serve. TensorRT-LLM is built on the main thread; the event loop then runs on another thread."""
+
+    async def served(stop: asyncio.Event, call: ThreadCall) -> None:
+        chosen = chosen_engine(settings, sources, circumstances)
+        await run_served(settings, chosen, stop, partial(print, flush=True), call)
+
+    if settings.engine.kind == "trtllm":
+        run_beside(served)
+    else:
+        run_process(lambda stop: served(stop, asyncio.to_thread))
