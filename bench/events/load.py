@@ -17,7 +17,7 @@ from itertools import islice
 from math import ceil
 from typing import NamedTuple
 
-from worker_agent.events.dialects.engine_wire import encode_payload
+from bench.capture.payloads import encode_payload
 from worker_agent.events.engine_events import EngineStored
 
 SEQUENCE_BLOCKS = 512

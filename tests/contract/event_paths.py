@@ -11,6 +11,7 @@ from typing import Protocol
 import zmq.asyncio
 
 from bench.capture.capture import CapturedFrame
+from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
@@ -19,7 +20,6 @@ from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_event_subscriber import PublisherAt
 from worker_agent.events.engine_events import EngineEvent, RankEvent
 from worker_agent.events.event_path import EventPath

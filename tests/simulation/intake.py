@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from bench.capture.payloads import encode_payload
 from tests.simulation.engine import TrueEngine
 from tests.simulation.link import Faults, Link
 from tests.simulation.oracle import Held
@@ -101,7 +102,7 @@ class Intake:
 
     def _publish(self, said: list[dict[str, Any]]) -> None:
         for dp_rank, events in self._engine.translate(said):
-            payload = hop_a.encode_payload(self._clock.wall_ns() / 1e9, events, dp_rank)
+            payload = encode_payload(self._clock.wall_ns() / 1e9, events, dp_rank)
             self._ring.append((self._sequence, payload))
             self._truth[self._sequence] = (dp_rank, self._engine.held(dp_rank))
             self._live.send(payload, partial(self._on_live, self._sequence))

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import zmq
 
+from bench.capture.payloads import encode_payload
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
@@ -32,7 +33,6 @@ from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineStored
 
 __all__ = ["trtllm"]

@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from bench.capture.capture import CapturedFrame
+from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol import codec, subjects
@@ -26,7 +27,7 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineStored

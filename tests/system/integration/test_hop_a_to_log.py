@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from bench.capture.payloads import encode_payload
 from kv_protocol import codec, fleet, recovery, subjects
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Removed, Stored
@@ -36,7 +37,7 @@ from tests.system.integration.event_path import (
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.status import streams_status
 from worker_agent.events.consolidation import SOLE
-from worker_agent.events.dialects.engine_wire import encode_payload, encode_sequence
+from worker_agent.events.dialects.engine_wire import encode_sequence
 from worker_agent.events.engine_events import EngineCleared
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 

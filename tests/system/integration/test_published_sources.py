@@ -8,6 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
 from kv_runtime.event_log import EventLog
@@ -27,7 +28,6 @@ from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engines.attached.config import PublisherSection
 from worker_agent.events.attached_streams import published_at
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_event_subscriber import PublisherAt
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.engine_publishers import engine_publishers

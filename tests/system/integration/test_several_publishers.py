@@ -9,6 +9,7 @@ import zmq
 import zmq.asyncio
 from structlog.testing import capture_logs
 
+from bench.capture.payloads import encode_payload
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
@@ -31,7 +32,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.dialects.engine_wire import encode_payload, encode_sequence
+from worker_agent.events.dialects.engine_wire import encode_sequence
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")

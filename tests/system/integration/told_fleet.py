@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
+from bench.capture.payloads import encode_payload
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
@@ -14,7 +15,6 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from tests.system.integration.scripted_rank import MODEL
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.rank_answers import RankAnswers
 

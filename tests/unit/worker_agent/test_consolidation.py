@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.codec import decode_message
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
@@ -11,7 +12,6 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
 from worker_agent.events.consolidation import SOLE, Consolidation
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 BLOCK_SIZE = 2

@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.codec import decode_message
 from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 BLOCK_SIZE = 2

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
 from tests.support.planting import inside, plant
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.mirror import RankMirror
 from worker_agent.events.mirror_blocks import MirrorBlocks

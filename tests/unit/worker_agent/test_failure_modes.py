@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.codec import MESSAGE_BYTES_MAX, decode_message
 from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import image_pad, local_block_hashes, sequence_hashes
@@ -28,7 +29,7 @@ from tests.unit.worker_agent.trtllm_json import (
     updated,
 )
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
-from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence, split_replay
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence, split_replay
 from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored

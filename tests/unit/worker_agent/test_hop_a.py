@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from tests.golden.engine_payloads import CLEARED, TRTLLM_STORED
@@ -17,7 +18,6 @@ from worker_agent.events.dialects.engine_wire import (
     PAYLOAD_BYTES_MAX,
     REPLAY_END,
     decode_sequence,
-    encode_payload,
     encode_sequence,
     split_frames,
     split_replay,

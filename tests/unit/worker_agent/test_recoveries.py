@@ -5,13 +5,13 @@ from itertools import count
 
 import pytest
 
+from bench.capture.payloads import encode_payload
 from kv_protocol.codec import decode_message
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table, is_in_buckets
 from kv_protocol.events import Batch, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.dialects.engine_wire import encode_payload
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.recoveries import kind_of
 

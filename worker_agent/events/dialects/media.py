@@ -22,7 +22,6 @@ TIER_OF_MEDIUM = {
     "REMOTE": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-MEDIUM_OF_TIER = {Tier.GPU: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.EXTERNAL: "EXTERNAL"}
 MEDIA_BEYOND = frozenset({"FS", "OBJ"})
 """Stores behind an offload connector, file systems and object stores: known, and no tier of ours."""
 _SHOWN_CHARACTERS_MAX = 32
