@@ -134,10 +134,12 @@ def event_path(
 async def polled(log: EventLog) -> AsyncIterator[Engine]:
     """An engine that the agent polls."""
     context = zmq.asyncio.Context()
-    engine = PolledEngine(log, context)
-    async with _running(engine.path, []):
-        yield engine
-    context.destroy(linger=0)
+    try:
+        engine = PolledEngine(log, context)
+        async with _running(engine.path, []):
+            yield engine
+    finally:
+        context.destroy(linger=0)
 
 
 @asynccontextmanager
