@@ -86,7 +86,7 @@ class Bench:
             self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
             self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
             with on_core(self._shape.cores[1]):
-                backend, self._load = [await Child.start(f"dataplane_{each}", {}) for each in ("backend", "load")]
+                backend, self._load = [await Child.start(f"dataplane.{each}", {}) for each in ("backend", "load")]
             for child in (backend, self._load):
                 cleanup.push_async_callback(child.close)
             self._backend = Backend(backend, backend.started["ports"])

@@ -23,6 +23,7 @@ from bench.dataplane.run import (
     LEFT,
     PACED,
     SMALL,
+    Bench,
     DataplaneResults,
     MeasuredShape,
 )
@@ -232,3 +233,11 @@ def test_an_unknown_peer_is_refused_by_name() -> None:
     result = CliRunner().invoke(dataplane, ["--peer", "haproxy=/bin/true"])
     assert result.exit_code == 2
     assert "found 'haproxy=/bin/true'" in result.output
+
+
+def test_the_bench_starts_its_workers_and_its_clients() -> None:
+    async def begun() -> int:
+        async with Bench(SHAPE) as bench:
+            return bench.steps
+
+    assert asyncio.run(begun()) == 0
