@@ -10,6 +10,7 @@ from bench.drain import drain
 from bench.events.command import events
 from bench.index.command import index
 from bench.oracle.command import oracle
+from bench.request.command import request
 from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
@@ -20,5 +21,5 @@ def bench() -> None:
     """Measure it: every bench states the machine, and prints what it lost too."""
 
 
-for command in (bodies, dataplane, decision, disagg, drain, events, hot_spots, index, oracle, soak, trace):
+for command in (bodies, dataplane, decision, disagg, drain, events, hot_spots, index, oracle, request, soak, trace):
     bench.add_command(command)

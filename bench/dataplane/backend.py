@@ -1,7 +1,7 @@
 """A process of the data plane bench: two cheap workers, each on a port, with the endpoints that other routers need.
 
 It reads the keys of a request that `wire.py` names and answers with prepared bytes. It registers both workers at our
-router, with heartbeats and no KV events; to other routers it answers `/health` and the like with success.
+router, with heartbeats and without KV events; to other routers it answers `/health` and the like with success.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
 from bench.events.child import Answer, Commands, serve
 from kv_protocol import fleet, subjects
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, EventSource, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -136,9 +136,10 @@ def _length(head: bytes) -> int:
 
 
 class BackendRole:
-    """The workers, and the routers that know them."""
+    """The workers, and the routers that know them. `event_source` is what the workers register."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, event_source: EventSource = "none") -> None:
+        self._event_source = event_source
         self._streams_lost: list[CutStream] = []
         self._servers: list[asyncio.Server] = []
         self._logs: list[EventLog] = []
@@ -198,7 +199,7 @@ class BackendRole:
                 template_digest=text.template_digest,
                 canary=canary(BLOCK_SIZE),
                 total_kv_blocks=1 << 16,
-                event_source="none",
+                event_source=self._event_source,
             )
             for number, port in enumerate(self._ports())
         ]

@@ -84,11 +84,12 @@ class Backend(NamedTuple):
 
 
 class SystemPlan(NamedTuple):
-    """One system: its name, its policy, and its executable (empty: our own interpreter)."""
+    """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`)."""
 
     kind: str
     policy: str
     executable: str = ""
+    command: tuple[str, ...] = ("-m", "router")
 
     @property
     def name(self) -> str:
@@ -180,8 +181,8 @@ async def start(
 
 
 def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> ChildProcess:
-    command = [sys.executable, "-m", "router", "--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0"]
-    return ChildProcess(plan.name, [*command, "--set", "nats.port=0"])
+    options = ["--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
+    return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 
 def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:

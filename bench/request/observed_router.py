@@ -1,0 +1,174 @@
+"""A `router` process that can be observed: `python -m bench.request.observed_router DIRECTORY OPTIONS`.
+
+    SIGUSR1    starts what DIRECTORY/command names: `sample`, or `trace`
+    SIGUSR2    stops it, and writes DIRECTORY/result.json
+
+`sample` looks at the stack of the main thread, which runs the event loop, every `SAMPLE_S` (`stages.Moment`). `trace`
+has every call and return of a Python function there (`stages.Step`). Nothing is observed at other times. Transports of
+clients and workers are wrapped, so that writes to sockets are functions of their own. The router has to be interpreted.
+"""
+
+import asyncio
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, wraps
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import msgspec
+
+from bench.request.stages import OBSERVER, RUNNER, Moment, Step
+from router.__main__ import main
+from router.server.client_connection import ClientConnection
+from router.server.upstream import WorkerConnection
+
+SAMPLE_S = 0.002
+_STEPS_MAX = 400_000
+_ROOTS = sorted({Path(__file__).parents[2], *map(Path, sys.path)}, key=lambda root: -len(str(root)))
+
+
+@cache
+def place_of(code: CodeType) -> str:
+    """Return `package.module:Class.function`; without a module for generated code."""
+    path, name = Path(code.co_filename), getattr(code, "co_qualname", code.co_name)
+    if path == Path(__file__):
+        return f"{OBSERVER}:{name}"
+    root = next((each for each in _ROOTS if path.is_absolute() and path.is_relative_to(each)), None)
+    if root is None:
+        return f":{name}"
+    return f"{'.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')}:{name}"
+
+
+class MeasuredTransport:
+    """A transport whose writes, and what the kernel does in them, are seen as functions of this class."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._write, self._write_lines = transport.write, transport.writelines
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write the bytes."""
+        self._write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        """Write the parts."""
+        self._write_lines(parts)
+
+
+def wrap_transports(protocol: type) -> None:
+    """Give the connections of this class measured transports."""
+    made = protocol.connection_made  # type: ignore[attr-defined]
+
+    @wraps(made)
+    def connection_made(self: object, transport: asyncio.Transport) -> None:
+        made(self, MeasuredTransport(transport))
+
+    protocol.connection_made = connection_made  # type: ignore[attr-defined]
+
+
+class Observation(Protocol):
+    """One kind of observing."""
+
+    def start(self) -> None:
+        """Start to observe."""
+
+    def stop(self) -> list[Moment] | list[Step]:
+        """Stop, and return what was found."""
+
+
+class Sampling:
+    """Samples of the stack, `SAMPLE_S` apart.
+
+    The loop is not woken up for samples: one that falls into its own work is taken when it calls the next function.
+    """
+
+    def __init__(self) -> None:
+        self._found: Counter[tuple[bool, tuple[CodeType, ...]]] = Counter()
+
+    def start(self) -> None:
+        """Start the timer."""
+        self._wakeup = signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGALRM, self._on_timer)
+        signal.setitimer(signal.ITIMER_REAL, SAMPLE_S, SAMPLE_S)
+
+    def _on_timer(self, _number: int, frame: FrameType | None) -> None:
+        begins, stack = frame is not None and frame.f_lasti <= 0, list[CodeType]()
+        while frame is not None:
+            stack.append(frame.f_code)
+            frame = frame.f_back
+        self._found[begins, tuple(stack)] += 1
+
+    def stop(self) -> list[Moment]:
+        """Stop the timer, and return the moments."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.set_wakeup_fd(self._wakeup)
+        moments = [Moment(times, begins, _below_runner(stack)) for (begins, stack), times in self._found.items()]
+        return [each for each in moments if not any(place.startswith(f"{OBSERVER}:Sampling") for place in each.places)]
+
+
+def _below_runner(stack: tuple[CodeType, ...]) -> list[str]:
+    places = [place_of(code) for code in stack]
+    ends = next((at for at, place in enumerate(places) if place.startswith(RUNNER)), len(places))
+    return places[:ends]
+
+
+class Tracing:
+    """The calls and returns of Python functions, in order, up to a bounded number."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[bool, CodeType]] = []
+
+    def start(self) -> None:
+        """Start to trace."""
+        sys.setprofile(self._on_event)
+
+    def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event in {"call", "return"} and len(self._found) < _STEPS_MAX:
+            self._found.append((event == "call", frame.f_code))
+
+    def stop(self) -> list[Step]:
+        """Stop, and return the steps."""
+        sys.setprofile(None)
+        return [Step(is_call, place_of(code), code.co_filename, code.co_firstlineno) for is_call, code in self._found]
+
+
+_KINDS: dict[str, Callable[[], Observation]] = {"sample": Sampling, "trace": Tracing}
+
+
+class Observer:
+    """Does what the signals demand."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: Observation | None = None
+
+    def start(self, *_signal: Any) -> None:  # noqa: ANN401 - its number and a frame
+        """Start what the command file names."""
+        command = self._directory / "command"
+        self._running = _KINDS[command.read_text()]()
+        command.unlink()
+        self._running.start()
+
+    def stop(self, *_signal: Any) -> None:  # noqa: ANN401 - its number and a frame
+        """Stop, and write the result; it is there complete or not at all."""
+        if self._running is None:
+            return
+        found, self._running = self._running.stop(), None
+        part = self._directory / "result.part"
+        part.write_bytes(msgspec.json.encode(found))
+        part.rename(self._directory / "result.json")
+
+
+if __name__ == "__main__":
+    observer = Observer(Path(sys.argv.pop(1)))
+    signal.signal(signal.SIGUSR1, observer.start)
+    signal.signal(signal.SIGUSR2, observer.stop)
+    for connection in (ClientConnection, WorkerConnection):
+        wrap_transports(connection)
+    main()

@@ -1,0 +1,158 @@
+"""The stages of a request, and to which of them a moment or a call belongs.
+
+A moment is a stack of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
+names; modules that are not named (libraries, and what several stages use: ledger, heads) belong to their callers. The
+longest name decides: a class before its module, a module before its package. Without a function it is the loop's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+LOOP, WRITES, ELSE = "event loop, reads", "socket writes", "else"
+OBSERVER = "bench.request.observed_router"
+RUNNER = "asyncio.runners"
+"""Runs the event loop: what is outside of it is the same for every moment."""
+_STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.server.client_connection", "router.server.upstream"
+_ROUTING = "router.decision.routing"
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "read": (_CLIENT, "router.server.plane", "router.request.endpoints"),
+    "parse": (
+        "router.request.reader",
+        "router.request.bodies",
+        "router.request.route_request",
+        "kv_protocol.openai",
+        "kv_protocol.body_limits",
+    ),
+    "prompt": ("router.prompt", "kv_runtime.text", "kv_protocol.hashing", "router.drain.recent_prompts"),
+    "queue": ("router.queue",),
+    "view": (f"{_STATE}:RouterState.view", "router.decision.view", "router.decision.model_view"),
+    "cost and choice": ("router.decision",),
+    "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
+    "journal": ("router.journal", "router.replicas"),
+    "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
+    "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
+    "relay": (
+        "router.server.relay",
+        "router.server.buffered_response",
+        "router.server.stream_replay",
+        "router.server.null_sink",
+        f"{_UPSTREAM}:WorkerConnection.data_received",
+        f"{_CLIENT}:ClientConnection.write",
+        f"{_CLIENT}:ClientConnection.finish",
+    ),
+    "settle": (f"{_ROUTING}:Lease", "router.request.attempt", "router.request.usage", "router.request.request_log"),
+    "metrics": ("router.admin.metrics",),
+    "request driver": (
+        "router.request.served",
+        "router.request.serving",
+        "router.request.plan",
+        "router.request.refusals",
+        "router.request.replies",
+    ),
+    WRITES: (f"{OBSERVER}:MeasuredTransport.write", f"{OBSERVER}:MeasuredTransport.writelines"),
+    "log client": ("kv_runtime.event_log", "nats", "asyncio.streams"),
+    "background": (
+        "router.fleet.feeds",
+        "router.fleet.watch",
+        "router.fleet.trust_watch",
+        "router.server.timeout_sweeper",
+        "router.admin.control_plane",
+        "router.drain",
+        "indexer.service",
+        "kv_runtime.supervise",
+        "kv_runtime.telemetry",
+        "kv_runtime.http",
+    ),
+}
+"""The packages, modules, classes and functions (`module:Class.function`) that begin a stage."""
+
+OF_CALLERS = (
+    "router.names",
+    "router.fleet",
+    "router.prompt.chains",
+    "router.server.exchange",
+    "router.server.framing",
+    "router.server.heads",
+    "router.server.sites",
+    "router.request.latency",
+    "router.decision.affinity",
+    "router.decision.approximate",
+    "router.decision.history",
+    "router.decision.newcomers",
+    "router.decision.verdict",
+    _STATE,
+    f"{_ROUTING}:Routing.apply",
+    f"{_ROUTING}:Routing.tell",
+)
+"""Modules of several stages: they belong to their callers'."""
+
+_STAGE_OF: dict[str, str] = {name: stage for stage, names in STAGES.items() for name in names} | dict.fromkeys(
+    OF_CALLERS, ""
+)
+
+
+class Moment(NamedTuple):
+    """How often this stack was found, and the functions, the innermost first, up to the event loop.
+
+    `begins`: the innermost function had not executed anything yet.
+    """
+
+    times: int
+    begins: bool
+    places: Sequence[str]
+
+
+class Step(NamedTuple):
+    """A call of a function, or a return from it: its place, and the file and line of its definition."""
+
+    is_call: bool
+    place: str
+    file: str
+    line: int
+
+
+def named_stage(place: str) -> str | None:
+    """Return the stage of `module:qualified.name`; empty: its caller's; None: neither table names it."""
+    module, colon, name = place.partition(":")
+    while colon and name:
+        if (found := _STAGE_OF.get(f"{module}:{name}")) is not None:
+            return found
+        name = name.rpartition(".")[0]
+    while module:
+        if (found := _STAGE_OF.get(module)) is not None:
+            return found
+        module = module.rpartition(".")[0]
+    return None
+
+
+def stage_of(places: Iterable[str]) -> str:
+    """Return the stage of a stack, the innermost function first."""
+    return next((stage for place in places if (stage := named_stage(place))), ELSE)
+
+
+def shares(moments: Iterable[Moment]) -> dict[str, float]:
+    """Return the share of each stage in the moments, 1 in sum; empty without moments.
+
+    A moment at the very beginning of a callback is one of the event loop, which ends when the callback begins.
+    """
+    counts: Counter[str] = Counter()
+    for moment in moments:
+        is_loop = not moment.places or (moment.begins and len(moment.places) == 1)
+        counts[LOOP if is_loop else stage_of(moment.places)] += moment.times
+    total = counts.total()
+    return {stage: count / total for stage, count in counts.items()}
+
+
+def calls_by_stage(steps: Iterable[Step]) -> dict[str, int]:
+    """Return how many functions each stage called."""
+    counts: Counter[str] = Counter()
+    stack: list[str] = []
+    for step in steps:
+        if step.is_call:
+            stack.append(step.place)
+            counts[stage_of(reversed(stack))] += 1
+        elif stack:
+            stack.pop()
+    return dict(counts)
