@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.request.stages import WRITES, Step, named_stage
-
-_PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
+from bench.request.stages import WRITES, Step, is_ours, named_stage
 
 
 class CallPath(NamedTuple):
@@ -51,17 +49,13 @@ def path_steps(steps: Iterable[Step]) -> tuple[list[Step], list[Step]]:
 def call_path(steps: Sequence[Step]) -> CallPath:
     """Return the path in a trace of at least one request; its sources are read."""
     calls, stack = path_steps(steps)
-    ours = {step.place: step for step in calls if _is_ours(step)}
+    ours = {step.place: step for step in calls if is_ours(step.place)}
     return CallPath(
         calls=len(calls),
         functions=tuple(sorted(ours)),
-        stack=tuple(step.place for step in stack if _is_ours(step)),
+        stack=tuple(step.place for step in stack if is_ours(step.place)),
         forwarding=tuple(sorted(place for place, step in ours.items() if _forwards(Path(step.file), step.line))),
     )
-
-
-def _is_ours(step: Step) -> bool:
-    return step.place.replace(":", ".").partition(".")[0] in _PACKAGES
 
 
 def _forwards(file: Path, line: int) -> bool:

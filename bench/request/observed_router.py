@@ -43,14 +43,15 @@ def place_of(code: CodeType) -> str:
 
 
 class MeasuredTransport:
-    """A transport whose writes, and what the kernel does in them, are seen as functions of this class."""
+    """A transport whose writes, and what the kernel does in them, are seen as functions of this class.
+
+    All other methods are those of the wrapped transport.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
         self._write, self._write_lines = transport.write, transport.writelines
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has
-        return getattr(self._transport, name)
+        public = {name for name in dir(transport) if not name.startswith("_")} - {"write", "writelines"}
+        self.__dict__.update({name: getattr(transport, name) for name in public})
 
     def write(self, data: bytes) -> None:
         """Write the bytes."""
@@ -89,7 +90,9 @@ class Sampling:
     """
 
     def __init__(self) -> None:
-        self._found: Counter[tuple[bool, tuple[CodeType, ...]]] = Counter()
+        self._codes: dict[int, CodeType] = {}
+        """By id: the hash of code is a slow one."""
+        self._found: Counter[tuple[bool, tuple[int, ...]]] = Counter()
 
     def start(self) -> None:
         """Start the timer."""
@@ -98,9 +101,11 @@ class Sampling:
         signal.setitimer(signal.ITIMER_REAL, SAMPLE_S, SAMPLE_S)
 
     def _on_timer(self, _number: int, frame: FrameType | None) -> None:
-        begins, stack = frame is not None and frame.f_lasti <= 0, list[CodeType]()
+        begins, stack, codes = frame is not None and frame.f_lasti <= 0, list[int](), self._codes
         while frame is not None:
-            stack.append(frame.f_code)
+            code = frame.f_code
+            codes[id(code)] = code
+            stack.append(id(code))
             frame = frame.f_back
         self._found[begins, tuple(stack)] += 1
 
@@ -108,11 +113,14 @@ class Sampling:
         """Stop the timer, and return the moments."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.set_wakeup_fd(self._wakeup)
-        moments = [Moment(times, begins, _below_runner(stack)) for (begins, stack), times in self._found.items()]
+        moments = [
+            Moment(times, begins, _below_runner([self._codes[each] for each in stack]))
+            for (begins, stack), times in self._found.items()
+        ]
         return [each for each in moments if not any(place.startswith(f"{OBSERVER}:Sampling") for place in each.places)]
 
 
-def _below_runner(stack: tuple[CodeType, ...]) -> list[str]:
+def _below_runner(stack: list[CodeType]) -> list[str]:
     places = [place_of(code) for code in stack]
     ends = next((at for at, place in enumerate(places) if place.startswith(RUNNER)), len(places))
     return places[:ends]

@@ -13,6 +13,7 @@ from bench.request.stages import ELSE, LOOP, STAGES
 
 ORDER = (*STAGES, LOOP, ELSE)
 """The stages, in the order of the tables."""
+_FUNCTIONS = 20
 _CALLS_MIN = 0.005
 _SHARE_MIN = 0.005
 
@@ -40,7 +41,7 @@ def tables(results: RequestResults) -> list[FigureTable]:
     """Return all tables."""
     made = [_cpu(results)]
     if results.stages:
-        made += [*(_stages(results, mode) for mode in MODES), _calls(results), _paths(results)]
+        made += [*(_stages(results, mode) for mode in MODES), _functions(results), _calls(results), _paths(results)]
     if results.system_calls:
         made.append(_columns("system calls a request", results.system_calls, _CALLS_MIN, "{:.2f}"))
     if results.objects:
@@ -68,6 +69,17 @@ def _stages(results: RequestResults, mode: str) -> FigureTable:
         rows.append(tuple(row))
     rows.append(("all", *(number(results.cpu(mode, shape.name).cpu_us) for shape in SHAPES)))
     return FigureTable(f"CPU us of a request by stage, {mode}", ("stage", *(shape.name for shape in SHAPES)), rows)
+
+
+def _functions(results: RequestResults) -> FigureTable:
+    """Return the functions with the most own time in mode kv, by the small request."""
+    keys = [(MODES[0], shape.name) for shape in SHAPES]
+    rows = []
+    for name in [*results.stages[keys[0]].own][:_FUNCTIONS]:
+        uses = (results.stages[key].own.get(name, 0.0) * results.cpu(*key).cpu_us for key in keys)
+        rows.append((f"`{name}`", *(f"{us:.1f}" for us in uses)))
+    columns = ("function, with the libraries that it calls", *(shape for _, shape in keys))
+    return FigureTable("CPU us of the functions with the most, kv", columns, rows)
 
 
 def _calls(results: RequestResults) -> FigureTable:

@@ -59,6 +59,8 @@ class Stages(NamedTuple):
     """Of one shape in one mode: shares of the stages, their calls in one request, the path to the first byte sent."""
 
     shares: dict[str, float]
+    own: dict[str, float]
+    """Shares of our functions, with the libraries that they call; most first."""
     moments: int
     calls: dict[str, float]
     path: CallPath

@@ -48,7 +48,7 @@ from bench.request.results import (
     medians,
     of_a_chunk,
 )
-from bench.request.stages import Moment, Step, calls_by_stage, shares
+from bench.request.stages import Moment, Step, calls_by_stage, own_shares, shares
 from bench.request.tools import ToolAbsent, counted_calls, objects_shares
 from kv_runtime.clock import SystemClock
 from router.compiled import hot_path
@@ -56,7 +56,7 @@ from router.compiled import hot_path
 MODES = (KV, ROUND_ROBIN)
 _CONNECTIONS = 8
 _POLL_S = 0.05
-_TRACE_S = 0.05
+_TRACE_S = 0.3
 
 
 class Observed:
@@ -195,7 +195,8 @@ class RequestBench:
         requests = await self._saturate(running, shape, _TRACE_S, connections=1)
         steps = await observed.stop(list[Step])
         calls = {stage: count / requests for stage, count in calls_by_stage(steps).items()}
-        return Stages(shares(moments), sum(each.times for each in moments), calls, call_path(steps))
+        times = sum(each.times for each in moments)
+        return Stages(shares(moments), own_shares(moments), times, calls, call_path(steps))
 
     async def _tools(self, mode: str) -> None:
         running = self._plain[mode]

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 LOOP, WRITES, ELSE = "event loop, reads", "socket writes", "else"
 OBSERVER = "bench.request.observed_router"
+PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
+"""Those of this repository that a router runs."""
 RUNNER = "asyncio.runners"
 """Runs the event loop: what is outside of it is the same for every moment."""
 _STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.server.client_connection", "router.server.upstream"
@@ -103,6 +105,11 @@ class Moment(NamedTuple):
     begins: bool
     places: Sequence[str]
 
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is one of the event loop, which ends when a callback begins."""
+        return not self.places or (self.begins and len(self.places) == 1)
+
 
 class Step(NamedTuple):
     """A call of a function, or a return from it: its place, and the file and line of its definition."""
@@ -133,16 +140,27 @@ def stage_of(places: Iterable[str]) -> str:
 
 
 def shares(moments: Iterable[Moment]) -> dict[str, float]:
-    """Return the share of each stage in the moments, 1 in sum; empty without moments.
-
-    A moment at the very beginning of a callback is one of the event loop, which ends when the callback begins.
-    """
+    """Return the share of each stage in the moments, 1 in sum; empty without moments."""
     counts: Counter[str] = Counter()
     for moment in moments:
-        is_loop = not moment.places or (moment.begins and len(moment.places) == 1)
-        counts[LOOP if is_loop else stage_of(moment.places)] += moment.times
+        counts[LOOP if moment.is_loop else stage_of(moment.places)] += moment.times
     total = counts.total()
     return {stage: count / total for stage, count in counts.items()}
+
+
+def is_ours(place: str) -> bool:
+    """Return whether the function is one of `PACKAGES`."""
+    return place.replace(":", ".").partition(".")[0] in PACKAGES
+
+
+def own_shares(moments: Iterable[Moment]) -> dict[str, float]:
+    """Return the share of each of our functions in the moments; what a library does is its caller's."""
+    counts, total = Counter[str](), 0
+    for moment in moments:
+        total += moment.times
+        if not moment.is_loop and (place := next(filter(is_ours, moment.places), None)) is not None:
+            counts[place] += moment.times
+    return {place: count / total for place, count in counts.most_common()}
 
 
 def calls_by_stage(steps: Iterable[Step]) -> dict[str, int]:

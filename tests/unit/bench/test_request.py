@@ -22,6 +22,7 @@ from bench.request.stages import (
     Step,
     calls_by_stage,
     named_stage,
+    own_shares,
     shares,
     stage_of,
 )
@@ -63,7 +64,6 @@ def test_no_name_has_two_stages() -> None:
         (["router.server.heads:HeadReader.answer", "router.server.relay:ResponseRelay.feed"], "relay"),
         (["router.server.heads:HeadReader.request", READ], "read"),
         ([WRITE, "router.server.upstream:WorkerConnection.send"], WRITES),
-        ([f"{OBSERVER}:MeasuredTransport.__getattr__", "router.server.relay:ResponseRelay.feed"], "relay"),
         (["router.server.upstream:WorkerConnection.data_received"], "relay"),
         (["router.prompt.chains:ChainCounts.add", TAKE], "take"),
         (["nats.aio.client:Client.publish"], "log client"),
@@ -88,6 +88,11 @@ def test_what_no_function_runs_in_is_the_loops() -> None:
 
 def test_without_moments_no_stage_has_a_share() -> None:
     assert shares([]) == {}
+
+
+def test_what_a_library_does_is_its_callers_own_time() -> None:
+    moments = [Moment(3, False, ["numpy:sum", ":made", BOOK, TAKE]), Moment(1, False, ["nats:read"])]
+    assert own_shares([*moments, Moment(4, True, [READ])]) == {BOOK: 3 / 8}
 
 
 def step(place: str, *, line: int = 1, file: str = "") -> Step:
@@ -193,7 +198,7 @@ def made_results() -> RequestResults:
         for shape in SHAPES:
             key = mode, shape.name
             results.rounds[key] = [CpuUse(100.0, 20.0), CpuUse(300.0, 60.0), CpuUse(200.0, 40.0)]
-            results.stages[key] = Stages({"read": 0.25, LOOP: 0.75}, 400, {"read": 2.0}, path)
+            results.stages[key] = Stages({"read": 0.25, LOOP: 0.75}, {READ: 0.25}, 400, {"read": 2.0}, path)
             results.system_calls[key] = {"read": 2.0, "mmap": 0.001}
         results.chunks[mode, PACES[0].name] = CpuUse(3.0, 1.0)
     return results
