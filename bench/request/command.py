@@ -46,7 +46,8 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure where the CPU time of one request goes: by stage, by system call; and that of a chunk and of KV events.
 
     Routers are real processes with metrics, ledger and journal on, in modes kv and round-robin. Stages and function
-    calls need an interpreted router, system calls `strace` on PATH. The exit status says whether the bench ran.
+    calls need an interpreted router, or stages a compiled one and --perf; system calls need `strace` on PATH. The exit
+    status says whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK

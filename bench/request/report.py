@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bench.index.tables import FigureTable, number
+from bench.index.tables import NONE, FigureTable, number
 from bench.request.call_path import files_of
 from bench.request.results import SHAPES, RequestResults, Stages
 from bench.request.run import MODES, MeasuredAmount
@@ -41,7 +41,9 @@ def tables(results: RequestResults) -> list[FigureTable]:
     """Return all tables."""
     made = [_cpu(results)]
     if results.stages:
-        made += [*(_stages(results, mode) for mode in MODES), _functions(results), _calls(results), _paths(results)]
+        made += [*(_stages(results, mode) for mode in MODES), _functions(results)]
+    if any(each.path for each in results.stages.values()):
+        made += [_calls(results), _paths(results)]
     if results.system_calls:
         made.append(_columns("system calls a request", results.system_calls, _CALLS_MIN, "{:.2f}"))
     if results.objects:
@@ -64,7 +66,11 @@ def _stages(results: RequestResults, mode: str) -> FigureTable:
     for stage in ORDER:
         row = [stage]
         for shape in SHAPES:
-            share = results.stages[mode, shape.name].shares.get(stage, 0.0)
+            found = results.stages.get((mode, shape.name))
+            if found is None:
+                row.append(NONE)
+                continue
+            share = found.shares.get(stage, 0.0)
             row.append(f"{share * results.cpu(mode, shape.name).cpu_us:.1f} ({share:.1%})")
         rows.append(tuple(row))
     rows.append(("all", *(number(results.cpu(mode, shape.name).cpu_us) for shape in SHAPES)))
@@ -73,9 +79,9 @@ def _stages(results: RequestResults, mode: str) -> FigureTable:
 
 def _functions(results: RequestResults) -> FigureTable:
     """Return the functions with the most own time in mode kv, by the small request."""
-    keys = [(MODES[0], shape.name) for shape in SHAPES]
+    keys = [key for shape in SHAPES if (key := (MODES[0], shape.name)) in results.stages]
     rows = []
-    for name in [*results.stages[keys[0]].own][:_FUNCTIONS]:
+    for name in [*results.stages[keys[0]].own][:_FUNCTIONS] if keys else ():
         uses = (results.stages[key].own.get(name, 0.0) * results.cpu(*key).cpu_us for key in keys)
         rows.append((f"`{name}`", *(f"{us:.1f}" for us in uses)))
     columns = ("function, with the libraries that it calls", *(shape for _, shape in keys))
@@ -101,7 +107,8 @@ def _paths(results: RequestResults) -> FigureTable:
     )
     rows = []
     for (mode, shape), found in results.stages.items():
-        path = found.path
+        if (path := found.path) is None:
+            continue
         counts = (path.calls, len(path.functions), len(files_of(path.functions)), len(path.forwarding))
         rows.append((f"{mode}, {shape}", *map(str, (*counts, len(path.stack), len(files_of(path.stack))))))
     return FigureTable("from the first byte read to the first byte sent", columns, rows)
@@ -151,4 +158,4 @@ def as_json(facts: RequestFacts, results: RequestResults) -> bytes:
 
 
 def _stages_json(found: Stages | None) -> dict[str, Any] | None:
-    return None if found is None else found._asdict() | {"path": found.path._asdict()}
+    return None if found is None else found._asdict() | {"path": found.path._asdict() if found.path else None}

@@ -63,7 +63,8 @@ class Stages(NamedTuple):
     """Shares of our functions, with the libraries that they call; most first."""
     moments: int
     calls: dict[str, float]
-    path: CallPath
+    path: CallPath | None
+    """None, and no calls: the router is compiled."""
 
 
 class EventsUse(NamedTuple):

@@ -1,7 +1,8 @@
 """Measures one request: routers of both modes, a back end and clients, each a process of its own.
 
     CPU        of a plain `router`, in rounds; modes and shapes take turns
-    stages     of a router that can be observed (`observed_router.py`): shares of moments, times the plain one's CPU
+    stages     of a router that can be observed (`observed_router.py`): shares of moments, times the plain one's CPU;
+               of a compiled one by `perf` (`machine_stacks.py`)
     tools      system calls and shared objects of the plain router
     chunks     CPU of a long stream less that of a short one, over the chunks that it has more
     events     CPU of the router in mode kv while a worker publishes KV events, less that of a time without
@@ -12,7 +13,7 @@ Workers register a source of KV events, so that mode kv reads the index; the wor
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,7 @@ from bench.dataplane.systems import (
 from bench.events.run import Child
 from bench.request.call_path import call_path
 from bench.request.feed import events_use
+from bench.request.machine_stacks import machine_moments
 from bench.request.results import (
     LONG_CHUNKS,
     PACES,
@@ -154,11 +156,13 @@ class RequestBench:
             for mode, shape in cells:
                 use = await self._used(mode, shape, self._amount.seconds)
                 self.results.rounds.setdefault((mode, shape.name), []).append(use)
-        for mode, shape in cells if self._observed else ():
-            on_progress(f"stages, {mode}, {shape.name}")
-            self.results.stages[mode, shape.name] = await self._stages(mode, shape)
         if not self._observed:
-            self.results.absent.append("stages: the hot path is compiled")
+            self.results.absent.append("function calls, and stages without --perf: the hot path is compiled")
+        for mode, shape in cells if self._observed or self._amount.uses_perf else ():
+            on_progress(f"stages, {mode}, {shape.name}")
+            stages = await (self._stages if self._observed else self._compiled_stages)(mode, shape)
+            if stages is not None:
+                self.results.stages[mode, shape.name] = stages
         for mode in MODES:
             on_progress(f"tools and chunks, {mode}")
             await self._tools(mode)
@@ -186,7 +190,7 @@ class RequestBench:
         user, system = (after - then for after, then in zip(_ticks(running), ticks_before, strict=True))
         return CpuUse(cpu_us, cpu_us * system / max(user + system, 1e-9))
 
-    async def _stages(self, mode: str, shape: RequestShape) -> Stages:
+    async def _stages(self, mode: str, shape: RequestShape) -> Stages | None:
         running, observed = self._observed[mode], self._observing[mode]
         await observed.start("sample")
         await self._saturate(running, shape, self._amount.sample_s)
@@ -198,6 +202,19 @@ class RequestBench:
         times = sum(each.times for each in moments)
         return Stages(shares(moments), own_shares(moments), times, calls, call_path(steps))
 
+    async def _compiled_stages(self, mode: str, shape: RequestShape) -> Stages | None:
+        running = self._plain[mode]
+
+        def work() -> Awaitable[float]:
+            return self._saturate(running, shape, self._amount.sample_s)
+
+        try:
+            moments = await machine_moments(pid_of(running), self._scratch, work)
+        except ToolAbsent as error:
+            self.results.absent.append(f"stages, {mode}, {shape.name}: {error}")
+            return None
+        return Stages(shares(moments), own_shares(moments), sum(each.times for each in moments), {}, None)
+
     async def _tools(self, mode: str) -> None:
         running = self._plain[mode]
         tools = [(counted_calls, self.results.system_calls)]
@@ -206,7 +223,7 @@ class RequestBench:
         for tool, results in tools:
             for shape in SHAPES:
 
-                def work(shape: RequestShape = shape) -> Any:  # noqa: ANN401 - an awaitable
+                def work(shape: RequestShape = shape) -> Awaitable[float]:
                     return self._saturate(running, shape, self._amount.seconds)
 
                 try:

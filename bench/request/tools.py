@@ -23,7 +23,7 @@ async def counted_calls(pid: int, directory: Path, work: Callable[[], Awaitable[
         ToolAbsent: `strace` is absent, or printed no counts.
     """
     written = directory / "strace"
-    units = await _beside([STRACE, "-c", "-f", "-q", "-p", str(pid), "-o", str(written)], work)
+    units = await beside([STRACE, "-c", "-f", "-q", "-p", str(pid), "-o", str(written)], work)
     counts = system_calls(written.read_text())
     if not counts:
         raise ToolAbsent(f"{STRACE}: it counted nothing")
@@ -48,13 +48,9 @@ async def objects_shares(pid: int, directory: Path, work: Callable[[], Awaitable
     """
     data = str(directory / "perf.data")
     command = [PERF, "record", "-e", "cpu-clock", "-F", str(_PERF_HZ), "-p", str(pid), "-o", data]
-    await _beside(command, work)
+    await beside(command, work)
     report = [PERF, "report", "-i", data, "--stdio", "--sort", "dso", "--percent-limit", "0.1"]
-    process = await asyncio.create_subprocess_exec(
-        *report, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    printed, _ = await process.communicate()
-    found = object_shares(printed.decode(errors="replace"))
+    found = object_shares(await output_of(report))
     if not found:
         raise ToolAbsent(f"{PERF}: it sampled nothing")
     return found
@@ -70,8 +66,12 @@ def object_shares(printed: str) -> dict[str, float]:
     return found
 
 
-async def _beside(command: list[str], work: Callable[[], Awaitable[float]]) -> float:
-    """Run the tool while `work` runs, and return what it returns."""
+async def beside(command: list[str], work: Callable[[], Awaitable[float]]) -> float:
+    """Run a tool while `work` runs, and return what that returns.
+
+    Raises:
+        ToolAbsent: the tool is not on PATH, or ended at once.
+    """
     if shutil.which(command[0]) is None:
         raise ToolAbsent(f"{command[0]}: not on PATH")
     tool = await asyncio.create_subprocess_exec(
@@ -88,3 +88,12 @@ async def _beside(command: list[str], work: Callable[[], Awaitable[float]]) -> f
         if tool.returncode is None:
             tool.send_signal(signal.SIGINT)
         await tool.communicate()
+
+
+async def output_of(command: list[str]) -> str:
+    """Return what a command prints."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    printed, _ = await process.communicate()
+    return printed.decode(errors="replace")

@@ -8,6 +8,8 @@ import pytest
 
 from bench.request.call_path import CallPath, call_path, files_of, function_at, only_forwards, path_steps
 from bench.request.feed import use_of
+from bench.request.machine_stacks import moments as machine_code_moments
+from bench.request.machine_stacks import place_of
 from bench.request.report import ORDER, RequestFacts, as_json, tables
 from bench.request.results import PACES, SHAPES, CpuUse, RequestResults, Stages, medians, of_a_chunk
 from bench.request.run import MODES, MeasuredAmount
@@ -227,3 +229,34 @@ def test_the_json_has_every_cell_and_the_lines_the_machine() -> None:
     facts, results = RequestFacts("a machine", "abc", amount), made_results()
     assert len(json.loads(as_json(facts, results))["cells"]) == len(MODES) * len(SHAPES)
     assert next(facts.lines(results)) == "a machine; not pinned to cores"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "place"),
+    [
+        ("CPyDef_ledger___Ledger___apply", "router.fleet.ledger:Ledger.apply"),
+        ("CPyPy_relay___ResponseRelay____begin", "router.server.relay:ResponseRelay._begin"),
+        ("CPyDef_decide___decide", "router.decision.decide:decide"),
+        ("CPyDef_state____x", "router.decision.state:_x"),
+        ("__pyx_pw_6uvloop_4loop_8UVStream_5write", WRITE),
+        ("__pyx_f_6uvloop_4loop_8UVStream__exec_write", WRITE),
+        ("__pyx_pw_6uvloop_4loop_8UVStream_7writelines", WRITE),
+        ("__pyx_f_6uvloop_4loop_8UVStream__get_write_buffer_size", None),
+        ("CPyDef_unknown___x", None),
+        ("CPyDict_GetItem", None),
+        ("_PyEval_EvalFrameDefault", None),
+    ],
+)  # fmt: skip
+def test_machine_code_has_the_place_of_its_function(symbol: str, place: str | None) -> None:
+    assert place_of(symbol) == place
+
+
+def test_stacks_of_machine_code_are_moments() -> None:
+    stacks = [
+        ["tcp_sendmsg", "__pyx_f_6uvloop_4loop_8UVStream_write", "CPyDef_upstream___WorkerConnection___send", "uv_run"],
+        ["PyDict_SetItem", "CPyDef_routing___Lease___end", "_PyEval_EvalFrameDefault", "uv_run", "CPyDef_names___x"],
+        ["epoll_wait", "uv_run", "_PyEval_EvalFrameDefault"],
+        ["__pyx_f_6uvloop_4loop_8UVStream_write", "_PyEval_EvalFrameDefault", "uv_run"],
+    ]
+    printed = "".join("\n" + "".join(f"\t    {at:x} {name}\n" for at, name in enumerate(each)) for each in stacks)
+    assert shares(machine_code_moments(printed)) == {WRITES: 0.25, "settle": 0.25, LOOP: 0.25, ELSE: 0.25}
