@@ -24,7 +24,7 @@ _QUICK_ONLY = {"held_chunks": 2, "left_times": 5}
 _TWO = 2
 
 
-def _cores() -> tuple[int, int]:
+def cores() -> tuple[int, int]:
     """Return a core for the systems, and one for all others; -1 where there is no choosing."""
     if not hasattr(os, "sched_getaffinity"):
         return -1, -1
@@ -66,7 +66,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     if flags["quick"]:
         flags |= _QUICK
     more = _QUICK_ONLY if flags["quick"] else {}
-    shape = MeasuredShape(cores=_cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
+    shape = MeasuredShape(cores=cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
     plans, absent = found(flags["peers"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]

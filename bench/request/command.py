@@ -1,12 +1,12 @@
 """`router bench request`: where the CPU time of one request goes."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from bench.dataplane.command import cores
 from bench.dataplane.systems import on_core
 from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
@@ -19,13 +19,6 @@ from router.compiled import hot_path
 _WIDTH = 200
 """Columns of a table that is not printed on a terminal."""
 _QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3, "events_s": 1.0}
-_TWO = 2
-
-
-def _cores() -> tuple[int, int]:
-    """Return a core for the routers, and one for all others; -1 where there is no choosing."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return (allowed[-1], allowed[0]) if len(allowed) >= _TWO else (-1, -1)
 
 
 @click.command("request", context_settings={"show_default": True})
@@ -51,7 +44,7 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """
     if flags["quick"]:
         flags |= _QUICK
-    amount = MeasuredAmount(cores=_cores(), **{name: flags[name] for name in MeasuredAmount._fields if name != "cores"})
+    amount = MeasuredAmount(cores=cores(), **{name: flags[name] for name in MeasuredAmount._fields if name != "cores"})
     facts = RequestFacts(f"{machine()}; hot path {hot_path()}", commit(), amount)
     found: list[RequestResults] = []
     try:

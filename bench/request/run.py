@@ -11,16 +11,13 @@ Workers register a source of KV events, so that mode kv reads the index; the wor
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import msgspec
 import psutil
 
 from bench.dataplane.systems import (
@@ -37,6 +34,7 @@ from bench.events.run import Child
 from bench.request.call_path import call_path
 from bench.request.feed import events_use
 from bench.request.machine_stacks import machine_moments
+from bench.request.observed import Observed
 from bench.request.results import (
     LONG_CHUNKS,
     PACES,
@@ -51,40 +49,12 @@ from bench.request.results import (
     of_a_chunk,
 )
 from bench.request.stages import Moment, Step, calls_by_stage, own_shares, shares
-from bench.request.tools import ToolAbsent, counted_calls, objects_shares
-from kv_runtime.clock import SystemClock
+from bench.request.tools import ToolAbsent, counted_calls, sampled_objects
 from router.compiled import hot_path
 
 MODES = (KV, ROUND_ROBIN)
 _CONNECTIONS = 8
-_POLL_S = 0.05
 _TRACE_S = 0.3
-
-
-class Observed:
-    """A router that observes itself; its files are in `directory`."""
-
-    def __init__(self, pid: int, directory: Path) -> None:
-        self._pid, self._directory = pid, directory
-        self._clock = SystemClock()
-
-    async def start(self, kind: str) -> None:
-        """Start a kind of observation."""
-        command = self._directory / "command"
-        command.write_text(kind)
-        os.kill(self._pid, signal.SIGUSR1)
-        while command.exists():
-            await self._clock.sleep(_POLL_S)
-
-    async def stop(self, found: type[list[Any]]) -> list[Any]:
-        """Stop it, and return what was found."""
-        result = self._directory / "result.json"
-        os.kill(self._pid, signal.SIGUSR2)
-        while not result.exists():
-            await self._clock.sleep(_POLL_S)
-        decoded: list[Any] = msgspec.json.decode(result.read_bytes(), type=found)
-        result.unlink()
-        return decoded
 
 
 class MeasuredAmount(NamedTuple):
@@ -219,7 +189,7 @@ class RequestBench:
         running = self._plain[mode]
         tools = [(counted_calls, self.results.system_calls)]
         if self._amount.uses_perf:
-            tools.append((objects_shares, self.results.objects))
+            tools.append((sampled_objects, self.results.objects))
         for tool, results in tools:
             for shape in SHAPES:
 

@@ -40,7 +40,7 @@ def system_calls(printed: str) -> dict[str, int]:
     return counts
 
 
-async def objects_shares(pid: int, directory: Path, work: Callable[[], Awaitable[float]]) -> dict[str, float]:
+async def sampled_objects(pid: int, directory: Path, work: Callable[[], Awaitable[float]]) -> dict[str, float]:
     """Return the shares of CPU time by shared object, `kernel.kallsyms` for the kernel, while `work` runs.
 
     Raises:
