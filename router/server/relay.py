@@ -11,9 +11,9 @@ A response's stream (`call.token_mark`) ends with an error event of its own kind
 `on_first_byte` follows its first event with a token.
 
 Reads of complete chunks that end an event are passed on unchanged. Other reads are decoded, cut after the last complete
-event, and put into a new chunk. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB of the
-body are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be resumed, too;
-the buffer decides what of it is passed on.
+event, and put into a new chunk. A stream whose worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets
+bytes until its connection ends. Only the last 4 KB of the body are kept, unless the call has a `replay_buffer`. A
+stream with one that ends without `[DONE]` may be resumed, too; the buffer decides what of it is passed on.
 """
 
 from typing import Protocol
@@ -395,7 +395,11 @@ class ResponseRelay:
             self._watcher.on_gone()
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
-        """The worker failed: the attempt is over."""
+        """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
+        if self._begun and self._state == _EVENTS and self._has_done():
+            self._write(LAST_CHUNK if self._chunked_out else b"")
+            self._over(extra=True, tail=self._tail)
+            return
         self._detach(reusable=False)
         if self._begun:
             if self.call.replay_buffer is not None and not self._mid_event and self._goes_on(phase, reason):
@@ -406,6 +410,13 @@ class ResponseRelay:
         else:
             self._exchange.carried = None
             self._watcher.on_failed(phase, reason, begun=False)
+
+    def _has_done(self) -> bool:
+        """Return whether the last event that the client has is the stream's end mark."""
+        if self.call.token_mark or self._buffer:
+            return False
+        self._remember(b"")
+        return self._tail.rstrip().endswith(_DONE)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""

@@ -435,6 +435,29 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_done(plane: Pla
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("migration_limit", [0, 2])
+@pytest.mark.parametrize("is_in_one_read", [True, False])
+async def test_a_stream_that_is_cut_behind_its_done_is_complete(migration_limit: int, *, is_in_one_read: bool) -> None:
+    async def done_but_not_ended(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(event("all")) + chunked(DONE) * is_in_one_read)
+        if not is_in_one_read:
+            await passed_on.wait()
+            await exchange.send(chunked(DONE))
+        await exchange.cut()
+
+    passed_on = asyncio.Event()
+    async with running_plane(migration_limit=migration_limit) as plane, Upstream(done_but_not_ended) as worker:
+        plane.join("w0", worker.base_url)
+        reader, _ = await plane.dial(STREAMED, headers=b"x-request-id: r\r\nconnection: close\r\n")
+        answered = await reader.readuntil(event("all").strip())
+        passed_on.set()
+        answered += await reader.read()
+        assert answered.endswith(b"0\r\n\r\n")
+        assert (answered.count(b"[DONE]"), b"error" in answered) == (1, False)
+        assert plane.outcome("r").outcome == "ok"
+
+
+@pytest.mark.asyncio
 async def test_of_a_stream_that_is_cut_within_an_event_only_whole_events_are_passed_on(plane: Plane) -> None:
     half = event("second")[:15]
     async with Upstream(says(STREAM_HEAD + chunked(event("first")) + chunked(half))) as worker:
