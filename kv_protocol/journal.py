@@ -149,6 +149,9 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
         checked_u64("epoch", self.epoch)
 
 
+OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
+
+
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 

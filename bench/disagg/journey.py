@@ -1,4 +1,4 @@
-"""One request on the router's side in virtual time: as `router/request/served.py` serves it, without bytes.
+"""One request on the router's side in virtual time: as `router/request/machine.py` has it, without bytes.
 
     planned    `RequestPlan`, of the roles that are fit; `placement` where the layout is conditional
     decided    `Routing.decide` for the phase, and a lease at the winner; no candidate: as the plan has it
@@ -17,10 +17,10 @@ from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures
 from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import AttemptEnded, AttemptOutcome
+from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from router.decision.disaggregation import ConditionalLimits, first_phase, placement
 from router.decision.errors import NoEligibleWorker
-from router.decision.routing import Lease, OutcomeName, Routing
+from router.decision.routing import Lease, Routing
 from router.decision.view import RouteRequest
 from router.request.plan import RequestPlan
 from worker_agent.engines.types import EngineOutput

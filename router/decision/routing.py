@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decision import Decision
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import LedgerApplied, OutcomeKnown, PolicyChanged, TimePassed
+from kv_protocol.journal import LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
@@ -30,8 +30,6 @@ from router.decision.view import RouteRequest
 from router.fleet.trust import Trust, trust_of
 from router.journal.records import Recorder, Recorders, RefusedRequest
 from router.request.latency import Arrival, latency_of
-
-OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 
 
 class OverlapIndex(Protocol):

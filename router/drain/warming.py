@@ -11,39 +11,50 @@ plane's connections.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.inbound import COMPLETIONS
-from kv_protocol.openai.requests import Inbound, decode_inbound
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.prompt import EncodedPrompt
-from router.request.attempt import Attempt
-from router.request.handoff import AnswerUnusable, PrefillAnswer, prefill_answer
+from router.request.driver import RequestDriver
+from router.request.events import (
+    Admitted,
+    AnswerBegan,
+    AttemptOver,
+    Chosen,
+    Event,
+    Fact,
+    NotChosen,
+    Parsed,
+    Relay,
+    RequestOver,
+    Send,
+)
+from router.request.plan import RequestPlan
+from router.request.rank_attempt import RankAttempt, of_rank
+from router.request.refusals import unavailable
 from router.request.serving import Serving
-from router.request.usage import usage_in
-from router.server.buffered_response import BufferedResponse
-from router.server.exchange import UpstreamStage
-from router.server.heads import Headers
+from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.server.exchange import Exchange, OutboundCall
+from router.server.heads import RequestHead
+from router.server.stream_replay import StreamReplayBuffer
 from router.server.upstream import Upstreams
 
-_USAGE_BYTES = 4096
-_ANSWER_BYTES_MAX = 4 << 20
-"""Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
+_GIVEN_UP = "local: given up: it took too long, or the router stops"
 
 
 class Wish(NamedTuple):
     """A prompt to be computed, as a request of its own: its routing fields, and its body for a worker."""
 
     route: RouteRequest
-    inbound: Inbound
     body: bytes
     prompt: EncodedPrompt
 
@@ -61,7 +72,6 @@ def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
     body = msgspec.json.encode(fields)
     return Wish(
         replace(route, isl_tokens=count, sequence_hashes=hashes),
-        decode_inbound(COMPLETIONS, body),
         body,
         EncodedPrompt(ids, count, recent.hashing, hashes),
     )
@@ -82,124 +92,112 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
-        call = await self._ask(wish, verdict, None, within_s)
-        if not call.fault and verdict.request.phase == "prefill":
-            await self._let_fetch(wish, verdict, call.body, within_s)
-        return call.fault
-
-    async def _let_fetch(self, wish: Wish, verdict: Verdict, body: bytes, within_s: float) -> None:
+        request = WarmingRequest(wish, verdict, self._serving, self._upstreams, self.decide)
+        request.begin()
         try:
-            answer = prefill_answer(body, limit_tokens=None)
-        except AnswerUnusable:
-            return  # there is nothing to fetch
-        worker = self._serving.routing.state.fleet.worker(verdict.winner.worker_id)
-        if answer.is_final or worker is None:
-            return
-        route = replace(
-            verdict.request,
-            phase="decode",
-            decision_id=self._serving.new_id(),
-            tried=(),
-            transfer_domain=worker.registration.transfer_domain,
-            prefill_worker=worker.registration.worker_id,
-        )
-        decoder = self.decide(route)
-        if decoder is not None:
-            await self._ask(wish, decoder, answer, within_s)
-
-    async def _ask(
-        self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float
-    ) -> "_WarmingCall":
-        serving = self._serving
-        answer = BufferedResponse(self._upstreams, _ANSWER_BYTES_MAX)
-        warming = _WarmingCall(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
-        call = serving.calls.call(verdict, wish.inbound, Body(wish.body), {}, wish.prompt, handoff)
-        try:
-            if call is None:
-                warming.on_failed("connect", "the worker left", begun=False)
-            else:
-                answer.ask(call, warming)
             async with asyncio.timeout(within_s):
-                await warming.over.wait()
+                await request.over.wait()
         except TimeoutError:
-            pass  # `finally` gives the call up
+            pass  # `finally` gives it up
         finally:
-            answer.give_up()
-            warming.settle()
-        return warming
+            request.exchange.leave()
+        return request.fault
 
 
-class _WarmingCall:
-    """A running call; `over` is set at its end, and then `settle` must be called."""
+class WarmingRequest(RequestDriver):
+    """A prompt on its way to the cache; `over` is set at its end."""
 
-    __slots__ = ("_answer", "_attempt", "_serving", "over")
+    __slots__ = ("_decide_rank", "_plan", "_route", "_serving", "_verdict", "_wish", "fault", "over")
 
-    def __init__(self, attempt: Attempt, answer: BufferedResponse, serving: Serving) -> None:
-        self._attempt, self._answer, self._serving = attempt, answer, serving
+    def __init__(
+        self,
+        wish: Wish,
+        verdict: Verdict,
+        serving: Serving,
+        upstreams: Upstreams,
+        decide: Callable[[RouteRequest], Verdict | None],
+    ) -> None:
+        """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
+        head = RequestHead("POST", COMPLETIONS, "", {}, 0, keep_alive=False, http_1_1=False)
+        super().__init__(Exchange(BufferedResponse(upstreams, ASIDE_BYTES_MAX), head, wish.body, 0.0), serving.bodies)
+        self._wish, self._serving, self._decide_rank = wish, serving, decide
+        self._verdict: Verdict | None = verdict
+        self._route = wish.route
+        self._plan = RequestPlan(verdict.request.phase, retry_limit=0, falls_back=False)
         self.over = asyncio.Event()
+        self.fault = _GIVEN_UP
+        """Why the first worker did not compute the prompt; empty if it did."""
 
-    @property
-    def fault(self) -> str:
-        """Why the call failed; empty if it succeeded."""
-        attempt = self._attempt
-        if attempt.reason:
-            return f"{attempt.phase}: {attempt.reason}"
-        return "" if attempt.is_answered else f"status {attempt.status}"
+    def _ask_prompt(self, read_s: float) -> EncodedPrompt:  # noqa: ARG002 - no request of a client
+        return self._wish.prompt
 
-    @property
-    def body(self) -> bytes:
-        """The answer's body, as far as it was received."""
-        return self._answer.body
+    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - no request of a client
+        self._feed(Parsed(self._plan, self.inbound, self._route.isl_tokens))
 
-    def settle(self) -> None:
-        """End the lease, and report the outcome to the worker's breaker."""
-        attempt = self._attempt
-        is_gone = attempt.phase == "local"
-        if is_gone or self.fault:
-            attempt.lease.end("cancelled" if is_gone else "failed")
-        else:
-            usage = usage_in(self.body[-_USAGE_BYTES:])
-            attempt.lease.end(
-                "ok",
-                usage.cached_tokens,
-                usage.output_tokens,
-                came_whole=attempt.lease.first_byte_s is None,
-                arrival=attempt.arrival((usage.output_tokens or 1) - 1),
+    def _queue(self) -> Event:
+        return Admitted()
+
+    def _make_route(self) -> None:
+        if self._plan.phase == "decode":
+            worker = self._serving.routing.state.fleet.worker(self._route.prefill_worker or "")
+            self._route = replace(
+                self._route,
+                phase="decode",
+                decision_id=self._serving.new_id(),
+                tried=(),
+                transfer_domain=None if worker is None else worker.registration.transfer_domain,
             )
-        self._serving.attempt_ended(attempt, is_gone=is_gone, erred_before=())
 
-    # ------------------------------------------------------------ as the call's watcher
+    def _decide(self) -> Event:
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            verdict = self._decide_rank(self._route)
+        if verdict is None:
+            return NotChosen(unavailable("no rank is eligible", "no_eligible_worker"), None)
+        return Chosen(RankAttempt(verdict, self._serving.retry_after_s_max))
 
-    def on_head(self, status: int, headers: Headers) -> bytes | None:
-        """Return no additional lines; None if the answer is of no use."""
-        return b"" if self._attempt.on_status(status, headers, self._serving.busy_s) else None
+    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
+        attempt, serving = of_rank(send.attempt), self._serving
+        attempt.lease = serving.routing.take(attempt.verdict)
+        return serving.calls.call(
+            attempt.verdict, self.inbound, self.body, {}, self._wish.prompt, send.handoff, send.progress, buffer
+        )
 
-    def on_dropped(self) -> None:
-        """The useless answer is dropped."""
-        self.over.set()
+    def _new_replay_buffer(self) -> StreamReplayBuffer:
+        return self._serving.new_replay_buffer({})
 
-    def on_first_byte(self) -> None:
-        """The answer has begun: the prompt is computed."""
-        self._attempt.lease.first_token()
+    def _after_pause(self, retry: int, again: Callable[[], None]) -> None:
+        self._serving.after_back_off(retry, self._route.decision_id, again)
+
+    def _answer_lines(self, relay: Relay) -> bytes:  # noqa: ARG002 - the answer is dropped
+        return b""
+
+    def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ()
 
     def on_bytes(self) -> None:
-        """The answer goes on."""
-        self._attempt.lease.on_bytes()
+        """The answer goes on: renew its lease."""
+        attempt = self._machine.attempt
+        if attempt is not None:
+            of_rank(attempt).lease.on_bytes()
 
-    def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - it is gathered
-        """The answer is complete."""
-        self.over.set()
+    def _record(self, fact: Fact) -> None:
+        if isinstance(fact, AnswerBegan):
+            of_rank(fact.attempt).lease.first_token()
+        elif isinstance(fact, AttemptOver):
+            attempt = of_rank(fact.attempt)
+            self._serving.attempt_over(attempt, fact, ())
+            if attempt.verdict.request.phase != "decode":
+                self.fault = _fault(attempt, fact)
+                self._route = replace(self._route, prefill_worker=attempt.rank.worker_id)
+        elif isinstance(fact, RequestOver):
+            self.stop_reading()
+            self.over.set()
 
-    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
-        """Return None: the stream ends."""
-        return None
 
-    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: ARG002, FBT001 - a callback's facts
-        """The worker failed."""
-        self._attempt.phase, self._attempt.reason = phase, reason
-        self.over.set()
-
-    def on_gone(self) -> None:
-        """The call was given up, which says nothing of the worker."""
-        self._attempt.phase, self._attempt.reason = "local", "given up: it took too long, or the router stops"
-        self.over.set()
+def _fault(attempt: RankAttempt, fact: AttemptOver) -> str:
+    if fact.outcome == "cancelled":
+        return _GIVEN_UP
+    if attempt.reason:
+        return f"{attempt.phase}: {attempt.reason}"
+    return "" if attempt.is_answered else f"status {attempt.status}"

@@ -9,6 +9,7 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 wit
 
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from kv_protocol.fleet import WorkerRegistered
@@ -18,6 +19,8 @@ from router.compiled import hot_path
 from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.prompt import EncodedPrompt
 from router.request import refusals
 from router.request.plan import RequestPlan
 from router.request.reader import RequestReader
@@ -26,6 +29,9 @@ from router.request.replies import MODELS_PATH, answer, answer_model, answer_mod
 from router.request.served import Served
 from router.request.serving import Serving
 from router.server.exchange import Exchange
+
+if TYPE_CHECKING:
+    import asyncio
 
 Endpoint = Callable[[Exchange], None]
 _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
@@ -99,7 +105,11 @@ class DecisionOnly(RequestReader):
     `?endpoint=` names the endpoint that the body is for; without it, it is inferred from the body.
     """
 
-    __slots__ = ()
+    __slots__ = ("_serving",)
+
+    def __init__(self, exchange: Exchange, serving: Serving) -> None:
+        super().__init__(exchange, serving.bodies)
+        self._serving = serving
 
     def begin(self) -> None:
         """Start reading the request."""
@@ -113,29 +123,38 @@ class DecisionOnly(RequestReader):
             raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
         return path or self.exchange.path
 
-    def _on_parsed(self) -> None:
-        serving, plan = self.serving, self.serving.plan(self.route, self.inbound)
-        serving.placed(self.route, plan, self.inbound)
-        verdict = self._decided(plan)
+    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+        self._serving.metrics.parsed(read_s)
+        return self._serving.prompt_of(self.inbound, self.body)
+
+    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:
+        serving = self._serving
+        if prompt is not None:
+            serving.metrics.stage("tokenize", prompt_s)
+        route = serving.route_request(self.inbound, self.exchange.headers, prompt)
+        plan = serving.plan(route, self.inbound)
+        serving.placed(route, plan, self.inbound)
+        verdict = self._decided(route, plan)
         summary = _summary(verdict)
-        if plan.phase == "prefill" and not plan.is_fixed:
+        if plan.is_aside:
             plan.prefilled()
             worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
-            summary["decode"] = _summary(self._decided(plan, None if worker is None else worker.registration))
+            summary["decode"] = _summary(self._decided(route, plan, None if worker is None else worker.registration))
         answer(self.exchange, summary)
 
-    def _decided(self, plan: RequestPlan, prefill: WorkerRegistered | None = None) -> Verdict:
-        serving = self.serving
+    def _decided(self, route: RouteRequest, plan: RequestPlan, prefill: WorkerRegistered | None = None) -> Verdict:
+        serving = self._serving
         while True:
-            route = serving.route_of(self.route, plan, self.inbound, prefill)
+            phase_route = serving.route_of(route, plan, self.inbound, prefill)
             try:
-                return serving.decide(route)
+                return serving.decide(phase_route)
             except NoEligibleWorker as error:
                 if not plan.no_candidate():
-                    raise RequestRejected(serving.no_candidate(route, error)) from error
+                    serving.routing.refuse(phase_route, error)
+                    raise RequestRejected(serving.no_candidate(phase_route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
-        self.serving.request_log.refused(refusal)
+        self._serving.request_log.refused(refusal)
         refuse(self.exchange, refusal)
 
 

@@ -17,6 +17,7 @@ So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) time
 where its KV was lost.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 from kv_protocol.decided import RequestPhase
@@ -27,21 +28,74 @@ Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "de
 REROUTES: tuple[Reroute, ...] = get_args(Reroute)
 
 
-class RequestPlan:
-    """The state of one request's phases. Not shared: every event changes it."""
+class Phases(ABC):
+    """The phases of one request. Not shared: every event changes them."""
 
-    __slots__ = (
-        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "reroutes",
-    )  # fmt: skip
+    __slots__ = ("is_fixed", "migrations", "phase", "reroutes")
 
-    def __init__(self, phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
-        self.phase = phase
+    def __init__(self, phase: RequestPhase, *, fixed: bool) -> None:
+        self.phase: RequestPhase = phase
         self.is_fixed = fixed
-        self._retry_limit, self._migration_limit = retry_limit, migration_limit
-        self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
-        self._failures: dict[RequestPhase, int] = {}
         self.migrations = 0
         self.reroutes: tuple[Reroute, ...] = ()
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+        return self.phase == "prefill" and not self.is_fixed
+
+    @property
+    @abstractmethod
+    def retries(self) -> int:
+        """How often this phase has failed."""
+
+    @abstractmethod
+    def prefilled(self) -> None:
+        """The prompt is computed: decode is next."""
+
+    @abstractmethod
+    def compute_at_decode(self) -> None:
+        """The decode worker computes the prompt, too."""
+
+    @abstractmethod
+    def no_candidate(self) -> bool:
+        """No worker is eligible for the phase; return whether another phase is to be tried."""
+
+    @abstractmethod
+    def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
+        """A worker failed before its answer began; return whether the request is to be tried again.
+
+        `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
+        """
+
+    @abstractmethod
+    def may_migrate(self) -> bool:
+        """Return whether a request whose answer has begun may resume on another worker."""
+
+    @abstractmethod
+    def migrated(self, rank: WorkerRank) -> None:
+        """Resume on another rank: `rank` failed in the middle of the answer."""
+
+
+class RequestPlan(Phases):
+    """The phases of a request at workers."""
+
+    __slots__ = ("_failures", "_falls_back", "_migration_limit", "_retry_limit", "_tried")
+
+    def __init__(
+        self,
+        phase: RequestPhase,
+        *,
+        retry_limit: int,
+        migration_limit: int = 0,
+        fixed: bool = False,
+        falls_back: bool = True,
+    ) -> None:
+        """Without `falls_back` a phase that cannot be served ends the request."""
+        super().__init__(phase, fixed=fixed)
+        self._retry_limit, self._migration_limit, self._falls_back = retry_limit, migration_limit, falls_back
+        self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
+        self._failures: dict[RequestPhase, int] = {}
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
@@ -71,7 +125,7 @@ class RequestPlan:
 
     def no_candidate(self) -> bool:
         """No worker is eligible for the phase; return whether another phase is to be tried."""
-        if self.is_fixed:
+        if self.is_fixed or not self._falls_back:
             return False
         if self.phase == "prefill":
             self._reroute("no_prefill_worker", "alone")
@@ -95,7 +149,7 @@ class RequestPlan:
                     return False
                 self._reroute("decode_failed", "prefill")
             return True
-        if phase != "prefill" or self.is_fixed:
+        if phase != "prefill" or self.is_fixed or not self._falls_back:
             return False
         self._reroute("prefill_failed", "alone")
         return True

@@ -1,11 +1,12 @@
-"""Reads a request: from the client's bytes to the `RouteRequest`.
+"""Reads a request: from the client's bytes to its parsed body and its prompt.
 
-    body -> inbound -> prompt -> route request
+    body -> inbound -> prompt
      |         |         |
      +---------+---------+--> refused: the client's fault, named; no worker, or no capacity
 
-A subclass says what follows (`_on_parsed`) and how a refusal is answered (`_refuse`). Large bodies are parsed, and long
-prompts encoded, off the event loop; the reader stops when the client leaves meanwhile.
+A subclass says which prompt is needed (`_ask_prompt`), what follows (`_on_read`) and how a refusal is answered
+(`_refuse`). Large bodies are parsed, and long prompts encoded, off the event loop; the reader stops when the client
+leaves meanwhile.
 """
 
 import asyncio
@@ -18,35 +19,39 @@ import structlog
 from kv_protocol.body_limits import Body
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from kv_runtime.text.chat_template import TextError
-from router.decision.view import RouteRequest
 from router.prompt import EncodedPrompt, EncodersBusy
 from router.request import refusals
-from router.request.bodies import ReadBody
+from router.request.bodies import BodyParser, ReadBody
 from router.request.refusals import Refusal, RequestRejected
-from router.request.serving import Serving
 from router.server.exchange import Exchange
 
 _log = structlog.get_logger("router")
 
 
 class RequestReader(ABC):
-    """Reads one request. `body`, `inbound`, `prompt` and `route` are set when `_on_parsed` is called."""
+    """Reads one request. `body` and `inbound` are set when `_ask_prompt` is called."""
 
-    __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")
+    __slots__ = ("_awaited", "_began_s", "_bodies", "_is_stopped", "body", "exchange", "inbound")
 
     body: Body
     inbound: Inbound
-    prompt: EncodedPrompt | None
-    route: RouteRequest
 
-    def __init__(self, exchange: Exchange, serving: Serving) -> None:
-        self.exchange, self.serving = exchange, serving
+    def __init__(self, exchange: Exchange, bodies: BodyParser) -> None:
+        self.exchange, self._bodies = exchange, bodies
         self._awaited: asyncio.Future[ReadBody] | asyncio.Future[EncodedPrompt] | None = None
-        self._over = False
+        self._is_stopped = False
 
     @abstractmethod
-    def _on_parsed(self) -> None:
-        """Continue with the parsed request. May raise `RequestRejected`."""
+    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+        """Return the prompt, now or later; None if none is needed. The body took `read_s` to parse.
+
+        Raises:
+            RequestInvalid, TextError, EncodersBusy, RequestRejected: there is none.
+        """
+
+    @abstractmethod
+    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:
+        """Continue with the prompt, which took `prompt_s` to make. May raise what `_ask_prompt` may."""
 
     @abstractmethod
     def _refuse(self, refusal: Refusal) -> None:
@@ -58,18 +63,18 @@ class RequestReader(ABC):
         return self.inbound.model if hasattr(self, "inbound") else ""
 
     def read(self) -> None:
-        """Read the request; `_on_parsed` or `_refuse` is called, now or later."""
+        """Read the request; `_on_read` or `_refuse` is called, now or later."""
         self._refusing(self._read)
 
     def stop_reading(self) -> None:
-        """Stop: neither `_on_parsed` nor `_refuse` is called any more."""
-        self._over = True
+        """Stop: neither `_on_read` nor `_refuse` is called any more."""
+        self._is_stopped = True
         if self._awaited is not None:
             self._awaited.cancel()
 
     def _read(self) -> None:
         self._began_s = perf_counter()
-        read = self.serving.bodies.read(self._path(), self.exchange.body)
+        read = self._bodies.read(self._path(), self.exchange.body)
         if isinstance(read, asyncio.Future):
             self._awaited = read
             read.add_done_callback(self._body_read)
@@ -82,31 +87,23 @@ class RequestReader(ABC):
 
     def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
         self._awaited = None
-        if not self._over and not awaited.cancelled():
+        if not self._is_stopped and not awaited.cancelled():
             self._refusing(lambda: self._prompt_of(awaited.result()))
 
     def _prompt_of(self, read: ReadBody) -> None:
         self.body, self.inbound = read
         began_s, self._began_s = self._began_s, perf_counter()
-        self.serving.metrics.parsed(self._began_s - began_s)
-        prompt = self.serving.prompt_of(self.inbound, self.body)
+        prompt = self._ask_prompt(self._began_s - began_s)
         if isinstance(prompt, asyncio.Future):
             self._awaited = prompt
             prompt.add_done_callback(self._prompted)
         else:
-            self._go_on(prompt)
+            self._on_read(prompt, perf_counter() - self._began_s)
 
     def _prompted(self, awaited: "asyncio.Future[EncodedPrompt]") -> None:
         self._awaited = None
-        if not self._over and not awaited.cancelled():
-            self._refusing(lambda: self._go_on(awaited.result()))
-
-    def _go_on(self, prompt: EncodedPrompt | None) -> None:
-        if prompt is not None:
-            self.serving.metrics.stage("tokenize", perf_counter() - self._began_s)
-        self.prompt = prompt
-        self.route = self.serving.route_request(self.inbound, self.exchange.headers, prompt)
-        self._on_parsed()
+        if not self._is_stopped and not awaited.cancelled():
+            self._refusing(lambda: self._on_read(awaited.result(), perf_counter() - self._began_s))
 
     def _refusing(self, step: Callable[[], None]) -> None:
         try:

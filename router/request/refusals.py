@@ -6,13 +6,14 @@
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kv_protocol.openai.endpoints import stated_words
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
 from kv_runtime.http.answers import error_body
 from kv_runtime.text.chat_messages import TextError
 
+RefusalOutcome = Literal["refused", "failed"]
 Kind = str
 """OpenAI's `type` of an error."""
 _INVALID, _SERVER = "invalid_request_error", "server_error"
@@ -27,7 +28,7 @@ class Refusal(NamedTuple):
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
-    outcome: str = "refused"
+    outcome: RefusalOutcome = "refused"
 
     @property
     def body(self) -> bytes:
@@ -62,7 +63,7 @@ def bad_request(error: RequestInvalid | TextError) -> Refusal:
     return invalid(str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
 
 
-def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: str = "failed") -> Refusal:
+def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: RefusalOutcome = "failed") -> Refusal:
     """Return a refusal: no worker can serve the request now."""
     return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
 

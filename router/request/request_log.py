@@ -23,8 +23,8 @@ from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.view import RouteRequest
-from router.request.attempt import Attempt
 from router.request.plan import RequestPlan
+from router.request.rank_attempt import RankAttempt
 from router.request.refusals import Refusal
 from router.request.usage import Usage
 
@@ -47,7 +47,7 @@ class EndedRequest(NamedTuple):
     route: RouteRequest | None
     plan: RequestPlan | None
     mode: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[RankAttempt, ...]
     usage: Usage
     outcome: str
     refusal: Refusal | None
@@ -126,7 +126,7 @@ def _of_route(route: RouteRequest | None) -> dict[str, Any]:
     }
 
 
-def _of_attempt(attempt: Attempt, usage: Usage) -> dict[str, Any]:
+def _of_attempt(attempt: RankAttempt, usage: Usage) -> dict[str, Any]:
     verdict = attempt.verdict
     return {
         "decision_id": verdict.decision_id,
@@ -141,7 +141,7 @@ def _of_attempt(attempt: Attempt, usage: Usage) -> dict[str, Any]:
     }
 
 
-def _ttft_s(attempts: tuple[Attempt, ...]) -> float | None:
+def _ttft_s(attempts: tuple[RankAttempt, ...]) -> float | None:
     """Return the time from the first decision to the client's first token; None if unknown."""
     for each in attempts:
         if each.lease.ttft_s is not None and (each.verdict.request.phase != "prefill" or len(attempts) == 1):

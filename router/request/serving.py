@@ -1,7 +1,6 @@
 """What all requests share: parsing, deciding, building calls and answers."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,10 +32,11 @@ from router.prompt import EncodedPrompt, ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request import refusals
-from router.request.attempt import Attempt
 from router.request.bodies import BodyParser
 from router.request.calls import Calls, wants_tokens
+from router.request.events import AttemptOver
 from router.request.plan import RequestPlan
+from router.request.rank_attempt import RankAttempt
 from router.request.refusals import Refusal, RequestRejected
 from router.request.request_log import RequestLog
 from router.request.route_request import RouteRequestBuilder
@@ -46,8 +46,6 @@ from router.server.stream_replay import StreamReplayBuffer
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
-_SECONDS = re.compile(rb"[0-9]{1,6}")
-_BUSY_S = 1.0
 
 _THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
 """Reasons for which a request can never be served: the client's fault, and not worth a retry."""
@@ -95,6 +93,7 @@ class Serving:
         self.calls = Calls(routing.state.fleet, settings)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._worker_log = RateLimitedLog(_log, routing.clock)
+        self.retry_after_s_max = settings.failures.retry_after_s_max
         self._conditional = settings.disaggregation.limits()
         self._models: dict[str, _ResolvedModel] = {}
         self._recent = recent
@@ -248,8 +247,7 @@ class Serving:
         return verdict
 
     def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
-        """No worker is eligible: record it and build the error."""
-        self.routing.refuse(route, error)
+        """Return the error for a request of which no rank is eligible."""
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
             return refusals.invalid(str(error), code="context_length_exceeded")
@@ -294,11 +292,6 @@ class Serving:
         self._rank_lines[rank] = lines
         return lines
 
-    def busy_s(self, retry_after: bytes) -> float:
-        """Return for how many seconds a busy worker gets no requests."""
-        wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
-        return min(wanted_s, self._settings.failures.retry_after_s_max)
-
     def after_back_off(self, retry: int, decision_id: str, again: Callable[[], None]) -> None:
         """Call `again` after a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""
         jitter = 0.5 + unit_interval(xxh3_64_intdigest(decision_id.encode()))
@@ -311,9 +304,20 @@ class Serving:
         self.inflight -= 1
         self.metrics.end(model, mode, outcome, duration_s)
 
-    def attempt_ended(self, attempt: Attempt, *, is_gone: bool, erred_before: tuple[WorkerRank, ...]) -> None:
-        """An attempt ended: update the rank's breaker, and poke the queue."""
-        outcome = "cancelled" if is_gone else attempt.outcome
+    def attempt_over(self, attempt: RankAttempt, over: AttemptOver, erred_before: tuple[WorkerRank, ...]) -> None:
+        """An attempt ended: end its lease, update the rank's breaker, and poke the queue.
+
+        `erred_before`: ranks that failed the same request, possibly by its fault.
+        """
+        usage = over.usage
+        attempt.lease.end(
+            over.outcome,
+            usage.cached_tokens,
+            usage.output_tokens,
+            came_whole=over.came_whole,
+            arrival=attempt.arrival(over.later_tokens),
+        )
+        outcome = "cancelled" if over.outcome == "cancelled" else attempt.outcome
         if outcome == "ok" and not erred_before and self.routing.state.breakers.are_all_closed:
             self.admission.poke()  # no breaker changes, now or later
             return
@@ -343,7 +347,7 @@ class Serving:
         )
         self.admission.poke()
 
-    def settled(self, attempt: Attempt, usage: Usage) -> None:
+    def settled(self, attempt: RankAttempt, usage: Usage) -> None:
         """A request was answered."""
         verdict = attempt.verdict
         request = verdict.request

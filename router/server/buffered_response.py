@@ -9,6 +9,8 @@ import asyncio
 from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
 from router.server.heads import RequestHead
 
+ASIDE_BYTES_MAX = 4 << 20
+"""Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
 _HEAD_END = b"\r\n\r\n"
 
 

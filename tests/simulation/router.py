@@ -21,12 +21,13 @@ from kv_protocol.journal import (
     LedgerApplied,
     LoadApplied,
     LogConnection,
+    OutcomeName,
     WorkerHeard,
 )
 from kv_protocol.ledger import Expired
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
-from router.decision.routing import Lease, OutcomeName, Routing
+from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest

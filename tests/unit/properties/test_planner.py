@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis.errors import NoSuchExample
 
 from kv_protocol.ids import WorkerRank
+from router.request.events import Event, StreamCut
+from router.request.machine import Commands, RequestMachine
 from router.request.plan import RequestPlan
-from router.request.served import Served
 from tests.support.planting import inside, plant
 from tests.unit.properties.planned_requests import World, live, worlds
 
@@ -46,23 +48,27 @@ def _prefills_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    def migrated(plan: RequestPlan, rank: WorkerRank) -> None:
-        del plan, rank
+    receive = RequestMachine.receive
 
-    monkeypatch.setattr(RequestPlan, "migrated", migrated)
-    plant(Served, "_turned", lambda served: plant(served, "_progress", None), monkeypatch)
+    def forgetful(machine: RequestMachine, event: Event) -> Commands:
+        commands = receive(machine, event)
+        if isinstance(event, StreamCut):
+            plant(machine, "_progress", None)
+        return commands
+
+    plant(RequestMachine, "receive", forgetful, monkeypatch)
 
 
 def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = inside(Served, "_end_attempt")
+    end = inside(RequestMachine, "_end_attempt")
 
-    def forgetful(served: Served, outcome: str, *told: object, **more: object) -> None:
-        if outcome == "failed" and inside(served, "_plan").retries:
-            plant(served, "_attempt", None)
-        else:
-            end(served, outcome, *told, **more)
+    def forgetful(machine: RequestMachine, outcome: str) -> Commands:
+        if outcome == "failed" and machine.plan is not None and machine.plan.retries:
+            machine.attempt = None
+            return ()
+        return cast("Commands", end(machine, outcome))
 
-    plant(Served, "_end_attempt", forgetful, monkeypatch)
+    plant(RequestMachine, "_end_attempt", forgetful, monkeypatch)
 
 
 @pytest.mark.slow

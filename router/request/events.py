@@ -1,0 +1,250 @@
+"""What a request's machine receives (events), and what it returns to be carried out (commands).
+
+An event says what happened; a command says what its driver (`driver.py`) is to do. Neither does any I/O. `Record` holds
+a fact for ledgers, metrics and logs.
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.continuation import Progress
+from kv_protocol.journal import OutcomeName
+from kv_protocol.openai.requests import Inbound
+from router.decision.errors import NoEligibleWorker
+from router.request.attempt import Attempt
+from router.request.handoff import PrefillAnswer
+from router.request.plan import Phases, Reroute
+from router.request.refusals import Refusal
+from router.request.usage import NO_USAGE, Usage
+from router.server.exchange import UpstreamStage
+from router.server.heads import Headers
+
+# ------------------------------------------------------------------------------------------- events
+
+
+class Parsed(NamedTuple):
+    """The request was read, and its phases are planned. `isl_tokens`: of its prompt; 0: unknown."""
+
+    plan: Phases
+    inbound: Inbound
+    isl_tokens: int
+
+
+class Refused(NamedTuple):
+    """The request cannot be read, is turned away by the queue, or met a fault of the router."""
+
+    refusal: Refusal
+
+
+class Admitted(NamedTuple):
+    """The queue lets the request go on."""
+
+
+class Chosen(NamedTuple):
+    """A worker was chosen, in answer to `Decide`."""
+
+    attempt: Attempt
+
+
+class NotChosen(NamedTuple):
+    """No worker was chosen. `cause`: none is eligible for this phase; None: no other phase is to be tried either."""
+
+    refusal: Refusal
+    cause: NoEligibleWorker | None
+
+
+class HeadCame(NamedTuple):
+    """The head of a worker's answer came."""
+
+    status: int
+    headers: Headers
+
+
+class FirstByteCame(NamedTuple):
+    """The first byte of the answer's body came."""
+
+
+class AnswerEnded(NamedTuple):
+    """The answer is complete. `body` is all of a collected answer, else the end of it.
+
+    `later_events` counts the events of a stream behind its first bytes, or the tokens that comments state.
+    """
+
+    body: bytes
+    later_events: int
+
+
+class AnswerDropped(NamedTuple):
+    """The answer to which the machine returned `Drop` is read or closed."""
+
+
+class CallFailed(NamedTuple):
+    """The worker failed. `has_begun`: the client has part of its answer, which was ended."""
+
+    stage: UpstreamStage
+    reason: str
+    has_begun: bool
+
+
+class StreamCut(NamedTuple):
+    """The worker failed in the middle of an event stream. `events` are those that it sent; None: they are not kept."""
+
+    stage: UpstreamStage
+    reason: str
+    events: bytes | None
+
+
+class ClientLeft(NamedTuple):
+    """The client closed its connection."""
+
+
+Event = (
+    Parsed
+    | Refused
+    | Admitted
+    | Chosen
+    | NotChosen
+    | HeadCame
+    | FirstByteCame
+    | AnswerEnded
+    | AnswerDropped
+    | CallFailed
+    | StreamCut
+    | ClientLeft
+)
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+class MakeRoute(NamedTuple):
+    """Make the routing fields for the plan's present phase, under a new decision id."""
+
+
+class Queue(NamedTuple):
+    """Wait for room; `Admitted` or `Refused` follows."""
+
+
+class Decide(NamedTuple):
+    """Choose a worker; `Chosen` or `NotChosen` follows."""
+
+
+class Send(NamedTuple):
+    """Send the request to the chosen worker; the events of its answer follow.
+
+    `is_aside`: the answer is collected, not passed on. `keeps_events`: the events of a stream are kept, so that another
+    worker can resume it. `handoff` is the prefill worker's answer, `progress` how far the answer has come.
+    """
+
+    attempt: Attempt
+    is_aside: bool
+    keeps_events: bool
+    handoff: PrefillAnswer | None
+    progress: Progress | None
+
+
+class Relay(NamedTuple):
+    """Pass the answer on. `prefilled_by` computed the prompt; None: the same worker."""
+
+    attempt: Attempt
+    prefilled_by: Attempt | None
+    is_aside: bool
+
+
+class Drop(NamedTuple):
+    """Read or close the answer without passing it on; `AnswerDropped` follows."""
+
+
+class Reply(NamedTuple):
+    """Answer the client with a complete answer of a worker; `events`: the same as an event stream, if it wants one."""
+
+    attempt: Attempt
+    body: bytes
+    events: bytes
+
+
+class Refuse(NamedTuple):
+    """Answer the client with an error of the router."""
+
+    refusal: Refusal
+
+
+class FinishStream(NamedTuple):
+    """End the client's event stream with these events; empty: it goes on with the next worker's."""
+
+    events: bytes
+
+
+class Retry(NamedTuple):
+    """Decide again after the pause that precedes the retry of this number, 1 the first; `Decide` after it."""
+
+    number: int
+
+
+class GiveUp(NamedTuple):
+    """Close the call whose answer is collected. With a `handoff`, have a decode worker fetch the KV kept for it."""
+
+    handoff: PrefillAnswer | None
+    progress: Progress | None
+
+
+class Record(NamedTuple):
+    """Something to be counted, or to be entered in a ledger."""
+
+    fact: "Fact"
+
+
+Command = MakeRoute | Queue | Decide | Send | Relay | Drop | Reply | Refuse | FinishStream | Retry | GiveUp | Record
+
+# ------------------------------------------------------------------------------------------- facts
+
+
+class Retried(NamedTuple):
+    """Another worker was chosen after one failed at this stage."""
+
+    stage: UpstreamStage
+
+
+class Rerouted(NamedTuple):
+    """The request left its first plan."""
+
+    why: Reroute
+
+
+class Unserved(NamedTuple):
+    """The request is refused because no worker is eligible."""
+
+    cause: NoEligibleWorker
+
+
+class AnswerBegan(NamedTuple):
+    """The worker computed the prompt. `is_first_token`: the client's first token came now."""
+
+    attempt: Attempt
+    is_first_token: bool
+
+
+class AttemptOver(NamedTuple):
+    """A worker's part is over. `later_tokens`: tokens of its answer behind the first; None: it was not completed."""
+
+    attempt: Attempt
+    outcome: OutcomeName
+    usage: Usage = NO_USAGE
+    came_whole: bool = False
+    later_tokens: int | None = None
+
+
+class Answered(NamedTuple):
+    """The client has its answer. `is_first_token`: all of it came at once, its first token too."""
+
+    attempt: Attempt
+    usage: Usage
+    is_first_token: bool
+
+
+class RequestOver(NamedTuple):
+    """The request ended."""
+
+    outcome: OutcomeName
+    refusal: Refusal | None
+
+
+Fact = Retried | Rerouted | Unserved | AnswerBegan | AttemptOver | Answered | RequestOver
