@@ -55,6 +55,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.request.served",
         "router.request.serving",
         "router.drain.warming",
+        "router.pools",
         "router.request.plan",
         "router.request.refusals",
         "router.request.replies",

@@ -8,14 +8,20 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 whi
 
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from router.pools.reader import PoolRequestReader
+from router.pools.reader import ask_prompt, selection_request
 from router.pools.served import PoolServed
 from router.pools.service import PoolService
+from router.prompt import EncodedPrompt
 from router.request import refusals
+from router.request.reader import RequestReader
 from router.request.refusals import Refusal
 from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
 from router.server.exchange import Exchange
+
+if TYPE_CHECKING:
+    import asyncio
 
 Endpoint = Callable[[Exchange], None]
 
@@ -78,18 +84,28 @@ class PoolEndpoints:
         answer(exchange, {"version": version("kv-router")})
 
 
-class SelectionOnly(PoolRequestReader):
+class SelectionOnly(RequestReader):
     """`/v1/pools/select`: the pools that a request would be sent to, and why."""
 
-    __slots__ = ()
+    __slots__ = ("_service",)
+
+    def __init__(self, exchange: Exchange, service: PoolService) -> None:
+        super().__init__(exchange, service.bodies)
+        self._service = service
 
     def begin(self) -> None:
         """Start reading the request."""
         self.exchange.on_gone(self.stop_reading)
         self.read()
 
-    def _on_parsed(self) -> None:
-        answer(self.exchange, {"question": self.question, "phases": self.plans})
+    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":  # noqa: ARG002
+        return ask_prompt(self._service, self.inbound, self.body)
+
+    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - not counted
+        service, inbound = self._service, self.inbound
+        question = selection_request(service, inbound, self.exchange.headers, prompt)
+        phases = service.plans(question.asked, one_token=inbound.limit_tokens == 1)
+        answer(self.exchange, {"question": question, "phases": phases})
 
     def _refuse(self, refusal: Refusal) -> None:
         refuse(self.exchange, refusal)

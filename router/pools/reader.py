@@ -10,29 +10,25 @@
 Headers and body are read as the router reads them (`router/request/route_request.py`), and refused as it refuses them.
 """
 
-import asyncio
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import structlog
 
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
-from kv_runtime.text.chat_template import TextError
 from router.decision.view import RouteRequest
-from router.pools.attempts import PoolSequence
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
-from router.prompt import EncodedPrompt, EncodersBusy
+from router.prompt import EncodedPrompt
 from router.request import refusals
-from router.request.bodies import ReadBody
-from router.request.refusals import Refusal
-from router.server.exchange import Exchange
+from router.request.refusals import RequestRejected
+from router.server.heads import Headers
+
+if TYPE_CHECKING:
+    import asyncio
 
 _HASHING = Hashing(64)
 """For prompts without use of their hashes."""
@@ -40,7 +36,6 @@ _MS_PER_S = 1000
 _ID_BYTES = 4
 
 IslOrigin = Literal["tokens", "estimate", "unread"]
-_log = structlog.get_logger("pools")
 
 
 class SelectionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,103 +47,46 @@ class SelectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     isl_origin: IslOrigin
 
 
-class PoolRequestReader(ABC):
-    """Reads one request. `body`, `inbound`, `question` and `plans` are set when `_on_parsed` is called."""
+def ask_prompt(
+    service: PoolService, inbound: Inbound, body: Body
+) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+    """Return the prompt, now or later; None if its length is not read, is known, or has to be estimated.
 
-    __slots__ = ("_awaited", "_over", "body", "exchange", "inbound", "plans", "question", "service")
+    Raises:
+        RequestInvalid, TextError, EncodersBusy, RequestRejected: pools do not serve the request.
+    """
+    if inbound.endpoint not in DEFAULT_ENDPOINTS:
+        raise RequestInvalid("input", inbound.endpoint, "messages or prompt: pools serve chats and completions")
+    models = service.identity.models
+    if inbound.model not in models:
+        raise RequestRejected(refusals.unknown_model(inbound.model, models))
+    if not service.reads_isl or service.prompts is None or _count_of_ids(inbound) is not None:
+        return None
+    return service.prompts.prompt(inbound, _HASHING, body=body)
 
-    body: Body
-    inbound: Inbound
-    question: SelectionRequest
-    plans: tuple[PoolSequence, ...]
 
-    def __init__(self, exchange: Exchange, service: PoolService) -> None:
-        self.exchange, self.service = exchange, service
-        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[EncodedPrompt] | None = None
-        self._over = False
+def selection_request(
+    service: PoolService, inbound: Inbound, headers: Headers, prompt: EncodedPrompt | None
+) -> SelectionRequest:
+    """Return the input of the grids; `prompt` as `ask_prompt` returned it. Raise `RequestInvalid`."""
+    isl_tokens, isl_origin = _isl(service, inbound, prompt)
+    route = service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
+    is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
+    has_priority = is_prioritised or inbound.extension.hints.priority is not None
+    asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
+    return SelectionRequest(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
 
-    @abstractmethod
-    def _on_parsed(self) -> None:
-        """Continue with the parsed request."""
 
-    @abstractmethod
-    def _refuse(self, refusal: Refusal) -> None:
-        """End the request with this refusal."""
-
-    def read(self) -> None:
-        """Read the request; `_on_parsed` or `_refuse` is called, now or later."""
-        self._refusing(self._read)
-
-    def stop_reading(self) -> None:
-        """Stop: neither `_on_parsed` nor `_refuse` is called any more."""
-        self._over = True
-        if self._awaited is not None:
-            self._awaited.cancel()
-
-    def _read(self) -> None:
-        read = self.service.bodies.read(self.exchange.path, self.exchange.body)
-        if isinstance(read, asyncio.Future):
-            self._awaited = read
-            read.add_done_callback(self._body_read)
-        else:
-            self._measure(read)
-
-    def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
-        self._awaited = None
-        if not self._over and not awaited.cancelled():
-            self._refusing(lambda: self._measure(awaited.result()))
-
-    def _measure(self, read: ReadBody) -> None:
-        """Continue as soon as the prompt's length is known, if a grid reads it."""
-        self.body, inbound = read
-        self.inbound = inbound
-        if inbound.endpoint not in DEFAULT_ENDPOINTS:
-            raise RequestInvalid("input", inbound.endpoint, "messages or prompt: pools serve chats and completions")
-        models = self.service.identity.models
-        if inbound.model not in models:
-            self._refuse(refusals.unknown_model(inbound.model, models))
-        elif not self.service.reads_isl:
-            self._go_on(None, "unread")
-        elif (count := _count_of_ids(inbound)) is not None:
-            self._go_on(count, "tokens")
-        elif self.service.prompts is None:
-            text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
-            self._go_on(math.ceil(text_bytes / self.service.config.characters_per_token), "estimate")
-        else:
-            prompt = self.service.prompts.prompt(inbound, _HASHING, body=self.body)
-            if isinstance(prompt, asyncio.Future):
-                self._awaited = prompt
-                prompt.add_done_callback(self._prompted)
-            else:
-                self._go_on(prompt.token_count, "tokens")
-
-    def _prompted(self, awaited: "asyncio.Future[EncodedPrompt]") -> None:
-        self._awaited = None
-        if not self._over and not awaited.cancelled():
-            self._refusing(lambda: self._go_on(awaited.result().token_count, "tokens"))
-
-    def _go_on(self, isl_tokens: int | None, isl_origin: IslOrigin) -> None:
-        inbound, headers = self.inbound, self.exchange.headers
-        route = self.service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
-        is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
-        has_priority = is_prioritised or inbound.extension.hints.priority is not None
-        selection_input = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
-        self.question = SelectionRequest(
-            request_id=route.request_id, model=inbound.model, asked=selection_input, isl_origin=isl_origin
-        )
-        self.plans = self.service.plans(selection_input, one_token=inbound.limit_tokens == 1)
-        self._on_parsed()
-
-    def _refusing(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except (RequestInvalid, TextError) as error:
-            self._refuse(refusals.bad_request(error))
-        except EncodersBusy as error:
-            self._refuse(refusals.unavailable(str(error), "overloaded"))
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=self.exchange.path)
-            self._refuse(refusals.our_fault(error))
+def _isl(service: PoolService, inbound: Inbound, prompt: EncodedPrompt | None) -> tuple[int | None, IslOrigin]:
+    if not service.reads_isl:
+        return None, "unread"
+    if prompt is not None:
+        return prompt.token_count, "tokens"
+    count = _count_of_ids(inbound)
+    if count is not None:
+        return count, "tokens"
+    text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
+    return math.ceil(text_bytes / service.config.characters_per_token), "estimate"
 
 
 def _count_of_ids(inbound: Inbound) -> int | None:

@@ -1,12 +1,12 @@
-"""One request to pools, from the client's bytes to the end of its answer.
+"""A client's request to pools: what its machine's commands do in `router pools`.
 
-    agg      read -> planned -> forwarded
+    agg      read -> pools selected -> forwarded
              likewise in disagg where one token is all: to the decode pool
-    disagg   read -> planned -> prefill, collected -> decode, forwarded
-                                     `- whole after its first token: answered with that
+    disagg   read -> pools selected -> prefill, collected -> decode, forwarded
+                                             `- complete after its first token: answered with that
 
-Each phase asks its own pools in turn (`leg.py`). What a prefill pool refuses, the client gets. The prefill answer goes
-on to the decode pool as TensorRT-LLM's servers pass it on (`router.request.handoff.py`).
+Each phase tries its own pools in turn (`tries.py`). What a prefill pool refuses, the client gets. The prefill answer
+goes on to the decode pool as TensorRT-LLM's servers pass it on (`router/request/handoff.py`).
 
 | header of the answer | says |
 |---|---|
@@ -14,143 +14,136 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.request.hand
 | `x-pool`, `x-prefill-pool` | the namespaces of the pools that served it; of a final prefill answer the latter alone |
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import structlog
 
-from kv_protocol.body_limits import Bytes
-from router.pools.leg import Ended, Outbound, PoolPhaseRun, pool_failed
-from router.pools.metrics import AttemptOutcome
-from router.pools.reader import PoolRequestReader
+from router.pools.attempts import PoolSequence
+from router.pools.reader import SelectionRequest, ask_prompt, selection_request
 from router.pools.service import PoolService, sent_on
-from router.request.handoff import (
-    CONTEXT_AND_GENERATION,
-    AnswerUnusable,
-    as_events,
-    decode_body,
-    prefill_answer,
-    prefill_body,
-)
-from router.request.refusals import Refusal
-from router.server.buffered_response import BufferedResponse
-from router.server.exchange import Exchange, HeaderLines
+from router.pools.tries import PoolAttempt, PoolPhases, PoolRouter, of_pool
+from router.prompt import EncodedPrompt
+from router.request.driver import RequestDriver
+from router.request.events import Admitted, AttemptOver, Chosen, Event, Fact, Parsed, Relay, RequestOver, Send
+from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
+from router.server.exchange import Exchange, OutboundCall
+from router.server.stream_replay import StreamReplayBuffer
 
-ANSWER_BYTES_MAX = 4 << 20
-"""Of a prefill pool's answer: text of one token, and the engine's handoff."""
-_OK = 200
+if TYPE_CHECKING:
+    import asyncio
+
 _log = structlog.get_logger("pools")
 
 
-class PoolServed(PoolRequestReader):
+class PoolServed(RequestDriver):
     """One request. `begin` starts it; it is counted until it is over."""
 
-    __slots__ = ("_prefill",)
+    __slots__ = ("_begun", "_plan", "_question", "_sequences", "_service")
+
+    _plan: PoolPhases
+    _question: SelectionRequest
+    _sequences: tuple[PoolSequence, ...]
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
-        super().__init__(exchange, service)
-        self._prefill: BufferedResponse | None = None
+        super().__init__(exchange, service.bodies)
+        self._service = service
+        self._begun = ""
+        """The phase whose routers are being tried."""
 
-    def begin(self) -> None:
-        """Start the request."""
-        self.exchange.on_gone(self._left)
-        self.read()
+    # ------------------------------------------------------------------------------------------- until it is sent
 
-    def _on_parsed(self) -> None:
-        if len(self.plans) > 1:
-            self._ask_prefill()
-        elif self.service.config.mode == "agg":
-            self._forward(self.body.text, b"")
+    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":  # noqa: ARG002
+        return ask_prompt(self._service, self.inbound, self.body)
+
+    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - not counted
+        service, inbound = self._service, self.inbound
+        question = self._question = selection_request(service, inbound, self.exchange.headers, prompt)
+        self._sequences = service.plans(question.asked, one_token=inbound.limit_tokens == 1)
+        if len(self._sequences) > 1:
+            plan = PoolPhases("prefill")
         else:
-            self._forward(decode_body(self.body.text, CONTEXT_AND_GENERATION), b"")
+            plan = PoolPhases("whole" if service.config.mode == "agg" else "alone")
+        self._plan = plan
+        self._feed(Parsed(plan, inbound, 0))
+
+    def _queue(self) -> Event:
+        self._make_route()
+        return Admitted()
+
+    def _make_route(self) -> None:
+        plan = self._plan
+        if plan.phase != self._begun:
+            self._begun = plan.phase
+            sequence = self._sequence
+            self._service.metrics.planned(sequence)
+            routers = self._service.routers
+            plan.begin(
+                tuple(PoolRouter(pool.namespace, url) for pool in sequence.order for url in routers(pool.namespace))
+            )
 
     @property
-    def _request_id(self) -> bytes:
-        return self.question.request_id.encode()
+    def _sequence(self) -> PoolSequence:
+        """The pools of the present phase."""
+        return self._sequences[0 if self._plan.is_aside else -1]
 
-    def _forward(self, text: Bytes, lines: bytes) -> None:
-        """Run the last phase: the client gets its answer."""
+    def _decide(self) -> Event:
+        plan = self._plan
+        return Chosen(PoolAttempt(plan.router, self._sequence.selection.phase, is_last=plan.is_last))
 
-        def with_pool(namespace: str) -> bytes:
-            return b"%bx-request-id: %b\r\nx-pool: %b\r\n" % (lines, self._request_id, namespace.encode())
+    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall:  # noqa: ARG002 - none is kept
+        phase, text, handoff = self._plan.phase, self.body.text, send.handoff
+        if phase == "prefill":
+            text = prefill_body(text)
+        elif phase == "alone":
+            text = decode_body(text, CONTEXT_AND_GENERATION)
+        elif handoff is not None:
+            text = decode_body(text, handoff.params, handoff.prompt_ids)
+        sent = text if isinstance(text, bytes) and not self.body.images else self.body.with_images(text)
+        headers = sent_on(self.exchange.headers, self._question.request_id, to_prefill=send.is_aside)
+        limits = self._service.call_limits(streamed=bool(self.inbound.stream) and not send.is_aside)
+        return OutboundCall(of_pool(send.attempt).router.url, self.inbound.path, headers, sent, *limits)
 
-        headers = sent_on(self.exchange.headers, self.question.request_id)
-        outbound = Outbound(self.inbound.path, headers, self._sent(text), streamed=bool(self.inbound.stream))
-        PoolPhaseRun(self.service, self.plans[-1], outbound, self.exchange.forward, with_pool, self._forwarded).begin()
+    def _new_replay_buffer(self) -> StreamReplayBuffer:
+        raise AssertionError("streams of pools are not resumed")
 
-    def _sent(self, text: Bytes) -> bytes | tuple[Bytes | memoryview, ...]:
-        return text if isinstance(text, bytes) and not self.body.images else self.body.with_images(text)
+    def _after_pause(self, retry: int, again: Callable[[], None]) -> None:  # noqa: ARG002 - another router: no pause
+        again()
 
-    def _forwarded(self, ended: Ended) -> None:
-        if ended.refusal is not None:
-            self._refuse(ended.refusal)
-        else:
-            self._end(ended.outcome)
+    # ------------------------------------------------------------------------------------------- the answer
 
-    # ------------------------------------------------------------------------------------------- prefill before it
+    def _answer_lines(self, relay: Relay) -> bytes:
+        attempt, prefilled_by = of_pool(relay.attempt), relay.prefilled_by
+        lines = b"x-request-id: %b\r\n" % self._question.request_id.encode()
+        pool = attempt.router.namespace.encode()
+        if relay.is_aside:
+            retry = b"retry-after: %b\r\n" % attempt.retry_after if attempt.retry_after else b""
+            return b"%bx-prefill-pool: %b\r\n%b" % (lines, pool, retry)
+        if prefilled_by is not None:
+            lines = b"x-prefill-pool: %b\r\n%b" % (of_pool(prefilled_by).router.namespace.encode(), lines)
+        return b"%bx-pool: %b\r\n" % (lines, pool)
 
-    def _ask_prefill(self) -> None:
-        prefill = self._prefill = BufferedResponse(self.service.upstreams, ANSWER_BYTES_MAX)
-        headers = sent_on(self.exchange.headers, self.question.request_id, to_prefill=True)
-        outbound = Outbound(self.inbound.path, headers, self._sent(prefill_body(self.body.text)), streamed=False)
-        PoolPhaseRun(self.service, self.plans[0], outbound, prefill.ask, lambda _: b"", self._prefilled).begin()
+    def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((b"x-request-id", self._question.request_id.encode()),) if hasattr(self, "_question") else ()
 
-    def _prefilled(self, ended: Ended) -> None:
-        prefill, self._prefill = self._prefill, None
-        if not self._over and prefill is not None:
-            self._refusing(lambda: self._go_on_from(ended, prefill.body))
+    def on_bytes(self) -> None:
+        """The answer goes on."""
 
-    def _go_on_from(self, ended: Ended, body: bytes) -> None:
-        pool = ended.namespace
-        if ended.refusal is not None:
-            self._refuse(ended.refusal)
-        elif ended.status != _OK or ended.outcome != "ok":
-            self._refuse_as(ended, body)
-        else:
-            try:
-                answer = prefill_answer(body, limit_tokens=self.inbound.limit_tokens)
-            except AnswerUnusable as error:
-                _log.warning("prefill_unusable", pool=pool, reason=str(error))
-                self._refuse(pool_failed(pool, str(error)))
-                return
-            if answer.is_final:
-                self._answer_final(answer.body, pool)
-            else:
-                lines = b"x-prefill-pool: %b\r\n" % pool.encode()
-                self._forward(decode_body(self.body.text, answer.params, answer.prompt_ids), lines)
-
-    def _refuse_as(self, ended: Ended, body: bytes) -> None:
-        """Answer the client with the prefill pool's refusal, or, if that is incomplete, with an error."""
-        if ended.outcome == "cancelled" or ended.status <= _OK:
-            reason = f"its answer was cut, or has more than {ANSWER_BYTES_MAX} bytes"
-            self._refuse(pool_failed(ended.namespace, reason))
-            return
-        self._end(ended.outcome)
-        retry: HeaderLines = ((b"retry-after", ended.retry_after),) if ended.retry_after else ()
-        self.exchange.answer(ended.status, body, headers=(*self._named(ended.namespace), *retry))
-
-    def _answer_final(self, body: bytes, pool: str) -> None:
-        self._end("ok")
-        if self.inbound.stream:
-            events = as_events(body, include_usage=self.inbound.include_usage)
-            self.exchange.answer(_OK, events, content_type=b"text/event-stream", headers=self._named(pool))
-        else:
-            self.exchange.answer(_OK, body, headers=self._named(pool))
-
-    def _named(self, prefill_pool: str) -> HeaderLines:
-        return ((b"x-request-id", self._request_id), (b"x-prefill-pool", prefill_pool.encode()))
-
-    # ------------------------------------------------------------------------------------------- the end
-
-    def _refuse(self, refusal: Refusal) -> None:
-        self._end("refused" if refusal.outcome == "refused" else "failed")
-        named: HeaderLines = ((b"x-request-id", self._request_id),) if hasattr(self, "question") else ()
-        self.exchange.answer(refusal.status, refusal.body, headers=(*refusal.headers, *named))
-
-    def _left(self) -> None:
-        """The client left while nothing was forwarded for it: drop the collected answer."""
-        self._end("cancelled")
-        if self._prefill is not None:
-            self._prefill.give_up()
-
-    def _end(self, outcome: AttemptOutcome) -> None:
-        if not self._over:
+    def _record(self, fact: Fact) -> None:
+        if isinstance(fact, AttemptOver):
+            self._attempt_over(fact)
+        elif isinstance(fact, RequestOver):
             self.stop_reading()
-            self.service.metrics.ended(outcome)
+            self._service.metrics.ended(fact.outcome)
+
+    def _attempt_over(self, fact: AttemptOver) -> None:
+        attempt, service = of_pool(fact.attempt), self._service
+        namespace, url = attempt.router
+        is_local = attempt.phase == "local"
+        service.metrics.attempted(attempt.pool_phase, namespace, "cancelled" if is_local else fact.outcome)
+        if is_local or not attempt.reason:
+            return
+        if attempt.phase == "connect":
+            service.attempt_failed(namespace, url, attempt.reason)
+        reason = f"{attempt.phase}: {attempt.reason}"
+        _log.warning("pool_failed", phase=attempt.pool_phase, pool=namespace, url=url, reason=reason)

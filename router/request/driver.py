@@ -91,7 +91,10 @@ class RequestDriver(RequestReader):
 
     @abstractmethod
     def _answer_lines(self, relay: Relay) -> bytes:
-        """Return the header lines that say how the request was routed, each ended by CRLF."""
+        """Return the header lines that say how the request was routed, each ended by CRLF.
+
+        `relay.is_aside`: of a prefill worker's answer that the client gets.
+        """
 
     @abstractmethod
     def _record(self, fact: Fact) -> None:
@@ -182,7 +185,7 @@ class RequestDriver(RequestReader):
         self._feed(self._decide())
 
     def _reply(self, reply: Reply) -> None:
-        lines = self._answer_lines(Relay(reply.attempt, None, is_aside=False))
+        lines = self._answer_lines(Relay(reply.attempt, None, is_aside=True))
         named = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
         headers = [(name, value) for name, _, value in named]
         exchange, events = self.exchange, reply.events

@@ -54,27 +54,27 @@ class Phases(ABC):
         """The prompt is computed: decode is next."""
 
     @abstractmethod
-    def compute_at_decode(self) -> None:
-        """The decode worker computes the prompt, too."""
-
-    @abstractmethod
-    def no_candidate(self) -> bool:
-        """No worker is eligible for the phase; return whether another phase is to be tried."""
-
-    @abstractmethod
     def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
         """A worker failed before its answer began; return whether the request is to be tried again.
 
         `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
 
-    @abstractmethod
+    def no_candidate(self) -> bool:
+        """No worker is eligible for the phase; return whether another phase is to be tried."""
+        return False
+
     def may_migrate(self) -> bool:
         """Return whether a request whose answer has begun may resume on another worker."""
+        return False
 
-    @abstractmethod
     def migrated(self, rank: WorkerRank) -> None:
         """Resume on another rank: `rank` failed in the middle of the answer."""
+        raise AssertionError(f"{rank}: these phases do not migrate")
+
+    def compute_at_decode(self) -> None:
+        """The decode worker computes the prompt, too."""
+        raise AssertionError("these phases do not change")
 
 
 class RequestPlan(Phases):

@@ -316,6 +316,19 @@ async def test_the_length_of_the_prompt_chooses_in_both_phases() -> None:
             assert (named["x-prefill-pool"], named["x-pool"]) == (f"pre{at}", f"dec{at}"), len(prompt)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [answers(body=b"{}"), says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx")],
+    ids=["unusable", "cut"],
+)
+async def test_a_prefill_answer_that_cannot_be_used_is_asked_of_the_next_pool(script: Script) -> None:
+    scripts = {"pre0": script, "pre1": prefilled(), "dec0": answers(body=b'{"whole":1}'), "dec1": OK}
+    async with pools(disagg(2, 2), **scripts) as (running, routers):
+        status, named, body = await running.post(request())
+        assert (status, body, named["x-prefill-pool"]) == (200, b'{"whole":1}', "pre1")
+        assert [len(routers[name].asked) for name in ("pre0", "pre1", "dec0", "dec1")] == [1, 1, 1, 0]
+
+
 @pytest.mark.parametrize("status", [400, 503])
 async def test_what_the_last_prefill_pool_refuses_the_client_gets(status: int) -> None:
     async with pools(disagg(), pre0=error(status, "prefill says no"), dec0=OK) as (running, routers):
@@ -330,7 +343,7 @@ async def test_what_the_last_prefill_pool_refuses_the_client_gets(status: int) -
     [
         (answers(body=b"{}"), "choices: found '{}', allowed one choice"),
         (prefilled(choices=[{"finish_reason": "length"}]), "choices[0].disaggregated_params: found None"),
-        (answers(body=b" " * (5 << 20)), "has more than 4194304 bytes"),
+        (answers(body=b" " * (5 << 20)), "body: an answer of more than 4194304 bytes"),
         (None, "connect: "),
         (says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx"), "body: "),
     ],
