@@ -154,13 +154,13 @@ class WarmingRequest(RequestDriver):
             verdict = self._decide_rank(self._route)
         if verdict is None:
             return NotChosen(unavailable("no rank is eligible", "no_eligible_worker"), None)
-        return Chosen(RankAttempt(verdict, self._serving.retry_after_s_max))
+        serving = self._serving
+        return Chosen(RankAttempt(verdict, serving.routing.take(verdict), serving.retry_after_s_max))
 
     def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
-        attempt, serving = of_rank(send.attempt), self._serving
-        attempt.lease = serving.routing.take(attempt.verdict)
-        return serving.calls.call(
-            attempt.verdict, self.inbound, self.body, {}, self._wish.prompt, send.handoff, send.progress, buffer
+        verdict = of_rank(send.attempt).verdict
+        return self._serving.calls.call(
+            verdict, self.inbound, self.body, {}, self._wish.prompt, send.handoff, send.progress, buffer
         )
 
     def _new_replay_buffer(self) -> StreamReplayBuffer:

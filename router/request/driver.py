@@ -76,11 +76,11 @@ class RequestDriver(RequestReader):
 
     @abstractmethod
     def _decide(self) -> Event:
-        """Choose a worker for the present phase."""
+        """Choose a worker for the present phase, and book the work there: `Chosen` or `NotChosen`."""
 
     @abstractmethod
     def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
-        """Return the call to the chosen worker, for which its work is booked; None: the worker left.
+        """Return the call to the chosen worker; None: the worker left.
 
         `buffer` gets the events of its stream.
         """

@@ -37,16 +37,14 @@ _BUSY_S = 1.0
 
 
 class RankAttempt(Attempt):
-    """A worker rank's attempt: the decision, and its lease once the call is sent."""
+    """A worker rank's attempt: the decision, and the lease of its work."""
 
     __slots__ = ("_decode_ms", "_retry_after_s_max", "lease", "verdict")
 
-    lease: Lease
-
-    def __init__(self, verdict: Verdict, retry_after_s_max: float) -> None:
+    def __init__(self, verdict: Verdict, lease: Lease, retry_after_s_max: float) -> None:
         """`retry_after_s_max` bounds the time for which a busy worker gets no requests."""
         super().__init__()
-        self.verdict = verdict
+        self.verdict, self.lease = verdict, lease
         self._retry_after_s_max = retry_after_s_max
         self._decode_ms = b""
 

@@ -3,8 +3,8 @@
 | command | effect |
 |---|---|
 | queue | admission (`router/queue/gate.py`) |
-| decide | `Routing.decide`, for the phase of the plan |
-| send | the work is booked at the winner (`Routing.take`), and the call of `calls.py` is sent |
+| decide | `Routing.decide`, for the phase of the plan; the work is booked at the winner (`Routing.take`) |
+| send | the call that `calls.py` builds |
 | record | leases, breakers, metrics, the request log |
 """
 
@@ -136,17 +136,15 @@ class Served(RequestDriver):
             return NotChosen(serving.no_candidate(self.route, error), error)
         except RequestRejected as refused:
             return NotChosen(refused.refusal, None)
-        return Chosen(RankAttempt(verdict, serving.retry_after_s_max))
-
-    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
-        attempt, serving = of_rank(send.attempt), self.serving
-        verdict = attempt.verdict
         if self._decided_s is None:
             self._decided_s = verdict.now_s
-        attempt.lease = serving.routing.take(verdict)
+        lease = serving.routing.take(verdict)
         serving.metrics.decided(verdict)
-        headers = self.exchange.headers
-        return serving.calls.call(
+        return Chosen(RankAttempt(verdict, lease, serving.retry_after_s_max))
+
+    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
+        verdict, headers = of_rank(send.attempt).verdict, self.exchange.headers
+        return self.serving.calls.call(
             verdict, self.inbound, self.body, headers, self._prompt, send.handoff, send.progress, buffer
         )
 
