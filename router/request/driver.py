@@ -235,10 +235,13 @@ class RequestDriver(RequestReader):
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
         buffer = self._replay_buffer
-        self._stream_end = None
         events = None if buffer is None or buffer.is_overfull else buffer.events()
         self._feed(StreamCut(phase, reason, events))
-        return self._stream_end
+        return self._taken_stream_end()
+
+    def _taken_stream_end(self) -> bytes | None:
+        end, self._stream_end = self._stream_end, None
+        return end
 
     def on_gone(self) -> None:
         """The client left and the worker's connection was closed; or a prefill worker's answer is too long."""
