@@ -86,8 +86,9 @@ def difference(data: bytes, ours: Reading, theirs: Reading) -> str:
         on_purpose = any(each in ours.refusal for each in DELIBERATE)
         return "" if on_purpose else f"we refuse ({ours.refusal}), h11 reads {theirs.messages}"
     if theirs.refusal:
-        on_purpose = ours.waits or _SPACE_BEFORE_EXTENSION.search(data)
-        return "" if on_purpose else f"h11 refuses ({theirs.refusal}), and we do not"
+        if ours.waits or _SPACE_BEFORE_EXTENSION.search(data):
+            return ""
+        return f"h11 refuses ({theirs.refusal}), and we do not"
     if ours.messages == theirs.messages or (ours.waits and _BARE_LF.search(data)):
         return ""  # for h11 a line, and so a head, may end with a bare LF: we wait for another end
     return f"h11 reads more: {theirs.messages}"
