@@ -435,6 +435,6 @@ async def test_a_process_that_was_killed_is_followed_by_the_next_one_under_its_i
         await first.end(signal.SIGKILL)
         await second.start(group)
         await second.line_with("worker_registered")
-        assert [type(event) for event in told] == [WorkerRegistered, WorkerRegistered]
+        await eventually(lambda: [type(event) for event in told] == [WorkerRegistered, WorkerRegistered])
         await second.end(signal.SIGTERM)
-    assert isinstance(told[-1], WorkerLeft)
+        await eventually(lambda: isinstance(told[-1], WorkerLeft))
