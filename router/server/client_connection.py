@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
+_RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.001, 0.5
+"""Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
 
@@ -154,7 +156,17 @@ class ClientConnection:
         self._half_closed = True
         if self._exchange is not None and (probe := self._exchange.probe):
             self._transport.write(probe)
+            self._loop.call_later(_RESET_CHECK_S, self._check_reset, _RESET_CHECK_S)
         return True
+
+    def _check_reset(self, waited_s: float) -> None:
+        """Leave if the probe was answered by a reset: from a half-closed connection nothing is read that would tell."""
+        if self._state != _SERVING:
+            return
+        if self._is_reset():
+            self._leave()
+        elif waited_s < _RESET_CHECK_S_MAX:
+            self._loop.call_later(3 * waited_s, self._check_reset, 4 * waited_s)
 
     def _leave(self) -> None:
         state, self._state = self._state, _CLOSED

@@ -488,6 +488,17 @@ async def test_a_client_that_closes_within_a_stream_that_is_silent_has_left() ->
 
 
 @pytest.mark.asyncio
+async def test_a_reset_after_a_probe_is_noticed_before_the_next_sweep() -> None:
+    async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("a")))) as worker, running(sweep_s=1e6) as http:
+        http.worker = worker.base_url
+        reader, writer = await http.dial(post())
+        await reader.readuntil(event("a"))
+        writer.close()
+        await worker.gone.wait()
+        assert http.plane.statistics().gone == 1
+
+
+@pytest.mark.asyncio
 async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_left() -> None:
     async with running() as http:
         http.hold = True
