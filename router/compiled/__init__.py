@@ -23,7 +23,6 @@ MODULES = (
     "router.request.reader",
     "router.request.attempt",
     "router.request.rank_attempt",
-    "router.request.events",
     "router.request.machine",
     "router.request.driver",
     "router.drain.warming",

@@ -31,9 +31,9 @@ from router.request.events import (
     AttemptOver,
     Chosen,
     Event,
-    Fact,
     NotChosen,
     Parsed,
+    Record,
     Relay,
     RequestOver,
     Send,
@@ -181,7 +181,7 @@ class WarmingRequest(RequestDriver):
         if attempt is not None:
             of_rank(attempt).lease.on_bytes()
 
-    def _record(self, fact: Fact) -> None:
+    def _record(self, fact: Record) -> None:
         if isinstance(fact, AnswerBegan):
             of_rank(fact.attempt).lease.first_token()
         elif isinstance(fact, AttemptOver):

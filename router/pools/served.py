@@ -25,7 +25,7 @@ from router.pools.service import PoolService, sent_on
 from router.pools.tries import PoolAttempt, PoolPhases, PoolRouter, of_pool
 from router.prompt import EncodedPrompt
 from router.request.driver import RequestDriver
-from router.request.events import Admitted, AttemptOver, Chosen, Event, Fact, Parsed, Relay, RequestOver, Send
+from router.request.events import Admitted, AttemptOver, Chosen, Event, Parsed, Record, Relay, RequestOver, Send
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.server.exchange import Exchange, OutboundCall
 from router.server.stream_replay import StreamReplayBuffer
@@ -129,7 +129,7 @@ class PoolServed(RequestDriver):
     def on_bytes(self) -> None:
         """The answer goes on."""
 
-    def _record(self, fact: Fact) -> None:
+    def _record(self, fact: Record) -> None:
         if isinstance(fact, AttemptOver):
             self._attempt_over(fact)
         elif isinstance(fact, RequestOver):

@@ -21,7 +21,6 @@ from router.request.events import (
     Decide,
     Drop,
     Event,
-    Fact,
     FinishStream,
     FirstByteCame,
     GiveUp,
@@ -97,7 +96,7 @@ class RequestDriver(RequestReader):
         """
 
     @abstractmethod
-    def _record(self, fact: Fact) -> None:
+    def _record(self, fact: Record) -> None:
         """Count the fact, and enter it in the ledgers."""
 
     @abstractmethod
@@ -134,7 +133,7 @@ class RequestDriver(RequestReader):
 
     def _perform(self, command: Command) -> Event | None:
         if isinstance(command, Record):
-            self._record(command.fact)
+            self._record(command)
         elif isinstance(command, Relay):
             self._lines = b"" if command.is_aside else self._answer_lines(command)
         elif isinstance(command, Queue):

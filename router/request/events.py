@@ -1,10 +1,10 @@
 """What a request's machine receives (events), and what it returns to be carried out (commands).
 
-An event says what happened; a command says what its driver (`driver.py`) is to do. Neither does any I/O. `Record` holds
-a fact for ledgers, metrics and logs.
+An event says what happened; a command says what its driver (`driver.py`) is to do. Neither does any I/O. A `Record` is
+a fact for ledgers, metrics and logs. All are structs: they are made in C, in a third of a named tuple's time.
 """
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from kv_protocol.continuation import Progress
 from kv_protocol.journal import OutcomeName
@@ -21,7 +21,7 @@ from router.server.heads import Headers
 # ------------------------------------------------------------------------------------------- events
 
 
-class Parsed(NamedTuple):
+class Parsed(Struct, frozen=True, gc=False):
     """The request was read, and its phases are planned. `isl_tokens`: of its prompt; 0: unknown."""
 
     plan: Phases
@@ -29,41 +29,41 @@ class Parsed(NamedTuple):
     isl_tokens: int
 
 
-class Refused(NamedTuple):
+class Refused(Struct, frozen=True, gc=False):
     """The request cannot be read, is turned away by the queue, or met a fault of the router."""
 
     refusal: Refusal
 
 
-class Admitted(NamedTuple):
+class Admitted(Struct, frozen=True, gc=False):
     """The queue lets the request go on."""
 
 
-class Chosen(NamedTuple):
+class Chosen(Struct, frozen=True, gc=False):
     """A worker was chosen, in answer to `Decide`."""
 
     attempt: Attempt
 
 
-class NotChosen(NamedTuple):
+class NotChosen(Struct, frozen=True, gc=False):
     """No worker was chosen. `cause`: none is eligible for this phase; None: no other phase is to be tried either."""
 
     refusal: Refusal
     cause: NoEligibleWorker | None
 
 
-class HeadCame(NamedTuple):
+class HeadCame(Struct, frozen=True, gc=False):
     """The head of a worker's answer came."""
 
     status: int
     headers: Headers
 
 
-class FirstByteCame(NamedTuple):
+class FirstByteCame(Struct, frozen=True, gc=False):
     """The first byte of the answer's body came."""
 
 
-class AnswerEnded(NamedTuple):
+class AnswerEnded(Struct, frozen=True, gc=False):
     """The answer is complete. `body` is all of a collected answer, else the end of it.
 
     `later_events` counts the events of a stream behind its first bytes, or the tokens that comments state.
@@ -73,11 +73,11 @@ class AnswerEnded(NamedTuple):
     later_events: int
 
 
-class AnswerDropped(NamedTuple):
+class AnswerDropped(Struct, frozen=True, gc=False):
     """The answer to which the machine returned `Drop` is read or closed."""
 
 
-class CallFailed(NamedTuple):
+class CallFailed(Struct, frozen=True, gc=False):
     """The worker failed. `has_begun`: the client has part of its answer, which was ended."""
 
     stage: UpstreamStage
@@ -85,7 +85,7 @@ class CallFailed(NamedTuple):
     has_begun: bool
 
 
-class StreamCut(NamedTuple):
+class StreamCut(Struct, frozen=True, gc=False):
     """The worker failed in the middle of an event stream. `events` are those that it sent; None: they are not kept."""
 
     stage: UpstreamStage
@@ -93,7 +93,7 @@ class StreamCut(NamedTuple):
     events: bytes | None
 
 
-class ClientLeft(NamedTuple):
+class ClientLeft(Struct, frozen=True, gc=False):
     """The client closed its connection."""
 
 
@@ -115,19 +115,19 @@ Event = (
 # ------------------------------------------------------------------------------------------- commands
 
 
-class MakeRoute(NamedTuple):
+class MakeRoute(Struct, frozen=True, gc=False):
     """Make the routing fields for the plan's present phase, under a new decision id."""
 
 
-class Queue(NamedTuple):
+class Queue(Struct, frozen=True, gc=False):
     """Wait for room; `Admitted` or `Refused` follows."""
 
 
-class Decide(NamedTuple):
+class Decide(Struct, frozen=True, gc=False):
     """Choose a worker; `Chosen` or `NotChosen` follows."""
 
 
-class Send(NamedTuple):
+class Send(Struct, frozen=True, gc=False):
     """Send the request to the chosen worker; the events of its answer follow.
 
     `is_aside`: the answer is collected, not passed on. `keeps_events`: the events of a stream are kept, so that another
@@ -141,7 +141,7 @@ class Send(NamedTuple):
     progress: Progress | None
 
 
-class Relay(NamedTuple):
+class Relay(Struct, frozen=True, gc=False):
     """Pass the answer on. `prefilled_by` computed the prompt; None: the same worker."""
 
     attempt: Attempt
@@ -149,11 +149,11 @@ class Relay(NamedTuple):
     is_aside: bool
 
 
-class Drop(NamedTuple):
+class Drop(Struct, frozen=True, gc=False):
     """Read or close the answer without passing it on; `AnswerDropped` follows."""
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True, gc=False):
     """Answer the client with a complete answer of a worker; `events`: the same as an event stream, if it wants one."""
 
     attempt: Attempt
@@ -161,35 +161,33 @@ class Reply(NamedTuple):
     events: bytes
 
 
-class Refuse(NamedTuple):
+class Refuse(Struct, frozen=True, gc=False):
     """Answer the client with an error of the router."""
 
     refusal: Refusal
 
 
-class FinishStream(NamedTuple):
+class FinishStream(Struct, frozen=True, gc=False):
     """End the client's event stream with these events; empty: it goes on with the next worker's."""
 
     events: bytes
 
 
-class Retry(NamedTuple):
+class Retry(Struct, frozen=True, gc=False):
     """Decide again after the pause that precedes the retry of this number, 1 the first; `Decide` after it."""
 
     number: int
 
 
-class GiveUp(NamedTuple):
+class GiveUp(Struct, frozen=True, gc=False):
     """Close the call whose answer is collected. With a `handoff`, have a decode worker fetch the KV kept for it."""
 
     handoff: PrefillAnswer | None
     progress: Progress | None
 
 
-class Record(NamedTuple):
-    """Something to be counted, or to be entered in a ledger."""
-
-    fact: "Fact"
+class Record(Struct, frozen=True, gc=False):
+    """A fact that is to be counted, or entered in a ledger; its subclasses are the facts."""
 
 
 Command = MakeRoute | Queue | Decide | Send | Relay | Drop | Reply | Refuse | FinishStream | Retry | GiveUp | Record
@@ -197,32 +195,32 @@ Command = MakeRoute | Queue | Decide | Send | Relay | Drop | Reply | Refuse | Fi
 # ------------------------------------------------------------------------------------------- facts
 
 
-class Retried(NamedTuple):
+class Retried(Record, frozen=True, gc=False):
     """Another worker was chosen after one failed at this stage."""
 
     stage: UpstreamStage
 
 
-class Rerouted(NamedTuple):
+class Rerouted(Record, frozen=True, gc=False):
     """The request left its first plan."""
 
     why: Reroute
 
 
-class Unserved(NamedTuple):
+class Unserved(Record, frozen=True, gc=False):
     """The request is refused because no worker is eligible."""
 
     cause: NoEligibleWorker
 
 
-class AnswerBegan(NamedTuple):
+class AnswerBegan(Record, frozen=True, gc=False):
     """The worker computed the prompt. `is_first_token`: the client's first token came now."""
 
     attempt: Attempt
     is_first_token: bool
 
 
-class AttemptOver(NamedTuple):
+class AttemptOver(Record, frozen=True, gc=False):
     """A worker's part is over. `later_tokens`: tokens of its answer behind the first; None: it was not completed."""
 
     attempt: Attempt
@@ -232,7 +230,7 @@ class AttemptOver(NamedTuple):
     later_tokens: int | None = None
 
 
-class Answered(NamedTuple):
+class Answered(Record, frozen=True, gc=False):
     """The client has its answer. `is_first_token`: all of it came at once, its first token too."""
 
     attempt: Attempt
@@ -240,11 +238,8 @@ class Answered(NamedTuple):
     is_first_token: bool
 
 
-class RequestOver(NamedTuple):
+class RequestOver(Record, frozen=True, gc=False):
     """The request ended."""
 
     outcome: OutcomeName
     refusal: Refusal | None
-
-
-Fact = Retried | Rerouted | Unserved | AnswerBegan | AttemptOver | Answered | RequestOver

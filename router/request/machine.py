@@ -46,7 +46,6 @@ from router.request.events import (
     NotChosen,
     Parsed,
     Queue,
-    Record,
     Refuse,
     Refused,
     Relay,
@@ -122,7 +121,7 @@ class RequestMachine:
     # ------------------------------------------------------------------------------------------- until it is sent
 
     def _parsed(self, event: Parsed) -> Commands:
-        self.plan, self._inbound, self._isl_tokens = event
+        self.plan, self._inbound, self._isl_tokens = event.plan, event.inbound, event.isl_tokens
         return (Queue(),) if self.plan.phase == "whole" else (MakeRoute(), Queue())
 
     def _refused(self, event: Refused) -> Commands:
@@ -135,8 +134,8 @@ class RequestMachine:
         plan = self.plan
         assert plan is not None
         if event.cause is not None and plan.no_candidate():
-            return (Record(Rerouted(plan.reroutes[-1])), *_GO_ON)
-        unserved = () if event.cause is None else (Record(Unserved(event.cause)),)
+            return (Rerouted(plan.reroutes[-1]), *_GO_ON)
+        unserved = () if event.cause is None else (Unserved(event.cause),)
         return (*unserved, *self._refuse(event.refusal if self._failed is None else self._failed.refusal()))
 
     def _chosen(self, event: Chosen) -> Commands:
@@ -149,7 +148,7 @@ class RequestMachine:
         keeps_events = self._is_resumed or (plan.may_migrate() and not is_aside)
         send = Send(attempt, is_aside, keeps_events, self._handoff, self._progress)
         retried, self._retried = self._retried, None
-        return (send,) if retried is None else (Record(Retried(retried)), send)
+        return (send,) if retried is None else (Retried(retried), send)
 
     # ------------------------------------------------------------------------------------------- the answer
 
@@ -170,7 +169,7 @@ class RequestMachine:
         assert self.plan is not None
         attempt.has_begun = True
         is_stream = attempt.is_streamed and not self.plan.is_aside
-        return (Record(AnswerBegan(attempt, is_stream and self._is_first_token(attempt))),)
+        return (AnswerBegan(attempt, is_stream and self._is_first_token(attempt)),)
 
     def _is_first_token(self, attempt: Attempt) -> bool:
         """Return whether the answer's first token is the client's first one."""
@@ -186,14 +185,14 @@ class RequestMachine:
         came_whole = bool(event.body) and not attempt.has_begun
         later_tokens = self._later_tokens(attempt, usage, event.later_events)
         outcome = attempt.end_outcome
-        over = Record(AttemptOver(attempt, outcome, usage, came_whole=came_whole, later_tokens=later_tokens))
+        over = AttemptOver(attempt, outcome, usage, came_whole=came_whole, later_tokens=later_tokens)
         self.attempt, self.is_over = None, True
-        end = Record(RequestOver(outcome, None))
+        end = RequestOver(outcome, None)
         if not attempt.is_answered:
             return (over, end)
         is_whole = came_whole or not attempt.is_streamed
         answered = Answered(attempt, usage, is_first_token=is_whole and self._is_first_token(attempt))
-        return (over, Record(answered), end)
+        return (over, answered, end)
 
     def _later_tokens(self, attempt: Attempt, usage: Usage, later_events: int) -> int:
         """Return how many tokens this worker's answer had behind its first; 0 if unknown."""
@@ -218,7 +217,7 @@ class RequestMachine:
         except AnswerUnusable as error:
             return self._call_failed(CallFailed("body", str(error), has_begun=False))
         usage = usage_in(body[-_USAGE_BYTES:])
-        over = Record(AttemptOver(attempt, attempt.end_outcome, usage, later_tokens=0))
+        over = AttemptOver(attempt, attempt.end_outcome, usage, later_tokens=0)
         self.attempt = None
         if answer.is_final:
             return (over, *self._reply(attempt, answer.body, usage))
@@ -230,11 +229,11 @@ class RequestMachine:
         """Answer the client with a prefill worker's answer."""
         self.is_over = True
         if not attempt.is_answered:
-            return (Record(RequestOver(attempt.end_outcome, None)), Reply(attempt, body, b""))
+            return (RequestOver(attempt.end_outcome, None), Reply(attempt, body, b""))
         inbound = self._inbound
         events = as_events(body, include_usage=inbound.include_usage) if inbound.stream else b""
         answered = Answered(attempt, usage, is_first_token=self._is_first_token(attempt))
-        return (Record(answered), Record(RequestOver("ok", None)), Reply(attempt, body, events))
+        return (answered, RequestOver("ok", None), Reply(attempt, body, events))
 
     # ------------------------------------------------------------------------------------------- from worker to worker
 
@@ -247,7 +246,7 @@ class RequestMachine:
         if attempt is None:  # a call whose answer is not awaited
             return _NOTHING
         assert self.plan is not None
-        attempt.phase, attempt.reason, _ = event
+        attempt.phase, attempt.reason = event.stage, event.reason
         if event.stage == "local":
             return self._refuse(refusals.unavailable(event.reason, "overloaded"))
         if event.has_begun and not self.plan.is_aside:
@@ -263,7 +262,7 @@ class RequestMachine:
         took_handoff = attempt.phase != "connect" and attempt.retry_after_s is None
         if not plan.failed(attempt.rank, took_handoff=took_handoff):
             return (*over, *self._refuse(attempt.refusal()))
-        rerouted = [Record(Rerouted(why)) for why in plan.reroutes[reroutes:]]
+        rerouted = [Rerouted(why) for why in plan.reroutes[reroutes:]]
         return (*over, *rerouted, MakeRoute(), Retry(max(1, plan.retries)))
 
     def _stream_cut(self, event: StreamCut) -> Commands:
@@ -289,7 +288,7 @@ class RequestMachine:
         plan.migrated(attempt.rank)
         if plan.phase == "prefill" and limit_tokens == progress.token_count + 1:
             plan.compute_at_decode()  # as for requests for one token
-        rerouted = Record(Rerouted(plan.reroutes[-1]))
+        rerouted = Rerouted(plan.reroutes[-1])
         return (*over, rerouted, FinishStream(b""), MakeRoute(), Retry(1))
 
     def _ending(self, progress: Progress) -> bytes:
@@ -312,11 +311,11 @@ class RequestMachine:
 
     def _end_attempt(self, outcome: OutcomeName) -> Commands:
         attempt, self.attempt = self.attempt, None
-        return () if attempt is None else (Record(AttemptOver(attempt, outcome, NO_USAGE)),)
+        return () if attempt is None else (AttemptOver(attempt, outcome, NO_USAGE),)
 
     def _end(self, outcome: OutcomeName, refusal: Refusal | None = None) -> Commands:
         self.is_over = True
-        return (Record(RequestOver(outcome, refusal)),)
+        return (RequestOver(outcome, refusal),)
 
     @classmethod
     def steps(cls) -> dict[type, Callable[["RequestMachine", Any], Commands]]:

@@ -23,16 +23,17 @@ from router.request.events import (
     AttemptOver,
     Chosen,
     Event,
-    Fact,
     GiveUp,
     NotChosen,
     Parsed,
+    Record,
     Refused,
     Relay,
     RequestOver,
     Rerouted,
     Retried,
     Send,
+    Unserved,
 )
 from router.request.plan import RequestPlan
 from router.request.rank_attempt import RankAttempt, of_rank
@@ -188,7 +189,7 @@ class Served(RequestDriver):
 
     # ------------------------------------------------------------------------------------------- the records
 
-    def _record(self, fact: Fact) -> None:
+    def _record(self, fact: Record) -> None:
         if isinstance(fact, AttemptOver):
             self._attempt_over(fact)
         elif isinstance(fact, AnswerBegan):
@@ -208,7 +209,7 @@ class Served(RequestDriver):
             self.serving.metrics.retried(fact.stage)
         elif isinstance(fact, Rerouted):
             self.serving.metrics.turned(fact.why)
-        else:
+        elif isinstance(fact, Unserved):
             self.serving.routing.refuse(self.route, fact.cause)
 
     def _first_token(self, attempt: RankAttempt, ttft_s: float | None) -> None:

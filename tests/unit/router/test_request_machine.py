@@ -103,11 +103,11 @@ def send(attempt: Attempt, **changed: Any) -> Send:
 
 
 def over(attempt: Attempt, outcome: Any = "failed") -> Record:
-    return Record(AttemptOver(attempt, outcome))
+    return AttemptOver(attempt, outcome)
 
 
 def ended(outcome: Any, refusal: Refusal | None = None) -> Record:
-    return Record(RequestOver(outcome, refusal))
+    return RequestOver(outcome, refusal)
 
 
 def test_a_request_is_queued_decided_sent_relayed_and_settled() -> None:
@@ -117,12 +117,12 @@ def test_a_request_is_queued_decided_sent_relayed_and_settled() -> None:
         (Admitted(), (Decide(),)),
         (Chosen(w0), (send(w0),)),
         (HeadCame(200, STREAM), (Relay(w0, None, is_aside=False),)),
-        (FirstByteCame(), (Record(AnswerBegan(w0, is_first_token=True)),)),
+        (FirstByteCame(), (AnswerBegan(w0, is_first_token=True),)),
         (
             AnswerEnded(USAGE, 3),
             (
-                Record(AttemptOver(w0, "ok", Usage(4, None, 9), came_whole=False, later_tokens=3)),
-                Record(Answered(w0, Usage(4, None, 9), is_first_token=False)),
+                AttemptOver(w0, "ok", Usage(4, None, 9), came_whole=False, later_tokens=3),
+                Answered(w0, Usage(4, None, 9), is_first_token=False),
                 ended("ok"),
             ),
         ),
@@ -146,12 +146,12 @@ def test_what_cannot_be_read_or_queued_is_refused() -> None:
 def test_without_an_eligible_worker_another_phase_is_tried_then_the_request_is_refused() -> None:
     machine = after(parsed("prefill"), Admitted())
     assert machine.receive(NotChosen(NO_WORKER, NONE_ELIGIBLE)) == (
-        Record(Rerouted("no_prefill_worker")),
+        Rerouted("no_prefill_worker"),
         MakeRoute(),
         Decide(),
     )
     assert machine.receive(NotChosen(NO_WORKER, NONE_ELIGIBLE)) == (
-        Record(Unserved(NONE_ELIGIBLE)),
+        Unserved(NONE_ELIGIBLE),
         ended("failed", NO_WORKER),
         Refuse(NO_WORKER),
     )
@@ -166,7 +166,7 @@ def test_a_worker_that_fails_before_its_answer_is_followed_by_another_until_retr
     machine, w0, w1 = after(parsed(retry_limit=1), Admitted()), Try("w0"), Try("w1")
     machine.receive(Chosen(w0))
     assert machine.receive(CallFailed("connect", "refused", has_begun=False)) == (over(w0), MakeRoute(), Retry(1))
-    assert machine.receive(Chosen(w1)) == (Record(Retried("connect")), send(w1))
+    assert machine.receive(Chosen(w1)) == (Retried("connect"), send(w1))
     assert machine.receive(HeadCame(500, {})) == (Drop(),)
     refusal = refusals.worker_failed("w1", "status 500")
     assert machine.receive(AnswerDropped()) == (over(w1), ended("failed", refusal), Refuse(refusal))
@@ -200,7 +200,7 @@ def test_a_prompt_is_prefilled_at_one_worker_and_decoded_at_another() -> None:
     assert machine.receive(Chosen(w0)) == (send(w0, is_aside=True),)
     assert machine.receive(HeadCame(200, {})) == (Relay(w0, None, is_aside=True),)
     collected = AnswerEnded(json.dumps({"choices": [HANDOFF]}).encode(), 0)
-    settled = Record(AttemptOver(w0, "ok", NO_USAGE, later_tokens=0))
+    settled = AttemptOver(w0, "ok", NO_USAGE, later_tokens=0)
     assert machine.receive(collected) == (settled, MakeRoute(), Decide())
     (sent,) = machine.receive(Chosen(w1))
     assert isinstance(sent, Send)
@@ -236,7 +236,7 @@ def test_a_cut_stream_resumes_behind_its_tokens() -> None:
     events = token_comment([5, 6]) + b'data: {"id":"a","created":1,"choices":[{"finish_reason":null}]}\n\n'
     assert machine.receive(StreamCut("body", "cut", events)) == (
         over(w0),
-        Record(Rerouted("migrated")),
+        Rerouted("migrated"),
         FinishStream(b""),
         MakeRoute(),
         Retry(1),

@@ -3,8 +3,12 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
+
+_ACCEPT_TURNS = 5
+"""Turns of the event loop in which asyncio hands over each connection that the system has accepted."""
 
 
 class Received(NamedTuple):
@@ -81,14 +85,17 @@ class Upstream:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
         assert self._server is not None
+        self._server.close()
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
@@ -105,17 +112,15 @@ class Upstream:
         assert self._server is not None
         return f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._connection(reader, writer))
         self._tasks.add(task)
-        try:
-            await self._exchanges(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the router went, or the test is over
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await self._exchanges(reader, writer)  # until the router is gone, or the test is over
 
     async def _exchanges(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         exchange = Exchange(self, (reader, writer))
