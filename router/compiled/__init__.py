@@ -15,10 +15,15 @@ from typing import Literal
 
 MODULES = (
     "kv_protocol.splitmix",
+    "indexer.follow.fold",
+    "indexer.index.overlap_columns",
     "kv_runtime.text.chat_messages",
     "kv_runtime.clock",
     "kv_runtime.text.content_format",
+    "router.drain.recent_prompts",
     "router.queue.gate",
+    "router.queue.tenants",
+    "router.server.plane",
     "router.request.route_request",
     "router.request.reader",
     "router.request.attempt",
