@@ -86,8 +86,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
             checked_u64("isl_tokens", self.isl_tokens)
 
 
-class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """A decision, and its lease: the request's blocks and `uncached_tokens`, under the decision's id.
+class NewDecision(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
+    """A decision as its router writes it, and its lease: the request's blocks and `uncached_tokens`, under its id.
 
     `now_s` is the view's; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
     stream. `kv_seq` is the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the same model. `best`,
@@ -117,6 +117,10 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     terms: bytes = b""
     costs: bytes = b""
     overlap: bytes = b""
+
+
+class Decided(NewDecision, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
+    """The same as read from a journal, and checked."""
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
@@ -196,7 +200,7 @@ def best_columns(best: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(best) // 2}H", best)
 
 
-def best_terms(decided: Decided) -> list[CostTerms]:
+def best_terms(decided: NewDecision) -> list[CostTerms]:
     """Return the terms of the best candidates."""
     count = len(decided.best) // 2
     if not count:
@@ -206,12 +210,12 @@ def best_terms(decided: Decided) -> list[CostTerms]:
     return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(there)}) for row in range(count)]
 
 
-def other_costs(decided: Decided) -> tuple[float, ...]:
+def other_costs(decided: NewDecision) -> tuple[float, ...]:
     """Return the costs of the candidates that are not among the best, rounded to f32."""
     return struct.unpack(f"<{len(decided.costs) // 4}f", decided.costs)
 
 
-def overlap_depths(decided: Decided) -> list[Depths]:
+def overlap_depths(decided: NewDecision) -> list[Depths]:
     """Return the overlap of every column on tiers 0..t."""
     steps = list(_steps(decided.overlap, decided.ranks)) if decided.overlap else [[0] * decided.ranks] * TIERS
     found = []

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
-from kv_protocol.decided import Decided, RequestRecord
+from kv_protocol.decided import Decided, NewDecision, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
@@ -249,6 +249,8 @@ JournalRecord = (
     | CheckpointPart
     | CheckpointEnded
 )
+NewRecord = JournalRecord | NewDecision
+"""A record as its router writes it."""
 
 
 class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

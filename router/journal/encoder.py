@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
+from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, NewRecord, encode_record, in_parts, pack_journal
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, Shortener
 
@@ -105,7 +105,7 @@ class JournalEncoder:
         self.waiting_bytes -= size
         return EncodedMessage(pack_journal(self._life, first, records), first, len(records))
 
-    def _keep(self, record: JournalRecord, now_s: float) -> bool:
+    def _keep(self, record: NewRecord, now_s: float) -> bool:
         """Return whether the record was added; one that cannot be encoded is lost: no record may end the process."""
         try:
             encoded = encode_record(record)

@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, Decided, RequestRecord
+from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, NewDecision, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, RankStanding, Refused
+from kv_protocol.journal import JournalRecord, NewRecord, RankStanding, Refused
 from router.decision.cost import LISTS_MAX, CostColumns
 from router.decision.verdict import Taken, Verdict
 from router.decision.view import Depths, Floats, RouteRequest, View
@@ -79,7 +79,7 @@ class Shortener:
         self._statuses = dict[WorkerRank, tuple[int, str]]()
         self._looked_at: tuple[object, object, object] = (None, None, None)
 
-    def records(self, what: Recordable, kv_seq: int) -> Sequence[JournalRecord]:
+    def records(self, what: Recordable, kv_seq: int) -> Sequence[NewRecord]:
         """Return the records of `what`; `kv_seq` is how far the index had read `KV_EVENTS` when it was applied."""
         if isinstance(what, Taken):
             verdict, promise = what
@@ -145,13 +145,13 @@ def request_of(record: RequestRecord) -> RouteRequest:
     return RouteRequest(**asdict(record))
 
 
-def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
+def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> NewDecision:
     """Return the decision as a journal record; `uncached_tokens` of the prompt were promised to be computed."""
     view, rank_indices = verdict.view, verdict.rank_indices
     best = terms = costs = b""
     if verdict.costs is not None:
         best, terms, costs = _costs(verdict.costs, verdict.winner_at, rank_indices)
-    return Decided(
+    return NewDecision(
         now_s=verdict.now_s,
         request=verdict.request,
         policy=verdict.policy,

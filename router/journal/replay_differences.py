@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kv_protocol.decided import TERMS, Decided, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.decided import TERMS, Decided, NewDecision, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.journal import encode_record
 from router.decision.verdict import Verdict
 
 
-def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
+def difference_of(recorded: Decided, again: NewDecision, verdict: Verdict) -> str:
     """Return the differences in words; empty if every bit is equal."""
     if encode_record(recorded) == encode_record(again):
         return ""
@@ -19,7 +19,7 @@ def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
     return "; ".join(_difference_text(name, recorded, again, verdict) for name in names) or "the sign of a zero"
 
 
-def _difference_text(name: str, recorded: Decided, again: Decided, verdict: Verdict) -> str:
+def _difference_text(name: str, recorded: Decided, again: NewDecision, verdict: Verdict) -> str:
     match name:
         case "terms":
             return _terms_text(recorded, again, verdict)
@@ -35,7 +35,7 @@ def _difference_text(name: str, recorded: Decided, again: Decided, verdict: Verd
     return f"{name}: now {found!r}, recorded {before!r}"
 
 
-def _terms_text(recorded: Decided, again: Decided, verdict: Verdict) -> str:
+def _terms_text(recorded: Decided, again: NewDecision, verdict: Verdict) -> str:
     of_now = dict(zip(best_columns(again.best), best_terms(again), strict=True))
     for column, before in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
         found = of_now.get(column)

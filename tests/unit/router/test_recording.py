@@ -19,6 +19,7 @@ from kv_protocol.journal import (
     Refused,
     TimePassed,
     decode_journal,
+    decode_record,
     encode_record,
     pack_journal,
 )
@@ -92,8 +93,9 @@ def only_decided(records: list[JournalRecord]) -> Decided:
 
 
 def recorded(what: Recordable | Verdict, shortener: Shortener | None = None) -> list[JournalRecord]:
+    """Return the records of `what` as a reader decodes them."""
     told = taken(what) if isinstance(what, Verdict) else what
-    return list((shortener or Shortener()).records(told, 7))
+    return [decode_record(encode_record(each)) for each in (shortener or Shortener()).records(told, 7)]
 
 
 def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
@@ -188,5 +190,7 @@ def test_what_was_promised_is_found_again_in_the_bytes_of_its_decision(seed: int
 def test_refusals_and_other_records_are_recorded_too() -> None:
     asked = request(random.Random(1))
     without_hashes = msgspec.structs.replace(asked, sequence_hashes=b"")
-    assert recorded(RefusedRequest(1.0, asked, ())) == [Refused(now_s=1.0, request=without_hashes, exclusions=())]
+    (refused,) = recorded(RefusedRequest(1.0, asked, ()))
+    assert isinstance(refused, Refused)
+    assert (request_of(refused.request), refused.now_s, refused.exclusions) == (without_hashes, 1.0, ())
     assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]
