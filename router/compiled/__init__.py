@@ -15,7 +15,6 @@ from typing import Literal
 
 MODULES = (
     "kv_protocol.splitmix",
-    "indexer.follow.fold",
     "indexer.index.overlap_columns",
     "kv_runtime.text.chat_messages",
     "kv_runtime.clock",
