@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
-_RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.001, 0.5
+_RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
