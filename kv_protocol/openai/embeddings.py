@@ -6,7 +6,7 @@ Source: the OpenAI API reference, "Create embeddings"; `truncate_prompt_tokens`:
 `vllm/entrypoints/pooling/embed/protocol.py`.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -24,15 +24,12 @@ _SHARED = frozenset({"add_special_tokens", "kv_continue", "kv_prompt_ids", "mode
 class EmbeddingsInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/embeddings`."""
 
+    endpoint: ClassVar[ApiEndpoint] = "embeddings"
+    path: ClassVar[str] = EMBEDDINGS
     input: msgspec.Raw
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     truncate_prompt_tokens: msgspec.Raw = ABSENT
-
-    @property
-    def endpoint(self) -> ApiEndpoint:
-        """The endpoint of the request."""
-        return "embeddings"
 
     @property
     def ineffective(self) -> tuple[str, ...]:

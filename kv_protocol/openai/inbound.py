@@ -12,7 +12,7 @@ One pass over the body; a mode that reads no overlap decodes nothing of the mess
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -46,15 +46,9 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
 
-    @property
-    def endpoint(self) -> ApiEndpoint:
-        """The endpoint of the request."""
-        return "chat" if isinstance(self, ChatInbound) else "completions"
-
-    @property
-    def path(self) -> str:
-        """The path of its endpoint."""
-        return PATHS[self.endpoint]
+    endpoint: ClassVar[ApiEndpoint] = "completions"
+    """The endpoint of the request, and its path."""
+    path: ClassVar[str] = COMPLETIONS
 
     @property
     def extension(self) -> NvExt:
@@ -93,6 +87,8 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
 
+    endpoint: ClassVar[ApiEndpoint] = "chat"
+    path: ClassVar[str] = CHAT
     messages: msgspec.Raw
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -129,6 +125,8 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def read_options(self) -> dict[str, Any]:
         """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
+        if _rendering(self) == _PLAIN:
+            return {}
         return template_options(
             tools=_objects.read(self.tools, "tools"),
             documents=_objects.read(self.documents, "documents"),
@@ -164,6 +162,11 @@ def _given(inbound: Inbound) -> tuple[str, ...]:
     return tuple(key for key in UNUSED_KEYS if getattr(inbound, key, None) is not None)
 
 
+_rendering = attrgetter(
+    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"
+)
+_PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
+"""Of most chats."""
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

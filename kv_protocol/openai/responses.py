@@ -12,7 +12,7 @@ Source: the OpenAI API reference, "Create a model response"; engines' own keys: 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ NOT_OF_RESPONSES = frozenset(
 class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/responses`."""
 
+    endpoint: ClassVar[ApiEndpoint] = "responses"
+    path: ClassVar[str] = RESPONSES
     input: msgspec.Raw
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -63,11 +65,6 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
     conversation: msgspec.Raw = ABSENT
     background: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
-
-    @property
-    def endpoint(self) -> ApiEndpoint:
-        """The endpoint of the request."""
-        return "responses"
 
     @property
     def limit_tokens(self) -> int | None:
