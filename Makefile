@@ -118,7 +118,7 @@ bootstrap:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv; }
 
-$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcard indexer/native/*.cpp indexer/native/*.hpp) | bootstrap
+$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcard $(foreach package,indexer router,$(package)/native/*.cpp $(package)/native/*.hpp)) | bootstrap
 	@echo "setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip

@@ -53,6 +53,8 @@ MODULES = (
     "router.request.plan",
     "router.decision.policies",
     "router.fleet.predictions",
+    "router.fleet.load_table",
+    "router.fleet.rank_rows",
     "router.fleet.rank_table",
     "router.journal.records",
     "router.replicas.replication",

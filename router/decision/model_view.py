@@ -3,8 +3,7 @@
 It holds until something that it was made of is applied, and no longer than `valid_until_s`, when time alone changes it.
 """
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -60,7 +59,6 @@ class ModelView:
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)
         )
-        self.place_of = {rank: place for place, rank in enumerate(self.ranks)}
         self._disparities = _disparities(fleet, rows, hashing, fleet.images(model, now_s))
         self._doubts: tuple[str, ...] | None = None
         self._trusted = Trusted((), None, ())
@@ -81,15 +79,6 @@ class ModelView:
                 tuple(place for place, each in enumerate(trust) if each.overlap_source == "approximate"),
             )
         return self._trusted
-
-    def column(self, of_rank: Mapping[WorkerRank, int]) -> Ints:
-        """Return each rank's value as a column; 0 for ranks without one."""
-        values, place_of = array("q", bytes(8 * len(self.ranks))), self.place_of
-        for rank, value in of_rank.items():
-            place = place_of.get(rank)
-            if place is not None:
-                values[place] = value
-        return np.frombuffer(values, dtype=np.int64)
 
     def blank(self, now_s: float, turn: int) -> View:
         """Return a view in which no blocks are held, promised or expected, and no stream is in doubt."""

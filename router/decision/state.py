@@ -11,13 +11,11 @@ that reads no overlap, changes only the ledger. A view's fleet part is recompute
 changes it, and cached until then (`model_view.py`).
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.decided import Decided
@@ -259,8 +257,7 @@ class RouterState:
         trusted = model_view.trusted(answer.doubts)
         if trusted.without_events:
             self._put_routed(answer.depths, chain, model_view, trusted.without_events, now_s)
-        queued_tokens, active_requests, active_blocks = self.ledger.columns(ranks)
-        shared = self.ledger.shared(request.sequence_hashes)
+        queued_tokens, active_requests, active_blocks, shared = self.ledger.columns(ranks, request.sequence_hashes)
         return View(
             now_s=now_s,
             turn=turn,
@@ -275,7 +272,7 @@ class RouterState:
             queued_tokens=queued_tokens,
             active_requests=active_requests,
             active_blocks=active_blocks,
-            shared_blocks=model_view.column(shared) if shared else model_view.no_ints,
+            shared_blocks=shared,
             history_blocks=self.history.columns(ranks, now_s),
             newcomer=self.newcomers.flags(ranks),
             trust_factor=trusted.factor,
@@ -316,12 +313,7 @@ class RouterState:
         depths[:, rank_indices] = self.approximate.overlap(chain, ranks, now_s)
 
     def _predicted(self, chain: bytes, model_view: ModelView, epochs: tuple[int, ...], now_s: float) -> Ints:
-        found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
-        if not found:
+        if not self.policy.predict_on_route:
             return model_view.no_ints
-        place_of, predicted = model_view.place_of, array("q", bytes(8 * len(epochs)))
-        for rank, (epoch, blocks) in found.items():
-            place = place_of.get(rank)
-            if place is not None and epochs[place] == epoch:
-                predicted[place] = blocks
-        return np.frombuffer(predicted, dtype=np.int64)
+        found = self.predictions.column(chain, model_view.ranks, epochs, now_s)
+        return model_view.no_ints if found is None else found

@@ -7,9 +7,9 @@
     Reconciled    the engine's report corrects the promises (`reported_load.py`)
     Unreported    the engine's reports are dropped
 
-Blocks are counted once per rank, however many requests share them; one inverted index of chains -> ranks tells how many
-of a new request's blocks a rank's active requests already use. When nothing is in flight, and no engine reports foreign
-requests, every sum is 0.
+Blocks are counted once per rank, however many requests share them. One table (`load_table.py`) has all ranks' chains
+and sums; it tells how many of a new request's blocks a rank's active requests already use. When nothing is in flight,
+and no engine reports foreign requests, every sum is 0.
 
 Replicas' leases are leases like any other, and end by the same events. `origin` names their owner: only the owner
 corrects them by what engines report, so that all of its replicas do the same.
@@ -33,10 +33,10 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from router.fleet.rank_table import RankTable
+from router.fleet.load_table import LoadTable, new_load_table
+from router.fleet.rank_rows import RankRows
 from router.fleet.reported_load import Reported
 from router.journal.checkpoint_rows import LeaseRow, LedgerRow, LedgerTotals
-from router.prompt.chains import ChainCounts, Path
 
 LEASE_S = 300.0
 """How long a lease lives that nothing renews."""
@@ -60,11 +60,15 @@ class RankLoad(NamedTuple):
 
 
 class LoadColumns(NamedTuple):
-    """Columns of n ranks: uncached tokens before their first token; requests, with foreign ones; distinct blocks."""
+    """Columns of n ranks, read-only.
+
+    Uncached tokens before their first token; requests, with foreign ones; distinct blocks; blocks of a chain in use.
+    """
 
     queued_tokens: NDArray[np.int64]
     active_requests: NDArray[np.int64]
     active_blocks: NDArray[np.int64]
+    shared_blocks: NDArray[np.int64]
 
 
 class LedgerStatistics(NamedTuple):
@@ -77,7 +81,7 @@ class LedgerStatistics(NamedTuple):
 
 
 class _RankSums:
-    """One rank's sums; `row` is its row in the columns."""
+    """One rank's sums; `row` is its row in the table, which has them, too."""
 
     __slots__ = ("extra_blocks", "is_gone", "queued_tokens", "rank", "reported", "requests", "row")
 
@@ -90,16 +94,14 @@ class _RankSums:
 
 
 class _Lease:
-    """`path` is None if no block of the request has a hash. `blocks` is the request's own object."""
+    """`end` is that of its chain in the table; 0: no block has a hash. `blocks` is the request's own object."""
 
-    __slots__ = ("at", "blocks", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
+    __slots__ = ("at", "blocks", "end", "expires_at_s", "extra_blocks", "generation", "origin", "uncached_tokens")
 
-    def __init__(
-        self, routed: Routed, at: _RankSums, path: Path[WorkerRank] | None, origin: str, expires_at_s: float
-    ) -> None:
+    def __init__(self, routed: Routed, at: _RankSums, end: int, origin: str, expires_at_s: float) -> None:
         self.at = at
         self.blocks = routed.blocks
-        self.path = path
+        self.end = end
         self.origin = origin
         self.uncached_tokens = routed.uncached_tokens
         self.extra_blocks = routed.extra_blocks
@@ -114,9 +116,8 @@ class Ledger:
         self._lease_s = lease_s
         self._leases: dict[str, _Lease] = {}  # in the order of their expiry
         self._ranks: dict[WorkerRank, _RankSums] = {}
-        self._chains: ChainCounts[WorkerRank] = ChainCounts()
-        self._table = RankTable("q", (0, 0, 0))  # the fields of `LoadColumns`
-        self._unshown: set[_RankSums] = set()  # ranks whose rows are outdated
+        self._rows = RankRows()
+        self._table: LoadTable = new_load_table()
         self._expired = self._corrected = 0
         self._folds: dict[type, _Fold] = {
             Routed: self._book,
@@ -171,20 +172,20 @@ class Ledger:
     def _rank(self, rank: WorkerRank) -> _RankSums:
         at = self._ranks.get(rank)
         if at is None:
-            at = self._ranks[rank] = _RankSums(rank, self._table.row(rank))
+            at = self._ranks[rank] = _RankSums(rank, self._rows.add(rank))
+            self._show(at)
         at.is_gone = False
         return at
 
     def _show(self, at: _RankSums) -> None:
-        requests, blocks = at.requests + at.reported.foreign, self._chains.blocks(at.rank) + at.extra_blocks
-        self._table.put(at.row, at.queued_tokens, requests, blocks)
+        self._table.put(at.row, at.queued_tokens, at.requests + at.reported.foreign, at.extra_blocks)
 
     def _book(self, routed: Routed, now_s: float, origin: str) -> None:
         if routed.lease_id in self._leases:
             return
         at = self._rank(WorkerRank(routed.worker_id, routed.dp_rank))
-        path = self._chains.add(at.rank, routed.blocks) if routed.blocks else None
-        lease = self._leases[routed.lease_id] = _Lease(routed, at, path, origin, now_s + self._lease_s)
+        end = self._table.add(at.row, routed.blocks) if routed.blocks else 0
+        lease = self._leases[routed.lease_id] = _Lease(routed, at, end, origin, now_s + self._lease_s)
         self._count(at, lease)
         at.reported.booked()
 
@@ -195,7 +196,7 @@ class Ledger:
         if prefilled:
             lease.at.queued_tokens -= lease.uncached_tokens
             lease.uncached_tokens = 0
-            self._unshown.add(lease.at)
+            self._show(lease.at)
         lease.expires_at_s = now_s + self._lease_s
         self._leases[lease_id] = lease
 
@@ -204,39 +205,39 @@ class Ledger:
         if lease is None:
             return False
         at = lease.at
-        if lease.path is not None:
-            self._chains.remove(lease.path)
+        if lease.end:
+            self._table.remove(lease.end)
         at.requests -= 1
         at.queued_tokens -= lease.uncached_tokens
         at.extra_blocks -= lease.extra_blocks
         at.reported.ended(lease.generation)
-        self._unshown.add(at)
+        self._show(at)
         if at.is_gone and not at.requests:
             self._drop(at)
         return True
 
     def _drop(self, at: _RankSums) -> None:
-        self._table.remove(at.rank)
-        self._unshown.discard(at)
+        self._table.put(at.row, 0, 0, 0)
+        self._rows.remove(at.rank)
         del self._ranks[at.rank]
 
     def _reconcile(self, report: Reconciled, now_s: float) -> None:
         at = self._rank(WorkerRank(report.worker_id, report.dp_rank))
         at.reported.on_report(report, at.requests, now_s)
-        self._unshown.add(at)
+        self._show(at)
 
     def _unreport(self, rank: WorkerRank) -> None:
         at = self._ranks.get(rank)
         if at is not None:
             at.reported.withdraw()
-            self._unshown.add(at)
+            self._show(at)
 
     def forget(self, worker_id: str) -> None:
         """Drop the reports of a worker that left, and its ranks once their leases ended."""
         for at in [at for rank, at in self._ranks.items() if rank.worker_id == worker_id]:
             at.reported.withdraw()
             at.is_gone = True
-            self._unshown.add(at)
+            self._show(at)
             if not at.requests:
                 self._drop(at)
 
@@ -246,18 +247,13 @@ class Ledger:
         if at is not None:
             at.is_gone = True
 
-    def columns(self, ranks: tuple[WorkerRank, ...]) -> LoadColumns:
-        """Return a copy of the loads in the order of `ranks`, zeroes for unknown ones.
+    def columns(self, ranks: tuple[WorkerRank, ...], chain: bytes = b"") -> LoadColumns:
+        """Return the loads in the order of `ranks`, zeroes for unknown ones; the last column is about `chain`.
 
         Cheap if the same tuple object was passed before.
         """
-        while self._unshown:
-            self._show(self._unshown.pop())
-        return LoadColumns(*self._table.columns(ranks))
-
-    def shared(self, chain: bytes) -> dict[WorkerRank, int]:
-        """Return for each rank how many blocks of the chain its active requests use; ranks without any are left out."""
-        return self._chains.depths(chain)
+        packed = self._table.columns(self._rows.placed(ranks).packed, chain)
+        return LoadColumns(*np.ndarray((len(LoadColumns._fields), len(ranks)), np.int64, packed))
 
     def load_of(self, rank: WorkerRank) -> RankLoad:
         """Return the rank's present load; zeroes for an unknown rank."""
@@ -267,7 +263,7 @@ class Ledger:
         running, waiting, used = at.reported.newest
         return RankLoad(
             active_requests=at.requests,
-            active_blocks=self._chains.blocks(rank) + at.extra_blocks,
+            active_blocks=self._table.blocks(at.row) + at.extra_blocks,
             prefill_tokens_queued=at.queued_tokens,
             foreign_requests=at.reported.foreign,
             reported_running=running,
@@ -313,7 +309,7 @@ class Ledger:
         at = self._rank(row.rank)
         at.is_gone = row.is_gone
         at.reported.restore(row.reported)
-        self._unshown.add(at)
+        self._show(at)
 
     def lease_rows(self) -> list[LeaseRow]:
         """Return the rows for a checkpoint, in the order of their expiry."""
@@ -342,8 +338,8 @@ class Ledger:
             uncached_tokens=row.uncached_tokens,
             extra_blocks=row.extra_blocks,
         )
-        path = self._chains.add(at.rank, row.blocks) if row.blocks else None
-        lease = self._leases[row.lease_id] = _Lease(routed, at, path, row.origin, row.expires_at_s)
+        end = self._table.add(at.row, row.blocks) if row.blocks else 0
+        lease = self._leases[row.lease_id] = _Lease(routed, at, end, row.origin, row.expires_at_s)
         lease.generation = row.generation
         self._count(at, lease)
 
@@ -351,9 +347,9 @@ class Ledger:
         at.requests += 1
         at.queued_tokens += lease.uncached_tokens
         at.extra_blocks += lease.extra_blocks
-        self._unshown.add(at)
+        self._show(at)
 
     def is_empty(self) -> bool:
         """Whether the ledger has no lease, and no remains of former ones."""
         nothing = all((at.requests, at.queued_tokens, at.extra_blocks) == (0, 0, 0) for at in self._ranks.values())
-        return not self._leases and self._chains.is_empty() and nothing
+        return not self._leases and self._table.is_empty() and nothing

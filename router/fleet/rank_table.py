@@ -1,7 +1,7 @@
 """A few numbers of every rank, as columns: written rank by rank, read for many ranks at once.
 
 Written through a Python array, because writing an item costs a third of numpy's time, and read through numpy, on the
-same memory. Row 0 belongs to unknown ranks, and never changes.
+same memory. The row of unknown ranks never changes.
 """
 
 from array import array
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
+from router.fleet.rank_rows import RankRows
 
 _ROWS_FIRST = 64
-_PLACED_MAX = 64
 
 
 class RankTable:
@@ -26,9 +26,7 @@ class RankTable:
     def __init__(self, typecode: Literal["q", "d"], at_first: tuple[object, ...]) -> None:
         self._at_first = at_first
         self._width = len(at_first)
-        self._rows: dict[WorkerRank, int] = {}
-        self._free: list[int] = []
-        self._placed: dict[int, tuple[tuple[WorkerRank, ...], NDArray[np.intp]]] = {}
+        self._rows = RankRows()
         self._capacity = 0
         self._items: array[Any] = array(typecode)
         self._grow(_ROWS_FIRST)
@@ -40,26 +38,23 @@ class RankTable:
             items[number * capacity : number * capacity + known] = self._items[number * known : (number + 1) * known]
         self._items, self._capacity = items, capacity
         self._columns = np.frombuffer(items, dtype=items.typecode).reshape(self._width, capacity)
-        self._free.extend(range(capacity - 1, max(known, 1) - 1, -1))
 
     def __iter__(self) -> Iterator[WorkerRank]:
         return iter(self._rows)
 
     def row(self, rank: WorkerRank) -> int:
         """Return the rank's row, which it keeps until it is removed."""
-        row = self._rows.get(rank)
-        if row is None:
-            if not self._free:
+        row = self._rows.find(rank)
+        if not row:
+            row = self._rows.add(rank)
+            if row >= self._capacity:
                 self._grow(2 * self._capacity)
-            row = self._rows[rank] = self._free.pop()
             self.put(row, *self._at_first)
-            self._placed.clear()
         return row
 
     def remove(self, rank: WorkerRank) -> None:
         """Free the rank's row."""
-        self._free.append(self._rows.pop(rank))
-        self._placed.clear()
+        self._rows.remove(rank)
 
     def put(self, row: int, *numbers: object) -> None:
         """Set the numbers of the row."""
@@ -81,12 +76,6 @@ class RankTable:
 
         The rows of one tuple are looked up once, if it is the very same one.
         """
-        placed = self._placed.get(id(ranks))
-        if placed is None or placed[0] is not ranks:
-            if len(self._placed) == _PLACED_MAX:
-                self._placed.clear()
-            placed = ranks, np.array([self._rows.get(rank, 0) for rank in ranks], dtype=np.intp)
-            self._placed[id(ranks)] = placed
-        columns = self._columns.take(placed[1], axis=1)
+        columns = self._columns.take(self._rows.placed(ranks).rows, axis=1)
         columns.setflags(write=False)
         return columns

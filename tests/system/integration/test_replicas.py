@@ -16,6 +16,7 @@ from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
 from router.fleet.ledger import Ledger, RankLoad
 from router.replicas.service import Replicas, replica_families
+from tests.support.load_columns import shared_blocks
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import connected
 
@@ -45,7 +46,7 @@ class Router:
 
     def sums(self) -> tuple[dict[WorkerRank, RankLoad], dict[WorkerRank, int], int]:
         loads = {rank: load for rank, load in self.ledger.loads().items() if load != RankLoad()}
-        return loads, self.ledger.shared(CHAIN), self.ledger.statistics().open_leases
+        return loads, shared_blocks(self.ledger, CHAIN), self.ledger.statistics().open_leases
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from kv_protocol.replicas import decode_replica, encode_replica
 from kv_protocol.splitmix import choice_index
 from router.fleet.ledger import Ledger, RankLoad
 from router.replicas.replication import Apply, Effect, Replication
+from tests.support.load_columns import shared_blocks
 from tests.unit.properties.test_approximate import chain
 
 RANKS = tuple(WorkerRank(f"w{number}", 0) for number in range(3))
@@ -50,7 +51,7 @@ class Router:
     def sums(self) -> tuple[dict[WorkerRank, RankLoad], list[dict[WorkerRank, int]], int]:
         """Return all that a decision reads of the ledger, and how many leases there are."""
         loads = {rank: load for rank, load in self.ledger.loads().items() if load != RankLoad()}
-        return loads, [self.ledger.shared(each) for each in ASKED], self.ledger.statistics().open_leases
+        return loads, [shared_blocks(self.ledger, each) for each in ASKED], self.ledger.statistics().open_leases
 
 
 class Network:

@@ -25,6 +25,7 @@ from kv_protocol.ledger import (
 from kv_protocol.splitmix import choice_index
 from router.fleet.ledger import SILENT_S, Ledger, RankLoad
 from router.fleet.reported_load import REPORTS, UNREPORTED_S, Reported
+from tests.support.load_columns import shared_blocks
 from tests.unit.properties.test_approximate import chain
 from tests.unit.properties.test_chains import prefixes
 
@@ -196,7 +197,7 @@ def assert_equal(ledger: Ledger, naive: Naive, now_s: float) -> None:
     assert columns.queued_tokens.tolist() == [load.prefill_tokens_queued for load in loads]
     assert columns.active_requests.tolist() == [load.active_requests + load.foreign_requests for load in loads]
     assert columns.active_blocks.tolist() == [load.active_blocks for load in loads]
-    assert [ledger.shared(blocks) for blocks in ASKED] == [naive.shared(blocks) for blocks in ASKED]
+    assert [shared_blocks(ledger, blocks) for blocks in ASKED] == [naive.shared(blocks) for blocks in ASKED]
     told = ledger.tick(now_s)
     expired = [each for each in told if isinstance(each, Expired)]
     assert {each.lease_id for each in expired if each.cause == "silence"} == naive.overdue(now_s)
@@ -394,7 +395,7 @@ class BelievesEveryReport(Ledger):
         super()._reconcile(report, now_s)
         at = self._ranks[WorkerRank(report.worker_id, report.dp_rank)]
         at.reported.foreign = max(0, report.running_requests - at.requests)
-        self._unshown.add(at)
+        self._show(at)
 
 
 class HeedsNoOrigin(Ledger):

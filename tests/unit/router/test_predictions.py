@@ -8,6 +8,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
 from router.fleet.predictions import SEEN_S, Predictions
+from tests.support.load_columns import expected_blocks
 
 W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
 EPOCH = 7
@@ -32,8 +33,11 @@ def predictions(*events: LedgerEvent) -> Predictions:
 
 
 def overlap(folded: Predictions, *hashes: int, at: WorkerRank = W0, epoch: int = EPOCH, now_s: float = 0.0) -> int:
-    told, blocks = folded.depths(pack_u64(hashes), now_s).get(at, (epoch, 0))
-    return blocks if told == epoch else 0
+    return expected_blocks(folded, pack_u64(hashes), now_s, (at,), [epoch]).get(at, (epoch, 0))[1]
+
+
+def expected(folded: Predictions, *hashes: int) -> dict[WorkerRank, tuple[int, int]]:
+    return expected_blocks(folded, pack_u64(hashes), 0.0, (W0, W1), (EPOCH, 8))
 
 
 def test_the_blocks_of_a_routed_request_are_on_their_way_to_its_rank_and_to_no_other() -> None:
@@ -76,14 +80,14 @@ def test_a_request_that_ended_counts_no_more_and_its_siblings_do(ending: type[An
 
 def test_a_request_counts_in_the_epoch_in_which_it_was_routed() -> None:
     folded = predictions(routed("l", 1))
-    assert folded.depths(pack_u64((1, 2)), 0.0) == {W0: (EPOCH, 1)}
+    assert expected(folded, 1, 2) == {W0: (EPOCH, 1)}
 
 
 def test_with_a_request_in_another_epoch_what_was_on_its_way_before_counts_no_more() -> None:
     folded = predictions(routed("l", 1, 2, 3), routed("m", 1, epoch=8), routed("n", 1, 2, at=W1))
-    assert folded.depths(pack_u64((1, 2, 3)), 0.0) == {W0: (8, 1), W1: (EPOCH, 2)}
+    assert expected(folded, 1, 2, 3) == {W0: (8, 1), W1: (EPOCH, 2)}
     folded.apply(routed("o", 9), 0.0)
-    assert folded.depths(pack_u64((1, 2, 3)), 0.0) == {W1: (EPOCH, 2)}
+    assert expected(folded, 1, 2, 3) == {W1: (EPOCH, 2)}
 
 
 def test_a_rank_that_was_never_heard_has_an_epoch_too() -> None:

@@ -1,0 +1,220 @@
+#include "chain_tree.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+namespace kv {
+
+namespace {
+
+u64 mixed(u64 value) {  // the last steps of splitmix64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
+u64 drawn_seed() {  // decides only where edges lie in the map
+    std::random_device source;
+    return static_cast<u64>(source()) << 32 | source();
+}
+
+// How many leading blocks are equal.
+std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std::size_t count) {
+    constexpr std::size_t kAtOnce = 32;
+    const std::size_t most = std::min(blocks.size(), count);
+    std::size_t at = 0;
+    while (at + kAtOnce <= most && std::memcmp(&blocks[at], chain + at, kAtOnce * sizeof(u64)) == 0) {
+        at += kAtOnce;
+    }
+    while (at < most && blocks[at] == chain[at]) {
+        ++at;
+    }
+    return at;
+}
+
+template <typename Counts>
+auto place_of(Counts& counts, u32 key) {
+    return std::lower_bound(counts.begin(), counts.end(), key, [](const auto& each, u32 of) { return each.key < of; });
+}
+
+}  // namespace
+
+std::size_t ChainTree::EdgeHash::operator()(const Edge& edge) const {
+    return static_cast<std::size_t>(mixed(mixed(edge.first ^ seed) + edge.parent));
+}
+
+ChainTree::ChainTree() : nodes_(1), edges_(0, EdgeHash{drawn_seed()}) {}
+
+u32 ChainTree::add(u32 key, const u64* chain, std::size_t count) {
+    u32 at = kRoot;
+    std::size_t done = 0, added = 0;
+    while (done < count) {
+        u32 child = child_of(at, chain[done]);
+        if (child == kNone) {
+            child = new_node(at, chain + done, count - done);
+        } else {
+            const std::size_t alike = shared_blocks(nodes_[child].blocks, chain + done, count - done);
+            if (alike < nodes_[child].blocks.size()) {
+                child = split(child, alike);
+            }
+        }
+        at = child;
+        const std::size_t length = nodes_[at].blocks.size();
+        done += length;
+        added += count_in(nodes_[at].counts, key) ? length : 0;
+    }
+    ++nodes_[at].ends;
+    if (key >= blocks_.size()) {
+        blocks_.resize(key + 1);
+        depths_.resize(key + 1);
+    }
+    blocks_[key] += static_cast<i64>(added);
+    return at;
+}
+
+bool ChainTree::remove(u32 key, u32 end) {
+    if (end >= nodes_.size() || nodes_[end].ends == 0) {
+        return false;
+    }
+    for (u32 at = end; at != kRoot; at = nodes_[at].parent) {
+        const auto found = place_of(nodes_[at].counts, key);
+        if (found == nodes_[at].counts.end() || found->key != key) {
+            return false;
+        }
+    }
+    --nodes_[end].ends;
+    std::size_t freed = 0;
+    for (u32 at = end; at != kRoot;) {
+        Node& node = nodes_[at];
+        const u32 parent = node.parent;
+        freed += count_out(node.counts, key) ? node.blocks.size() : 0;
+        if (node.counts.empty()) {
+            edges_.erase(Edge{parent, node.blocks[0]});
+            --nodes_[parent].children;
+            nodes_[parent].children_xor ^= at;
+            free_node(at);
+        } else if (node.ends == 0 && node.children == 1) {
+            join(at);
+        }
+        at = parent;
+    }
+    if (freed != 0) {
+        blocks_[key] -= static_cast<i64>(freed);
+    }
+    return true;
+}
+
+void ChainTree::depths(const u64* chain, std::size_t count, const i64* keys, std::size_t keys_count, i64* out) {
+    u32 at = kRoot, top = kRoot;
+    std::size_t depth = 0;
+    while (depth < count) {
+        const u32 child = child_of(at, chain[depth]);
+        if (child == kNone) {
+            break;
+        }
+        const Node& node = nodes_[child];
+        if (node.counts.size() < nodes_[at].counts.size()) {  // no key is below that is not above: as many are the same
+            spread(nodes_[at].counts, static_cast<i64>(depth));
+        }
+        top = top == kRoot ? child : top;
+        at = child;
+        const std::size_t alike = shared_blocks(node.blocks, chain + depth, count - depth);
+        depth += alike;
+        if (alike < node.blocks.size()) {
+            break;
+        }
+    }
+    spread(nodes_[at].counts, static_cast<i64>(depth));
+    for (std::size_t place = 0; place < keys_count; ++place) {
+        const u64 key = static_cast<u64>(keys[place]);
+        out[place] = key < depths_.size() ? depths_[key] : 0;
+    }
+    spread(nodes_[top].counts, 0);
+}
+
+void ChainTree::spread(const std::vector<Count>& counts, i64 depth) {
+    for (const Count& each : counts) {
+        depths_[each.key] = depth;
+    }
+}
+
+u32 ChainTree::child_of(u32 parent, u64 first) const {
+    const auto found = edges_.find(Edge{parent, first});
+    return found == edges_.end() ? kNone : found->second;
+}
+
+// Returns a new child of `parent`, or a node in the place of that with the same first block.
+u32 ChainTree::new_node(u32 parent, const u64* blocks, std::size_t count) {
+    u32 number = static_cast<u32>(nodes_.size());
+    if (free_.empty()) {
+        nodes_.emplace_back();
+    } else {
+        number = free_.back();
+        free_.pop_back();
+    }
+    Node& node = nodes_[number];
+    node.blocks.assign(blocks, blocks + count);
+    node.parent = parent;
+    u32& edge = edges_.try_emplace(Edge{parent, blocks[0]}, kNone).first->second;
+    nodes_[parent].children += edge == kNone ? 1 : 0;
+    nodes_[parent].children_xor ^= number ^ (edge == kNone ? 0 : edge);
+    edge = number;
+    return number;
+}
+
+void ChainTree::free_node(u32 number) {
+    nodes_[number] = Node{};
+    free_.push_back(number);
+}
+
+// Returns a new node of the first `length` blocks; `number`, at which chains end, keeps the later ones.
+u32 ChainTree::split(u32 number, std::size_t length) {
+    const std::vector<u64> blocks = std::move(nodes_[number].blocks);
+    const u32 front = new_node(nodes_[number].parent, blocks.data(), length);
+    Node& back = nodes_[number];
+    nodes_[front].counts = back.counts;
+    back.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(length), blocks.end());
+    back.parent = front;
+    edges_[Edge{front, back.blocks[0]}] = number;
+    nodes_[front].children = 1;
+    nodes_[front].children_xor = number;
+    return front;
+}
+
+// Merges the node into its only child, which stays, since chains end there or below it.
+void ChainTree::join(u32 number) {
+    Node& node = nodes_[number];
+    const u32 only = node.children_xor, parent = node.parent;
+    Node& child = nodes_[only];
+    edges_.erase(Edge{number, child.blocks[0]});
+    edges_[Edge{parent, node.blocks[0]}] = only;
+    nodes_[parent].children_xor ^= number ^ only;
+    node.blocks.insert(node.blocks.end(), child.blocks.begin(), child.blocks.end());
+    child.blocks = std::move(node.blocks);
+    child.parent = parent;
+    free_node(number);
+}
+
+// Counts a chain of the key; returns whether it is the first.
+bool ChainTree::count_in(std::vector<Count>& counts, u32 key) {
+    const auto found = place_of(counts, key);
+    if (found != counts.end() && found->key == key) {
+        ++found->chains;
+        return false;
+    }
+    counts.insert(found, Count{key, 1});
+    return true;
+}
+
+// Takes back one chain of the key, which has one; returns whether it was the last.
+bool ChainTree::count_out(std::vector<Count>& counts, u32 key) {
+    const auto found = place_of(counts, key);
+    if (--found->chains != 0) {
+        return false;
+    }
+    counts.erase(found);
+    return true;
+}
+
+}  // namespace kv

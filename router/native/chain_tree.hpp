@@ -1,0 +1,75 @@
+// The chains of many keys, each block counted once per key: the tree of `ChainCounts` in router/prompt/chains.py, where its
+// rules are. Knows nothing of Python. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace kv {
+
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+using i64 = std::int64_t;
+
+class ChainTree {
+public:
+    ChainTree();
+
+    // Adds a chain to the key; returns its end, which stays valid until `remove`.
+    u32 add(u32 key, const u64* chain, std::size_t count);
+    // Removes a chain that was added to the key. False: no chain of the key ends there; nothing was changed.
+    bool remove(u32 key, u32 end);
+    // How many distinct blocks the key's chains have.
+    i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
+    // Sets out[i] to how many leading blocks of the chain those of keys[i] have; 0 for keys without chains.
+    void depths(const u64* chain, std::size_t count, const i64* keys, std::size_t keys_count, i64* out);
+    std::size_t node_count() const { return edges_.size(); }
+    bool is_empty() const { return edges_.empty() && nodes_[kRoot].ends == 0; }
+
+private:
+    static constexpr u32 kRoot = 0;
+    static constexpr u32 kNone = 0xFFFF'FFFF;
+
+    struct Count {
+        u32 key;
+        u32 chains;
+    };
+    // A stretch. `children_xor`: of one child, its number.
+    struct Node {
+        std::vector<u64> blocks;
+        std::vector<Count> counts;  // by key
+        u32 parent = kNone;
+        u32 ends = 0;
+        u32 children = 0;
+        u32 children_xor = 0;
+    };
+    struct Edge {
+        u32 parent;
+        u64 first;
+        bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
+    };
+    // Seeded, so that clients cannot choose hashes that collide.
+    struct EdgeHash {
+        u64 seed;
+        std::size_t operator()(const Edge& edge) const;
+    };
+
+    u32 child_of(u32 parent, u64 first) const;
+    u32 new_node(u32 parent, const u64* blocks, std::size_t count);
+    void free_node(u32 number);
+    u32 split(u32 number, std::size_t length);
+    void join(u32 number);
+    static bool count_in(std::vector<Count>& counts, u32 key);
+    static bool count_out(std::vector<Count>& counts, u32 key);
+    void spread(const std::vector<Count>& counts, i64 depth);
+
+    std::vector<Node> nodes_;
+    std::vector<u32> free_;
+    std::unordered_map<Edge, u32, EdgeHash> edges_;
+    std::vector<i64> blocks_;  // by key
+    std::vector<i64> depths_;  // by key; zeroes between calls
+};
+
+}  // namespace kv
