@@ -158,6 +158,7 @@ private:
 NB_MODULE(_load, module) {
     using kv::LoadTable;
     module.doc() = "The load of ranks, in C++.";
+    nb::set_leak_warnings(false);  // a process may end while tables are still referenced
     nb::class_<LoadTable>(module, "LoadTable")
         .def(nb::init<>())
         .def("add", &LoadTable::add, "row"_a, "chain"_a)
