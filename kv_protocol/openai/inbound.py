@@ -166,7 +166,7 @@ _rendering = attrgetter(
     "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"
 )
 _PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
-"""Of most chats."""
+"""What `_rendering` returns for a chat without any of them."""
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

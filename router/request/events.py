@@ -1,7 +1,7 @@
 """What a request's machine receives (events), and what it returns to be carried out (commands).
 
 An event says what happened; a command says what its driver (`driver.py`) is to do. Neither does any I/O. A `Record` is
-a fact for ledgers, metrics and logs. All are structs: they are made in C, in a third of a named tuple's time.
+a fact for ledgers, metrics and logs. All are structs, which are made in less time than named tuples.
 """
 
 from msgspec import Struct
