@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
@@ -59,6 +60,7 @@ from router.fleet.watch import FleetWatch
 from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
+from router.native import load as load_table_in_cpp
 from router.pools.process import OpenedRouter
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
@@ -72,6 +74,7 @@ from router.server.plane import HttpPlane
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
 _INDEX_NAMES = {"native": "C++", "python": "Python"}
+_log = structlog.get_logger("router")
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError, TooFewFiles)
 
 
@@ -107,6 +110,8 @@ async def _opened(
     `given` are the paths of what the command line says: it wins over a policy that was stored.
     """
     text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
+    if load_table_in_cpp() is None:
+        _log.warning("native_load_table_missing")
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})

@@ -310,7 +310,11 @@ class RouterState:
     ) -> None:
         """For ranks without events, set the overlap to what was routed to them."""
         ranks = [model_view.ranks[place] for place in rank_indices]
-        depths[:, rank_indices] = self.approximate.overlap(chain, ranks, now_s)
+        routed = self.approximate.overlap(chain, ranks, now_s)
+        if len(ranks) == len(model_view.ranks):
+            depths[:] = routed  # a slice takes a third of the time of indices
+        else:
+            depths[:, rank_indices] = routed
 
     def _predicted(self, chain: bytes, model_view: ModelView, epochs: tuple[int, ...], now_s: float) -> Ints:
         if not self.policy.predict_on_route:

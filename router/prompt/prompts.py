@@ -106,6 +106,7 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
+        self._tokenizer = text if isinstance(text, TokenizerText) else None
         self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder]
         if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
@@ -156,7 +157,7 @@ class ModelPrompts:
 
     def statistics(self) -> PromptStatistics:
         """Return the figures."""
-        encoder = self._text.encoder if isinstance(self._text, TokenizerText) else None
+        encoder = None if self._tokenizer is None else self._tokenizer.encoder
         return PromptStatistics(
             encoder=self._encoder,
             encoder_reason=encoder.reason if encoder else "built in",
@@ -183,25 +184,27 @@ class ModelPrompts:
         messages = inbound.read_messages()
         if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
             return self._pool.submit(lambda: self._read(inbound, messages, finish), size_bytes)
-        if not isinstance(self._text, TokenizerText):
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             return self._worked(lambda: self._read(inbound, messages, finish), size_bytes)
         try:
-            rendered = self._text.render_utf8(messages, **inbound.read_options())
+            rendered = tokenizer.render_utf8(messages, **inbound.read_options())
         except HasImages:
             return self._pool.submit(lambda: self._with_images(inbound, messages, finish), size_bytes)
         known = self._cache.known(rendered)
-        encode = partial(self._encoded, self._text, rendered, known, finish)
+        encode = partial(self._encoded, tokenizer, rendered, known, finish)
         return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
 
     def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
         """Do all of `_chat` at once."""
+        tokenizer = self._tokenizer
         try:
-            if not isinstance(self._text, TokenizerText):
+            if tokenizer is None:
                 return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
-            rendered = self._text.render_utf8(messages, **inbound.read_options())
+            rendered = tokenizer.render_utf8(messages, **inbound.read_options())
         except HasImages:
             return self._with_images(inbound, messages, finish)
-        return self._encoded(self._text, rendered, self._cache.known(rendered), finish)
+        return self._encoded(tokenizer, rendered, self._cache.known(rendered), finish)
 
     def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
         chat = encode_chat(text, rendered, known)
