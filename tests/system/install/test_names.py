@@ -67,3 +67,11 @@ def test_the_dashboards_are_written(python: Path, tmp_path: Path) -> None:
 def test_the_demo_runs(python: Path) -> None:
     done = run(python, "-m", "router", "demo", "--workers", "2")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_bench_plays_a_fleet_of_classes_that_derive_from_ours(python: Path) -> None:
+    """An interpreted class cannot derive from a compiled one: such a base must stay interpreted."""
+    flags = ["--sessions", "5", "--workers", "2", "--rates", "1", "--lag-ms", "5", "--no-control", "--jobs", "1"]
+    done = run(python, "-m", "router", "bench", "trace", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "hit rate" in done.stdout
