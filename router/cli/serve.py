@@ -110,8 +110,6 @@ async def _opened(
     `given` are the paths of what the command line says: it wins over a policy that was stored.
     """
     text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
-    if load_table_in_cpp() is None:
-        _log.warning("native_load_table_missing")
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
@@ -120,6 +118,8 @@ async def _opened(
     token = settings.nats.credentials.get_secret_value()
     log = await EventLog.connect(url, name="router", user=settings.nats.user, token=token)
     cleanup.push_async_callback(log.close)
+    if load_table_in_cpp() is None:
+        _log.warning("native_load_table_missing")
     router = _RouterParts(settings, text, policies, log)
     await router.start(stop)
     return OpenedRouter(

@@ -19,7 +19,6 @@ SECRET_BYTES = 32
 NAME_CHARACTERS_MAX = 64
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 """Headers whose values must not be used as names."""
-_API_KEY_HEADERS = (b"authorization", b"x-api-key")
 _HASH_BYTES = 6
 
 
@@ -38,8 +37,8 @@ class TenantNames:
             case "none":
                 return ""
             case "api_key":
-                value = next((value for each in _API_KEY_HEADERS if (value := header(each))), b"")
-                return f"key-{self._hash(value)}" if value else ANONYMOUS
+                key = header(b"authorization") or header(b"x-api-key")
+                return f"key-{self._hash(key)}" if key else ANONYMOUS
             case "header":
                 value = (header(self._header) or b"").strip()
                 if not value:
