@@ -7,6 +7,7 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,7 +15,8 @@ from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankV
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
-from indexer.index.implementations import make_index
+from indexer.follow.status_writer import StatusWriter
+from indexer.index.implementations import ImplementationName, make_index, native_index
 from indexer.index.prefix_index import Hashes, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native import hash_blocks
@@ -24,6 +26,7 @@ from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
 from indexer.service.snapshot_keeper import SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
+from indexer.shared import READERS_MAX, IndexReader, SharedIndex
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
@@ -34,11 +37,17 @@ from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, log_familie
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
+if TYPE_CHECKING:
+    from indexer.native.index import NativeIndex
+
 __all__ = [
+    "READERS_MAX",
     "EmbeddedIndex",
     "FoldStatistics",
+    "IndexReader",
     "OverlapColumns",
     "RankView",
+    "SharedIndex",
     "ensure_streams",
     "hash_blocks",
     "is_blind",
@@ -102,23 +111,35 @@ class EmbeddedIndex:
         nats: NatsSection = _DEFAULT_NATS,
         *,
         logs_announced: bool = True,
+        shared: SharedIndex | None = None,
     ) -> None:
         """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` is that of `IndexFeed`.
+
+        With `shared` this process is the writer of that index; its readers see this one once it has caught up.
 
         Raises:
             ConfigurationError: the native index is configured but was not built.
         """
-        self.implementation, index = make_index(settings)
+        self.implementation: ImplementationName = "native"
         """The implementation: native or python."""
+        self._shared: NativeIndex | None = None
+        self._is_published = False
+        if shared is None:
+            self.implementation, index = make_index(settings)
+        else:
+            shared.region.begin_writing()
+            index = self._shared = native_index(settings, shared.region)
         self._fold = IndexFold(
             index,
             FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
             memory_bytes_max=settings.memory_bytes_max,
+            told=None if self._shared is None else StatusWriter(self._shared),
         )
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
-        self._feed = IndexFeed(self._fold, log, clock, snapshots, gate, logs_announced=logs_announced)
+        applied = None if self._shared is None else self._tell_readers
+        self._feed = IndexFeed(self._fold, log, clock, snapshots, gate, logs_announced=logs_announced, applied=applied)
         limits = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,
@@ -132,6 +153,14 @@ class EmbeddedIndex:
             BrokerUnavailable: the streams are not there, or NATS is away.
         """
         await self._feed.start()
+
+    def _tell_readers(self) -> None:
+        assert self._shared is not None
+        progress = self.catching_up()
+        self._shared.write_progress(self.log_seq(), progress)
+        if not progress and not self._is_published:
+            self._shared.publish()
+            self._is_published = True
 
     def parts(self, stage: int) -> list[Part]:
         """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""

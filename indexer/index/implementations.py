@@ -10,7 +10,7 @@ An extension that cannot be loaded counts as missing; the reason is logged.
 """
 
 import secrets
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -18,6 +18,10 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.reference import ReferenceIndex
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import IndexSection
+
+if TYPE_CHECKING:
+    from indexer.native._core import SharedRegion
+    from indexer.native.index import NativeIndex
 
 _HOW_TO_BUILD = "to see why it was not built: .venv/bin/pip install -v --no-deps -e ."
 
@@ -35,11 +39,10 @@ def make_index(settings: IndexSection) -> tuple[ImplementationName, PrefixIndex]
     if settings.implementation == "python":
         return "python", _python(settings)
     try:
-        return "native", _native(settings)
+        return "native", native_index(settings)
     except ImportError as error:
         if settings.implementation == "native":
-            problem = f"index.implementation: found native, which cannot be loaded ({error}); {_HOW_TO_BUILD}"
-            raise ConfigurationError([problem]) from error
+            raise _unloadable("native", error) from error
         _log.warning("native_index_missing", reason=str(error), hint=_HOW_TO_BUILD)
         return "python", _python(settings)
 
@@ -52,7 +55,8 @@ def _python(settings: IndexSection) -> PrefixIndex:
     )
 
 
-def _native(settings: IndexSection) -> PrefixIndex:
+def native_index(settings: IndexSection, region: "SharedRegion | None" = None) -> "NativeIndex":
+    """Return an empty native index; raise `ImportError` if the extension is missing."""
     from indexer.native.index import NativeIndex  # noqa: PLC0415 - a missing extension is no error unless it is selected
 
     return NativeIndex(
@@ -60,4 +64,26 @@ def _native(settings: IndexSection) -> PrefixIndex:
         parked_ttl_s=settings.parked_ttl_s,
         memory_bytes_max=settings.memory_bytes_max,
         seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
+        region=region,
+    )
+
+
+def sharing_core(settings: IndexSection) -> "type[SharedRegion]":
+    """Return what makes memory for an index that processes share.
+
+    Raises:
+        ConfigurationError: the Python index is selected, or the extension is missing.
+    """
+    if settings.implementation == "python":
+        raise ConfigurationError(["index.implementation: found python; an index that processes share is native"])
+    try:
+        from indexer.native._core import SharedRegion  # noqa: PLC0415 - as above
+    except ImportError as error:
+        raise _unloadable("native, as processes share it", error) from error
+    return SharedRegion
+
+
+def _unloadable(found: str, error: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        [f"index.implementation: found {found}, which cannot be loaded ({error}); {_HOW_TO_BUILD}"]
     )

@@ -7,11 +7,12 @@ void BlockMap::reset() {
     budget_->used -= bytes();
     buckets_.release();
     std::vector<Segment>().swap(segments_);
-    std::vector<u32>(2, 0).swap(directory_);
+    directory_.release();
     shift_ = 63;
     size_ = 0;
     ++splits_;
     buckets_.reserve(kBuckets);
+    directory_.reserve(directory_size());
     segments_.push_back({0, 0, 0});
     budget_->used += bytes();
 }
@@ -52,7 +53,7 @@ void BlockMap::insert(const Spot& spot, u32 block) {
 
 // All memory that a split needs is there afterwards, or there is none for it.
 bool BlockMap::can_split(bool doubles) {
-    if (!budget_->fits_much(kSegmentBytes + (doubles ? directory_.size() * sizeof(u32) : 0))) {
+    if (!budget_->fits_much(kSegmentBytes + (doubles ? directory_size() * sizeof(u32) : 0))) {
         return false;
     }
     try {
@@ -61,7 +62,7 @@ bool BlockMap::can_split(bool doubles) {
             segments_.reserve(2 * segments_.size());
         }
         moving_.reserve(std::size_t{kEntries} * kBuckets);
-        directory_.reserve(directory_.size() * 2);
+        directory_.reserve(directory_size() * 2);
     } catch (const std::bad_alloc&) {
         return false;
     }
@@ -69,8 +70,8 @@ bool BlockMap::can_split(bool doubles) {
 }
 
 void BlockMap::double_directory() {
-    const std::size_t size = directory_.size();
-    directory_.resize(size * 2);
+    const std::size_t size = directory_size();
+    directory_.reserve(size * 2);
     for (std::size_t at = size; at-- > 0;) {
         directory_[2 * at] = directory_[2 * at + 1] = directory_[at];
     }

@@ -28,7 +28,13 @@ public:
         u32 tag;
     };
 
-    BlockMap(Budget& budget, const Blocks& blocks, u64 seed) : budget_(&budget), blocks_(&blocks), seed_(seed), odd_(splitmix64(seed) | 1) {
+    BlockMap(Budget& budget, const Blocks& blocks, u64 seed, Lane buckets = {}, Lane directory = {})
+        : budget_(&budget),
+          blocks_(&blocks),
+          seed_(seed),
+          odd_(splitmix64(seed) | 1),
+          buckets_(buckets),
+          directory_(directory) {
         reset();
     }
 
@@ -55,7 +61,9 @@ public:
     void reset();
 
     u64 size() const { return size_; }
-    u64 bytes() const { return segments_.size() * kSegmentBytes + directory_.size() * sizeof(u32); }
+    u64 bytes() const {
+        return segments_.empty() ? 0 : segments_.size() * kSegmentBytes + directory_size() * sizeof(u32);
+    }
     // Entries and counts that do not belong together; 0 is well.
     u64 contradictions() const;
 
@@ -85,6 +93,8 @@ private:
     static std::size_t following(std::size_t bucket) {
         return bucket % kBuckets == kBuckets - 1 ? bucket - (kBuckets - 1) : bucket + 1;
     }
+    // Two at least.
+    std::size_t directory_size() const { return std::size_t{1} << (64 - shift_); }
     u32 find_or_insert_further(u64 hash, u32 block);
     void insert(const Spot& spot, u32 block);
     bool split(u32 segment);
@@ -98,9 +108,9 @@ private:
     u64 odd_;
     Buffer<Bucket> buckets_;
     std::vector<Segment> segments_;
-    std::vector<u32> directory_;
+    Buffer<u32> directory_;
     std::vector<u32> moving_;
-    u32 shift_ = 63;  // the directory has 2^(64 - shift) entries, two at least
+    u32 shift_ = 63;
     u64 splits_ = 0;
     u64 size_ = 0;
 };

@@ -5,15 +5,17 @@
 
 namespace kv {
 
-HolderSets::HolderSets(Budget& budget) : budget_(&budget) { reset(); }
+HolderSets::HolderSets(Budget& budget, Lane sets, Lane words) : budget_(&budget), sets_(sets), words_(words) { reset(); }
 
 void HolderSets::reset() {
     if (bytes_ != 0) {
         budget_->used -= bytes_;
     }
     bytes_ = 0;
-    std::vector<Set>().swap(sets_);
-    sets_.resize(1);
+    sets_.release();
+    words_.reset();
+    sets_.reserve(1);
+    numbers_ = 1;
     sets_[kEmpty].references = 1;
     buckets_.assign(64, kNone);
     answers_.assign(kAnswers, Answer{});
@@ -39,7 +41,7 @@ u32 HolderSets::compute(u32 set, Holder holder, bool comes) {
     const u32 width = std::max<u32>(sets_[set].width, comes ? holder.rank / 64 + 1 : 0);
     u64 words[kWordsMax] = {};
     for (u32 plane = 0; plane < sets_[set].planes; ++plane) {
-        std::memcpy(words + plane * width, sets_[set].words() + plane * sets_[set].width, sets_[set].width * sizeof(u64));
+        std::memcpy(words + plane * width, this->words(set) + plane * sets_[set].width, sets_[set].width * sizeof(u64));
     }
     u64& word = words[holder.tier * width + holder.rank / 64];
     const u64 bit = u64{1} << (holder.rank % 64);
@@ -69,7 +71,7 @@ u32 HolderSets::of_words(const u64* words, u32 planes, u32 width) {
 
 bool HolderSets::is_same(const Set& set, const u64* words, u32 planes, u32 width) const {
     return set.planes == planes && set.width == width &&
-        std::memcmp(set.words(), words, planes * width * sizeof(u64)) == 0;
+        std::memcmp(this->words(set), words, planes * width * sizeof(u64)) == 0;
 }
 
 u32 HolderSets::intern(const u64* words, u32 planes, u32 width) {
@@ -89,9 +91,9 @@ u32 HolderSets::intern(const u64* words, u32 planes, u32 width) {
     set.width = static_cast<u16>(width);
     set.digest = digest;
     if (planes * width > 1) {
-        set.more = std::make_unique<u64[]>(planes * width);
-        charge(planes * width * sizeof(u64));
-        std::memcpy(set.more.get(), words, planes * width * sizeof(u64));
+        set.more = words_.take(planes * width);
+        charge(SetWords::bytes_for(planes * width));
+        std::memcpy(words_.at(set.more), words, planes * width * sizeof(u64));
     } else {
         set.word = words[0];
     }
@@ -111,8 +113,8 @@ u32 HolderSets::new_number() {
         free_ = sets_[made].next;
         return made;
     }
-    sets_.emplace_back();
-    return static_cast<u32>(sets_.size() - 1);
+    sets_.reserve(std::size_t{numbers_} + 1);
+    return numbers_++;
 }
 
 void HolderSets::forget(u32 set) {
@@ -122,10 +124,14 @@ void HolderSets::forget(u32 set) {
     }
     Set& own = sets_[set];
     *link = own.next;
-    const u64 bytes = sizeof(Set) + (own.more ? own.planes * own.width * sizeof(u64) : 0);
+    const u64 words_bytes = own.more != 0 ? SetWords::bytes_for(own.planes * own.width) : 0;
+    const u64 bytes = sizeof(Set) + words_bytes;
     bytes_ -= bytes;
     budget_->used -= bytes;
-    own.more.reset();
+    if (own.more != 0) {
+        words_.give_back(own.more, own.planes * own.width);
+        own.more = 0;
+    }
     ++own.generation;
     own.planes = own.width = 0;
     own.next = free_;
@@ -161,7 +167,7 @@ u32 HolderSets::ranks_in(u32 set) const {
     u32 count = 0;
     for (u32 word = 0; word < own.width; ++word) {
         count += static_cast<u32>(__builtin_popcountll(
-            up_to_plane(own.words(), own.width, own.planes, kTiers - 1, word)));
+            up_to_plane(words(own), own.width, own.planes, kTiers - 1, word)));
     }
     return count;
 }

@@ -7,10 +7,11 @@
 // a memo that its answer is of a former life.
 #pragma once
 
-#include <memory>
 #include <vector>
 
+#include "buffer.hpp"
 #include "common.hpp"
+#include "set_words.hpp"
 
 namespace kv {
 
@@ -18,7 +19,7 @@ class HolderSets {
 public:
     static constexpr u32 kEmpty = 0;
 
-    explicit HolderSets(Budget& budget);
+    explicit HolderSets(Budget& budget, Lane sets = {}, Lane words = {});
 
     // The set that has one holder more, or one less; whoever keeps it acquires it before anything else happens.
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }
@@ -37,7 +38,7 @@ public:
         const Set& own = sets_[set];
         const u32 word = holder.rank / 64;
         return holder.tier < own.planes && word < own.width &&
-            (own.words()[holder.tier * own.width + word] >> (holder.rank % 64) & 1) != 0;
+            (words(own)[holder.tier * own.width + word] >> (holder.rank % 64) & 1) != 0;
     }
     // Bit t: the rank holds on tier t.
     u32 tiers_of(u32 set, u32 rank) const;
@@ -46,31 +47,30 @@ public:
 
     u32 planes(u32 set) const { return sets_[set].planes; }
     u32 width(u32 set) const { return sets_[set].width; }
-    const u64* words(u32 set) const { return sets_[set].words(); }
+    const u64* words(u32 set) const { return words(sets_[set]); }
 
     u32 size() const { return live_; }
     u64 bytes() const { return bytes_; }
     // The most that another set of so many ranks costs beyond that.
     u64 bytes_for_more(u32 ranks) const {
         const u64 buckets = live_ < buckets_.size() ? 0 : buckets_.size() * sizeof(u32);
-        return sizeof(Set) + buckets + u64{ranks / 64 + 1} * kTiers * sizeof(u64);
+        return sizeof(Set) + buckets + SetWords::bytes_for((ranks / 64 + 1) * kTiers);
     }
     u32 references(u32 set) const { return sets_[set].references; }
     // One more than the largest number of a set.
-    u32 numbers() const { return static_cast<u32>(sets_.size()); }
+    u32 numbers() const { return numbers_; }
     void reset();
 
 private:
     struct Set {
-        u64 word = 0;  // the only one, where one is enough
-        std::unique_ptr<u64[]> more;
-        u32 references = 0;
-        u32 generation = 0;
-        u32 digest = 0;
-        u32 next = kNone;  // of the same bucket, or free
-        u16 width = 0;
-        u16 planes = 0;
-        const u64* words() const { return more ? more.get() : &word; }
+        u64 word;  // the only one, where one is enough
+        u32 more;  // else their piece; 0: none
+        u32 references;
+        u32 generation;
+        u32 digest;
+        u32 next;  // of the same bucket, or free
+        u16 width;
+        u16 planes;
     };
     struct Answer {
         u64 question = ~u64{0};
@@ -80,6 +80,7 @@ private:
     };
     static constexpr u32 kAnswerBits = 12, kAnswers = 1u << kAnswerBits, kWordsMax = kRankWords * kTiers;
 
+    const u64* words(const Set& set) const { return set.more != 0 ? words_.at(set.more) : &set.word; }
     u32 transition(u32 set, Holder holder, bool comes);
     u32 compute(u32 set, Holder holder, bool comes);
     u32 intern(const u64* words, u32 planes, u32 width);
@@ -93,7 +94,9 @@ private:
     }
 
     Budget* budget_;
-    std::vector<Set> sets_;
+    Buffer<Set> sets_;
+    SetWords words_;
+    u32 numbers_ = 0;
     std::vector<u32> buckets_;
     std::vector<Answer> answers_;
     u32 free_ = kNone;

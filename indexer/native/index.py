@@ -19,7 +19,7 @@ from indexer.index.buffers import (
     checked_rows,
 )
 from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
-from indexer.native._core import Tree
+from indexer.native._core import SharedRegion, Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
@@ -30,7 +30,8 @@ class NativeIndex(Tree):
     """A `PrefixIndex`.
 
     `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) only decides the positions of blocks in the hash map: a
-    random one in a server cannot be guessed by clients.
+    random one in a server cannot be guessed by clients. In a `region` readers in other processes match too, once it was
+    published there (`indexer/shared.py`).
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class NativeIndex(Tree):
         parked_ttl_s: float = 5.0,
         memory_bytes_max: int = 0,
         seed: int = 0,
+        region: SharedRegion | None = None,
     ) -> None:
-        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed)
+        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed, region)
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
         """Add `rank`; size the map for all capacities, up to 2^27 blocks and a quarter of the memory."""

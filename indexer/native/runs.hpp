@@ -40,7 +40,10 @@ class Runs {
 public:
     static constexpr u32 kRoot = 0;
 
-    Runs(Budget& budget, Blocks& blocks, HolderSets& sets) : budget_(&budget), blocks_(&blocks), sets_(&sets) { reset(); }
+    Runs(Budget& budget, Blocks& blocks, HolderSets& sets, Lane runs = {})
+        : budget_(&budget), blocks_(&blocks), sets_(&sets), runs_(runs) {
+        reset();
+    }
 
     Run& operator[](u32 run) { return runs_[run]; }
     const Run& operator[](u32 run) const { return runs_[run]; }

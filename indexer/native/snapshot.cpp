@@ -284,13 +284,11 @@ private:
     std::vector<std::pair<u32, u64>> nobodys_;  // last block of a run that nobody holds, and where it was read
 };
 
-std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s) {
-    auto made = std::make_unique<Tree>(old.limits_);
-    SnapshotReader(*made, data, size, now_s).read();
-    made->counters_ = old.counters_;
-    made->parked_.parked_total = old.parked_.parked_total;
-    made->parked_.lost_total += old.parked_.lost_total;
-    return made;
+void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s) {
+    SnapshotReader(made, data, size, now_s).read();
+    made.counters_ = old.counters_;
+    made.parked_.parked_total = old.parked_.parked_total;
+    made.parked_.lost_total += old.parked_.lost_total;
 }
 
 }  // namespace kv

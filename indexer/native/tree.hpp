@@ -8,7 +8,6 @@
 //     batch.cpp     messages of canonical batches
 #pragma once
 
-#include <memory>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -61,9 +60,16 @@ struct Stretch {
 };
 enum class PrefixOrder { blocks, holders, last_stored };
 
+// Where the buffers that a match reads live, if other processes match too. What only the writer reads stays on its heap.
+struct TreeLanes {
+    static constexpr std::size_t kLanes = 7;
+
+    Lane hashes, block_runs, buckets, directory, sets, set_words, runs;
+};
+
 class Tree {
 public:
-    explicit Tree(const Limits& limits);
+    explicit Tree(const Limits& limits, const TreeLanes& lanes = {});
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
 
@@ -110,7 +116,7 @@ public:
 private:
     friend class SelfCheck;
     friend class SnapshotReader;
-    friend std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s);
+    friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
 
     struct Grown {
         std::size_t count;
@@ -183,8 +189,9 @@ private:
     std::vector<u64> aligned_;  // hashes of the event at hand
 };
 
-// A tree with the limits and counters of `old` and the state of a snapshot's body. Throws Malformed or IndexFull.
-std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s);
+// `made`, a new tree, gets the state of a snapshot's body and the counters of `old`. Throws Malformed or IndexFull, and then
+// `made` is of no use.
+void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
 
 // How many of the first `count` hashes are the same.
 std::size_t common_prefix(const u64* left, const u64* right, std::size_t count);

@@ -8,6 +8,7 @@ reads of the fold between two awaits are consistent.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -63,11 +64,14 @@ class IndexFeed:
         gate: FleetGate,
         *,
         logs_announced: bool = True,
+        applied: Callable[[], None] | None = None,
     ) -> None:
         """Nothing is read yet.
 
         `logs_announced`: log refused fleet events and heartbeats here; False if another reader of the process does.
+        `applied` is called after each fact and each tick.
         """
+        self._applied = applied
         self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
         self.gate = gate
@@ -126,7 +130,9 @@ class IndexFeed:
         """Tick until `stop` is set."""
         while not stop.is_set():
             await self._watch_connection()
-            await self._send_questions(self._fold.tick(self._clock.now()))
+            questions = self._fold.tick(self._clock.now())
+            self._on_applied()
+            await self._send_questions(questions)
             self._log_refused_ranks()
             self._log_overfull_ranks()
             self._forget_unknown_ranks()
@@ -245,9 +251,15 @@ class IndexFeed:
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))
 
     async def _apply(self, fact: Fact) -> None:
-        await self._send_questions(self._fold.apply(fact, self._clock.now()))
+        questions = self._fold.apply(fact, self._clock.now())
+        self._on_applied()
+        await self._send_questions(questions)
         async with self._moved:
             self._moved.notify_all()
+
+    def _on_applied(self) -> None:
+        if self._applied is not None:
+            self._applied()
 
     async def _send_questions(self, questions: list[Question]) -> None:
         for question in questions:

@@ -34,9 +34,9 @@ void fill(kv::Tree& tree) {
 std::unique_ptr<kv::Tree> restored_exactly(const kv::Tree& old, const std::vector<std::uint8_t>& body) {
 #if KV_PLANTED_BUG == 2
     const std::vector<std::uint8_t> cut(body.begin(), body.end() - (body.empty() ? 0 : 1));
-    return kv::restored(old, cut.data(), body.size(), 1);
+    return restored(old, cut.data(), body.size(), 1);
 #else
-    return kv::restored(old, body.data(), body.size(), 1);
+    return restored(old, body.data(), body.size(), 1);
 #endif
 }
 

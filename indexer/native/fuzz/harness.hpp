@@ -76,8 +76,13 @@ inline void expect_bounded(const kv::Tree& tree, bool has_removed) {
     expect(limit == 0 || used <= std::max(limit, empty), "a tree keeps to its memory");
 }
 
+inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::uint8_t* body, std::size_t size, double now_s) {
+    auto made = std::make_unique<kv::Tree>(old.limits());
+    kv::restore(*made, old, body, size, now_s);
+    return made;
+}
 inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string& body, double now_s) {
-    return kv::restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
+    return restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
 }
 
 // Who holds how much of `hashes`, every walk for people, and every dump: no more is asked than that they end.

@@ -19,6 +19,7 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.unit.indexer.life import Life
+from tests.unit.indexer.shared_fold import fold_of
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
@@ -49,7 +50,7 @@ def lived(fold: IndexFold, rank: WorkerRank, batches: int) -> Life:
 
 def restored(fold: IndexFold) -> IndexFold:
     """Return another fold, which knows what went through bytes."""
-    other = IndexFold(make_index())
+    other = fold_of(make_index())
     other.restore(decode_checkpoint(encode_checkpoint(fold.checkpoint(CREATED, SEQ, WALL_NS))), 0.0)
     return other
 
@@ -78,7 +79,7 @@ def test_its_bytes_are_these() -> None:
 
 
 def small_checkpoint() -> bytes:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     lived(fold, A0, 5)
     return encode_checkpoint(fold.checkpoint(CREATED, SEQ, WALL_NS))
 
@@ -136,7 +137,7 @@ def test_a_checkpoint_that_may_not_be_cannot_be_made() -> None:
 
 
 def test_a_restored_fold_knows_what_the_other_knew() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     lives = [lived(fold, A1, 9), lived(fold, A0, 12)]
     other = restored(fold)
     assert places(other) == places(fold) == {A1: (7, 9, ""), A0: (7, 12, "")}
@@ -147,7 +148,7 @@ def test_a_restored_fold_knows_what_the_other_knew() -> None:
 
 
 def test_what_was_known_before_is_known_no_more() -> None:
-    fold, other = IndexFold(make_index()), IndexFold(make_index())
+    fold, other = fold_of(make_index()), fold_of(make_index())
     lived(fold, A0, 3)
     for rank in (C0, B0):
         lived(other, rank, 5)
@@ -158,7 +159,7 @@ def test_what_was_known_before_is_known_no_more() -> None:
 
 
 def test_a_rank_that_joins_after_a_checkpoint_gets_a_free_slot() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     for rank in (A0, A1, B0):
         lived(fold, rank, 4)
     told(fold, WorkerGone("b"), Life(C0, Random(1)).beat(), WorkerGone("a"))
@@ -171,14 +172,14 @@ def test_a_rank_that_joins_after_a_checkpoint_gets_a_free_slot() -> None:
 
 
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     told(fold, BytesRefused(A0))
     other = restored(fold)
     assert places(other) == {A0: (0, 0, "never_heard")}
 
 
 def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     told(fold, HeartbeatArrived(A0, Heartbeat(instance="second", epoch=7, last_seq=0)))
     other = restored(fold)
     told(other, WorkerGone("a", "first"))
@@ -188,7 +189,7 @@ def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
 
 
 def test_a_doubtful_rank_is_at_its_place_and_its_next_heartbeat_tells() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     life = lived(fold, A0, 6)
     (spoilt,) = told(fold, HeartbeatArrived(A0, Heartbeat(instance="i", epoch=7, last_seq=6)))
     assert places(fold) == {A0: (7, 6, "resyncing")}
@@ -200,16 +201,16 @@ def test_a_doubtful_rank_is_at_its_place_and_its_next_heartbeat_tells() -> None:
 
 
 def test_a_capacity_that_was_told_before_is_kept() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     lived(fold, A0, 3)
-    other = IndexFold(make_index())
+    other = fold_of(make_index())
     told(other, WorkerCame("a", 5000))
     other.restore(fold.checkpoint(CREATED, SEQ, WALL_NS), 0.0)
     assert other.ranks() == [A0]
 
 
 def test_an_index_that_cannot_be_read_changes_nothing() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     life = lived(fold, A0, 6)
     bad = msgspec.structs.replace(fold.checkpoint(CREATED, SEQ, WALL_NS), index=b"no index")
     with pytest.raises(MalformedMessage):
@@ -218,7 +219,7 @@ def test_an_index_that_cannot_be_read_changes_nothing() -> None:
 
 
 def test_a_restored_rank_unknown_to_the_index_is_empty_and_an_index_rank_without_a_stream_is_dropped() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     lived(fold, A0, 6)
     saved = fold.checkpoint(CREATED, SEQ, WALL_NS)
     odd = msgspec.structs.replace(saved, ranks=(RankCheckpoint("b", 0, 4, 7, 3, 3, "", ""),))
@@ -230,7 +231,7 @@ def test_a_restored_rank_unknown_to_the_index_is_empty_and_an_index_rank_without
 
 
 def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_it() -> None:
-    fold = IndexFold(make_index())
+    fold = fold_of(make_index())
     life = lived(fold, A0, 3)
     lived(fold, B0, 3)
     later = [life.batch() for _ in range(3)]

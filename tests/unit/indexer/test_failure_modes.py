@@ -35,6 +35,7 @@ from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life
+from tests.unit.indexer.shared_fold import fold_of
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 EPOCH, LATER = 7, 8
@@ -52,7 +53,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def fold() -> IndexFold:
-    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=4.0), FollowerLimits(gap_s=0.0))
+    return fold_of(make_index(parked_blocks_max=100, parked_ttl_s=4.0), FollowerLimits(gap_s=0.0))
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
