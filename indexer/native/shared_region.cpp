@@ -227,8 +227,12 @@ void SharedRegion::wipe(u32 number) { wipe_pages(begin_of(number), whole_place_b
 
 void SharedRegion::end(Tree* tree) {
     const u32 number = number_of(*tree);
-    tree->~Tree();
     is_own_[number] = false;
+    if (is_published(*tree)) {
+        on_writer_ended();  // readers read it on, so that it is left as by a writer that was killed
+        return;
+    }
+    tree->~Tree();
     wipe(number);
 }
 

@@ -103,7 +103,7 @@ def no_reader_sees_half_a_change() -> list[str]:
     region, one, other = SharedRegion(READERS, REGION_BYTES), chain(1), chain(2)
     writer = Child(region, turns(one, other))
     writer.heard()
-    readers = [Child(region, reads(number, one.query, times=200)) for number in range(READERS)]
+    readers = [Child(region, reads(number, one.query, times=5_000)) for number in range(READERS)]
     found = [f"a reader saw {seen}" for seen in map(seen_by, readers) if seen != {0, BLOCKS}]
     writer.pipe.send("end")
     contradictions = writer.heard()
@@ -243,6 +243,8 @@ class InTwoSteps(NativeIndex):
         (rows,) = chunks
         half = len(rows) // 2
         self.store(rank, None, rows.hashes[: 8 * half], 0, now_s)  # type: ignore[arg-type]
+        for _ in range(50):
+            self.snapshot()  # takes longer than a match
         super().load(rank, chunks, now_s)
 
 

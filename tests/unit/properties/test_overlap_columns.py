@@ -21,6 +21,7 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
+from indexer.follow.status_writer import StatusWriter
 from indexer.index.overlap_columns import StatusColumnsCache
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
@@ -153,18 +154,25 @@ def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> N
 @pytest.mark.parametrize("name", ["touch", "touch_all", "clear"])
 def test_not_looking_again_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatusColumnsCache, name, lambda *_: None)
-    assert _is_found()
+    assert _is_found("python")
 
 
-def test_the_search_finds_nothing_where_nothing_is_wrong() -> None:
-    assert not _is_found()
+@pytest.mark.parametrize("name", ["touch", "touch_all", "clear"])
+def test_not_telling_readers_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StatusWriter, name, lambda *_: None)
+    assert _is_found("native shared")
 
 
-def _is_found() -> bool:
+@pytest.mark.parametrize("implementation", ["python", "native shared"])
+def test_the_search_finds_nothing_where_nothing_is_wrong(implementation: str) -> None:
+    assert not _is_found(implementation)
+
+
+def _is_found(implementation: str) -> bool:
     def is_wrong(told: list[Step]) -> bool:
         try:
-            return bool(differences(IMPLEMENTATIONS["python"], told))
-        except (IndexError, KeyError):
+            return bool(differences(IMPLEMENTATIONS[implementation], told))
+        except (AssertionError, IndexError, KeyError):
             return True
 
     try:
