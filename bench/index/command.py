@@ -82,7 +82,7 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
             core=flags["core"],
         )
         try:
-            with Runner(interpreters, with_twin="control" in flags["only"]) as runner:
+            with Runner(interpreters, selected) as runner:
                 facts = _facts(flags, plan, runner.peer, trace_line)
                 _print_facts(facts, is_aside=str(flags["json_file"]) == "-")
                 results = _run(runner, selected)

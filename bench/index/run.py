@@ -6,7 +6,7 @@ Only one process works at a time. A round is one turn of each seat, so a disturb
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -38,7 +38,7 @@ class Interpreters(NamedTuple):
 
 
 class SubjectProcess:
-    """A process with a subject in it: native, python or peer. It ends with `close`.
+    """A process with a subject in it: native, shared, python or peer. It ends with `close`.
 
     Raises:
         SubjectAbsent: its interpreter is not there, or has no such subject.
@@ -111,15 +111,16 @@ class SubjectProcess:
 
 
 class Runner:
-    """The processes of a bench, from the beginning of a `with` statement to its end.
+    """The processes that some cells need, from the beginning of a `with` statement to its end.
 
     Raises:
         SubjectAbsent: our own index is not there.
     """
 
-    def __init__(self, interpreters: Interpreters, *, with_twin: bool) -> None:
+    def __init__(self, interpreters: Interpreters, cells: Iterable[IndexCell]) -> None:
         self._interpreters = interpreters
-        self._names = ("ours", "twin") if with_twin else ("ours",)
+        seated = {SEATS[seat].process for cell in cells for seat in cell.seats}
+        self._names = ("ours", *sorted(seated - {"ours", "peer"}))
         self._processes: dict[str, SubjectProcess] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
@@ -185,4 +186,5 @@ class Runner:
         interpreters = self._interpreters
         if process == "peer":
             return SubjectProcess(interpreters.peer_python, "peer", interpreters.core)
-        return SubjectProcess(interpreters.python, interpreters.subject, interpreters.core)
+        subject = "shared" if process == "shared" else interpreters.subject
+        return SubjectProcess(interpreters.python, subject, interpreters.core)

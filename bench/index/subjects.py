@@ -20,6 +20,8 @@ PEER_PACKAGE = "ai-dynamo-runtime"
 _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
 """A block's local hash, for the peer: its sequence hash with these bits turned, so that equal prefixes stay equal."""
 
+_SHARED_BYTES_MAX = 8 << 30
+
 Call = Callable[[], object]
 
 
@@ -56,10 +58,11 @@ class Subject(Protocol):
 
 
 class Ours:
-    """One of our indexes. `shape` is buffers, lists or messages."""
+    """One of our indexes: native, shared or python. `shape` is buffers, lists or messages."""
 
     def __init__(self, implementation: str, shape: str) -> None:
         module, name = {
+            "shared": ("bench.index.subjects", "shared_index"),
             "native": ("indexer.native.index", "NativeIndex"),
             "python": ("indexer.index.reference", "ReferenceIndex"),
         }[implementation]
@@ -100,6 +103,8 @@ class Ours:
         """Return calls on the index that is there now."""
         index = self.index
         bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "overlaps", "match")}
+        if hasattr(index, "reader"):
+            bound["match"] = index.reader.match
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
@@ -113,6 +118,17 @@ class Ours:
     def _message(self, rank: int, event: object) -> IndexCall:
         batch = self._events.Batch(1, 1, event)
         return IndexCall("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
+
+
+def shared_index() -> object:
+    """Return a native index in memory that processes share, with its reader."""
+    native = import_module("indexer.native.index")
+    region = native.SharedRegion(2, _SHARED_BYTES_MAX)
+    region.begin_writing()
+    index = native.NativeIndex(memory_bytes_max=_SHARED_BYTES_MAX, region=region)
+    index.publish()
+    index.reader = region.reader(0)
+    return index
 
 
 class PeerTree:
@@ -163,5 +179,5 @@ def _peer_event(rank: int, data: str) -> IndexCall:
 
 
 def subject(name: str, shape: str) -> Subject:
-    """Return the subject native, python or peer with hashes as `shape`."""
+    """Return the subject native, shared, python or peer with hashes as `shape`."""
     return PeerTree() if name == "peer" else Ours(name, shape)

@@ -145,7 +145,7 @@ def test_the_floor_stands_beside_the_ratio() -> None:
 
 def test_tables_have_every_cell_once() -> None:
     made = {table.title: table for table in tables(results(ours=1, peer=25))}
-    assert len(made) == 9
+    assert len(made) == 10
     for table in made.values():
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
     assert len(made["match, CPU us"].rows) == 3 * 3 + 2
