@@ -47,6 +47,7 @@ __all__ = [
     "IndexReader",
     "OverlapColumns",
     "RankView",
+    "ReadIndex",
     "SharedIndex",
     "ensure_streams",
     "hash_blocks",
@@ -98,6 +99,30 @@ async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     await log.ensure_stream(events)
     await log.ensure_stream(fleet)
     await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
+
+
+class ReadIndex:
+    """The index that another process follows the log with: `EmbeddedIndex` for a process that only asks it."""
+
+    implementation: ImplementationName = "native"
+
+    def __init__(self, shared: SharedIndex, number: int, log: EventLog) -> None:
+        """This process is reader `number` of `shared`; nothing else in it may write to that."""
+        self._reader = shared.reader(number)
+        self._event_log = log
+        self.columns, self.overlap = self._reader.columns, self._reader.overlap
+        self.catching_up, self.log_seq = self._reader.catching_up, self._reader.log_seq
+
+    async def start(self) -> None:
+        """Do nothing: the other process reads the log."""
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the event log's client."""
+        return [Part("event-log", self._event_log.run, stage)]
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of the event log's client."""
+        yield from log_families(self._event_log.statistics())
 
 
 class EmbeddedIndex:

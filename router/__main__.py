@@ -19,6 +19,7 @@ _TEXTS_OF_EXTRAS = {
 @click.version_option(package_name="kv-router")
 @config_options
 @click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
+@click.option("--processes", type=int, help="processes that serve; above 1, one more has the index")
 @click.option("--port", type=int, help="data plane port; 0: any free one")
 @click.option("--reuse-port", is_flag=True, default=None, help="share the data plane's port with other routers")
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")
@@ -32,6 +33,7 @@ def main(
     assignments: tuple[str, ...],
     print_config: bool,
     mode: str | None,
+    processes: int | None,
     port: int | None,
     reuse_port: bool | None,
     control_port: int | None,
@@ -46,6 +48,7 @@ def main(
 
     flags = {
         "policy.mode": mode,
+        "data.processes": processes,
         "data.port": port,
         "data.reuse_port": reuse_port,
         "control.port": control_port,

@@ -35,6 +35,12 @@ class DataSection(BodyBoundsSection):
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that serve; above 1, one more has the index and the control plane, which they share",
+    )
     body_bytes_max: int = Field(
         _HTTP.body_bytes_max, ge=1024, le=1 << 30, description="larger bodies are refused with 413"
     )

@@ -18,7 +18,8 @@ import socket
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
@@ -73,16 +74,13 @@ class Acceptor:
             PortUsed: another process has bound the address, or it is not an address of this machine.
         """
         self._is_shared = reuse_port
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, _, _, _, address in dict.fromkeys(found):
-                bound = _listening(family, (str(address[0]), self.port or port), reuse_port=reuse_port)
-                self._sockets.append(bound)
-                self.port = bound.getsockname()[1]
-        except OSError as error:
-            self.close()
-            raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({error.strerror})") from error
+        listening = await asyncio.to_thread(listening_sockets, host, port, reuse_port=reuse_port)
+        self.adopt(listening)
+
+    def adopt(self, listening: Sequence[socket.socket]) -> None:
+        """Accept from these sockets, which listen already; this acceptor's end closes them in this process."""
+        self._sockets.extend(listening)
+        self.port = port_of(listening)
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -139,6 +137,39 @@ class Acceptor:
     def _pause(self) -> None:
         for each in self._sockets:
             asyncio.get_running_loop().remove_reader(each)
+
+
+def listening_sockets(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Return sockets that listen at each address of the host, all at one port.
+
+    Raises:
+        PortUsed: another process has bound the address, or it is not an address of this machine.
+    """
+    bound = list[socket.socket]()
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            bound.append(_listening(family, (str(address[0]), port_of(bound) or port), reuse_port=reuse_port))
+    except OSError as error:
+        for each in bound:
+            each.close()
+        raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({error.strerror})") from error
+    return bound
+
+
+def listening_at_path(path: Path) -> socket.socket:
+    """Return a Unix socket that listens at the path, which does not exist yet."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.setblocking(False)  # noqa: FBT003 - the system's signature
+    listening.bind(str(path))
+    listening.listen(BACKLOG)
+    return listening
+
+
+def port_of(listening: Sequence[socket.socket]) -> int:
+    """Return the port that the sockets share; 0: they have none."""
+    ports = [each.getsockname()[1] for each in listening if each.family != socket.AF_UNIX]
+    return ports[-1] if ports else 0
 
 
 def _listening(family: int, address: tuple[str, int], *, reuse_port: bool) -> socket.socket:

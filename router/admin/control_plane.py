@@ -16,6 +16,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -67,7 +68,7 @@ class ControlPlane:
     def __init__(
         self,
         routing: Routing,
-        index: EmbeddedIndex,
+        index: EmbeddedIndex | None,
         log: EventLog,
         handover: Handover | None = None,
         gate: FleetGate | None = None,
@@ -75,45 +76,53 @@ class ControlPlane:
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
+        Without `index`, which another process has, there are no endpoints of it.
+
         Without `policies` a policy that is changed lasts until the router ends.
         """
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
+        self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
-        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=_BODY_BYTES_MAX)
-        app.add_routes(
-            [
-                web.get("/v1/decisions", self._decisions),
-                web.get("/v1/decisions/{id}", self._decision),
-                web.get("/v1/workers", self._workers),
-                web.post("/v1/workers", self._add_worker),
-                *self._drains.routes(),
-                web.delete("/v1/workers/{id}", self._remove_worker),
-                web.get("/v1/index", self._index_view),
-                web.get("/v1/index/position", self._position),
-                *rank_routes(self._index),
-                web.get("/v1/policy", self._policy),
-                web.put("/v1/policy", self._swap_policy),
-                web.patch("/v1/policy", self._swap_policy),
-                web.delete("/v1/policy", self._reset_policy),
-                web.get("/health", self._health),
-                web.get("/live", self._health),
-                web.get("/ready", self._ready),
-                web.get("/version", self._version),
-                web.get("/metrics", metrics_handler(registry)),
-            ]
-        )
-        return app
+        return control_app([*self.routes(), web.get("/metrics", metrics_handler(registry))], token=token)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of all endpoints but `/metrics`."""
+        return [
+            web.get("/v1/decisions", self._decisions),
+            web.get("/v1/decisions/{id}", self._decision),
+            web.get("/v1/workers", self._workers),
+            web.post("/v1/workers", self._add_worker),
+            *self._drains.routes(),
+            web.delete("/v1/workers/{id}", self._remove_worker),
+            *([] if self._index is None else self._index_routes(self._index)),
+            web.get("/v1/policy", self._policy),
+            web.put("/v1/policy", self.change_policy),
+            web.patch("/v1/policy", self.change_policy),
+            web.delete("/v1/policy", self.reset_policy),
+            web.get("/health", self._health),
+            web.get("/live", self._health),
+            web.get("/ready", self._ready),
+            web.get("/version", self._version),
+        ]
+
+    def _index_routes(self, index: EmbeddedIndex) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/index", partial(self._index_view, index)),
+            web.get("/v1/index/position", partial(self._position, index)),
+            *rank_routes(index),
+        ]
 
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = request.query.get("limit", str(_LIST_DEFAULT))
         if not _DECIMAL.fullmatch(limit) or not 1 <= int(limit) <= _LIST_MAX:
             return _bad_query("limit", limit, f"1..{_LIST_MAX}")
-        return json_response({"decisions": [_summary(record) for record in self._routing.decisions.newest(int(limit))]})
+        now_s, newest = self._routing.clock.now(), self._routing.decisions.newest(int(limit))
+        return json_response({"decisions": [_summary(record, now_s) for record in newest]})
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._routing.decisions.find(request.match_info["id"])
@@ -174,8 +183,8 @@ class ControlPlane:
             return error_response(503, str(error), "server_error", code="log_unavailable")
         return None
 
-    async def _index_view(self, _: web.Request) -> web.Response:
-        statistics, trust = self._index.statistics(), self._routing.trust()
+    async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:
+        statistics, trust = index.statistics(), self._routing.trust()
         ranks = [
             {
                 **_trusted(rank, trust.get(rank, _NOT_REGISTERED)),
@@ -184,7 +193,7 @@ class ControlPlane:
             }
             for rank, stream in statistics.streams.items()
         ]
-        refused = {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
+        refused = {str(rank): reason for rank, reason in index.refused_ranks().items()}
         approximate = self._routing.state.approximate.statistics()
         return json_response(
             {
@@ -195,7 +204,7 @@ class ControlPlane:
             }
         )
 
-    async def _position(self, request: web.Request) -> web.Response:
+    async def _position(self, index: EmbeddedIndex, request: web.Request) -> web.Response:
         numbers = {}
         for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
             value = request.query.get(field, default)
@@ -208,7 +217,7 @@ class ControlPlane:
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
-                await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
+                await index.wait_for(rank, numbers["epoch"], numbers["seq"])
         except TimeoutError:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
             return error_response(504, message, "server_error", code="not_reached")
@@ -217,7 +226,8 @@ class ControlPlane:
     async def _policy(self, _: web.Request) -> web.Response:
         return json_response(fields_of(self._routing.policy))
 
-    async def _swap_policy(self, request: web.Request) -> web.Response:
+    async def change_policy(self, request: web.Request) -> web.Response:
+        """Put the named fields in force; PUT: and the configured values of all others."""
         routing, replaces = self._routing, request.method == "PUT"
         body = await request.read()
         if len(body) > _POLICY_BYTES_MAX:
@@ -236,7 +246,8 @@ class ControlPlane:
                 return error_response(503, str(error), "server_error", code="not_stored")
             return self._in_force(policy)
 
-    async def _reset_policy(self, _: web.Request) -> web.Response:
+    async def reset_policy(self, _: web.Request) -> web.Response:
+        """Put the configured policy in force."""
         async with self._policies.writing:
             try:
                 await self._policies.clear()
@@ -258,9 +269,14 @@ class ControlPlane:
         return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response(
-            {"version": version("kv-router"), "index": self._index.implementation, "hot_path": hot_path()}
-        )
+        return json_response({"version": version("kv-router"), "index": self._implementation, "hot_path": hot_path()})
+
+
+def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:
+    """Return an application of these routes, guarded by the token."""
+    app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=_BODY_BYTES_MAX)
+    app.add_routes(routes)
+    return app
 
 
 def _seconds(value: str) -> float | None:
@@ -271,9 +287,10 @@ def _seconds(value: str) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def _summary(record: DecisionRecord) -> dict[str, object]:
+def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
     decision = record.decision
     return {
+        "age_s": round(now_s - record.verdict.now_s, 6),
         "decision_id": decision.decision_id,
         "request_id": decision.request_id,
         "worker_id": decision.chosen.worker_id,

@@ -11,7 +11,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
@@ -94,8 +94,12 @@ class HttpPlane:
         self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
         self._refused: dict[int, int] = {}
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+    async def start(
+        self, host: str, port: int, *, reuse_port: bool = False, listening: Sequence[socket.socket] = ()
+    ) -> None:
         """Bind the address, and compute how many connections the open files allow.
+
+        With `listening`, sockets that another process has bound, this one accepts from these.
 
         Raises:
             PortUsed: another process has the address, or it is not of this machine.
@@ -107,7 +111,10 @@ class HttpPlane:
         self.upstreams.connections_max = self.capacity.workers
         if reason := lowered(self.limits, self.capacity, files):
             _log.warning("connections_bound_lowered", reason=reason)
-        await self._acceptor.bind(host, port, reuse_port=reuse_port)
+        if listening:
+            self._acceptor.adopt(listening)
+        else:
+            await self._acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property
     def port(self) -> int:

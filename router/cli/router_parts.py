@@ -1,0 +1,253 @@
+"""The parts of a router that serves, created and connected: the only place that knows all of its classes."""
+
+import asyncio
+import os
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from indexer.embedded import EmbeddedIndex, ReadIndex, SharedIndex, ensure_streams
+from kv_protocol.fleet_gate import FleetGate
+from kv_protocol.journal import LedgerApplied
+from kv_protocol.ledger import LeaseEvent
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import HttpServer
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import LoopLag, Projection, new_registry
+from kv_runtime.text.model import Text
+from router.admin.control_plane import ControlPlane
+from router.admin.metrics import (
+    RequestMetrics,
+    build_families,
+    http_families,
+    policy_families,
+    prompt_families,
+    queue_families,
+    state_families,
+    trust_families,
+)
+from router.config import RouterSettings
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
+from router.decision.policy_swap import swapped
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.drain.handover import Handover
+from router.drain.recent_prompts import RecentPrompts
+from router.drain.warming import Warming
+from router.fleet.feeds import RouterFeeds
+from router.fleet.registry import TextDigests
+from router.fleet.trust_watch import TrustWatch
+from router.fleet.watch import FleetWatch
+from router.journal.records import Recorders
+from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
+from router.names import Names
+from router.prompt import ModelPrompts
+from router.queue.gate import Admission, FleetHeadroom
+from router.queue.tenants import SECRET_BYTES, TenantNames
+from router.replicas.service import Replicas, replica_families
+from router.request.endpoints import Endpoints
+from router.request.serving import Serving
+from router.server.plane import HttpPlane
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+
+class ServingPlace(NamedTuple):
+    """What a serving process has of the processes that are one router with it."""
+
+    number: int
+    shared: SharedIndex
+    data: "Sequence[socket.socket]"
+    """Where clients connect: every serving process accepts from these."""
+    control: "socket.socket"
+    """Where the process with the index asks this one."""
+    secret: bytes
+    """Of the names of tenants: they are the same in all processes."""
+    policy: Path
+    """The policy in force, once it was changed."""
+
+
+class RouterParts:
+    """The parts of the process, created and connected; `start` opens what is needed before they run."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        text: Text,
+        policies: PolicyStore,
+        log: EventLog,
+        place: ServingPlace | None = None,
+    ) -> None:
+        """`place`: this is one of several processes, of which another has the index."""
+        self._settings, self._log, self._place = settings, log, place
+        self._clock, self._registry = SystemClock(), new_registry()
+        instance = uuid.uuid4().hex
+        own: EmbeddedIndex | None = None
+        self._index: EmbeddedIndex | ReadIndex
+        if place is None:
+            self._index = own = EmbeddedIndex(settings.index, log, self._clock, settings.nats, logs_announced=False)
+        else:
+            self._index = ReadIndex(place.shared, place.number, log)
+        folds = state_settings(settings, text)
+        name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
+        state = folds.state(policies.modes)
+        self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
+        self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._routing = self._router(state, policies.initial)
+        gate = FleetGate(settings.nats.fleet_secrets)
+        self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
+        headroom = FleetHeadroom(self._routing, settings.queue.threshold)
+        self._admission = Admission(self._clock, headroom, settings.queue.limits())
+        metrics = RequestMetrics(self._registry, self._routing.state, tuple(policies.modes))
+        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
+        secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret)
+        new_id = Names(instance).new
+        recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id, recent)
+        self._bodies = serving.bodies
+        endpoints = Endpoints(serving, index_name=self._index.implementation)
+        self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
+        self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
+        self._policies = policies
+        control = ControlPlane(self._routing, own, log, self._handover, gate, policies)
+        token = (
+            "" if place else settings.control.token.get_secret_value()
+        )  # the place's socket is for our own processes
+        app = control.app(self._registry, token=token)
+        self.control = HttpServer(
+            app,
+            settings.control.host,
+            settings.control.port,
+            hosts=None if place else settings.control.host_names(),
+            connections_max=CONTROL_CONNECTIONS_MAX,
+        )
+        self._project()
+
+    @property
+    def index_name(self) -> str:
+        """The index that is in use."""
+        return self._index.implementation
+
+    def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
+        return JournalWriter(
+            self._log,
+            self._clock,
+            self._settings.journal,
+            router=name,
+            made_of=folds,
+            state=state,
+            kv_seq=self._index.log_seq,
+        )
+
+    def _sharing(self, name: str) -> Replicas:
+        return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
+
+    def _model_of(self, worker_id: str) -> str | None:
+        worker = self._routing.state.fleet.worker(worker_id)
+        return None if worker is None else worker.registration.model
+
+    def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
+        self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
+
+    def _router(self, state: RouterState, policy: Policy) -> Routing:
+        settings = self._settings
+        return Routing(
+            state,
+            self._index,
+            self._clock,
+            policy,
+            seed=settings.policy.seed,
+            lease_s=settings.ledger.lease_s,
+            decisions_max=settings.journal.decisions_max,
+            recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None)),
+        )
+
+    def _project(self) -> None:
+        families = [
+            lambda: build_families(self._index.implementation),
+            lambda: state_families(self._routing.state, self._feeds),
+            lambda: trust_families(self._routing),
+            lambda: policy_families(self._routing),
+            lambda: queue_families(self._admission.statistics()),
+            lambda: http_families(self.data.statistics()),
+            lambda: prompt_families(self._prompts.statistics()),
+            self._handover.families,
+            self._index.families,
+        ]
+        if (journal := self._journal) is not None:
+            families.append(lambda: journal_families(journal.statistics()))
+        if (replicas := self._replicas) is not None:
+            families.append(lambda: replica_families(replicas))
+        for each in families:
+            Projection(self._registry, each)
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Read the log and the fleet, and bind both planes' addresses; raises what `EXPECTED` names."""
+        settings = self._settings
+        await ensure_streams(self._log, settings.nats)
+        if self._journal is not None:
+            await ensure_journal(self._log, settings.journal, settings.nats)
+        await self.control.start(listening=[self._place.control] if self._place else ())
+        self._take_changed_policy()
+        await self._index.start()
+        await self._feeds.start()
+        if self._replicas is not None:
+            await self._replicas.start()
+        await self._feeds.acquainted(stop)
+        listening = self._place.data if self._place else ()
+        await self.data.start(
+            settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port, listening=listening
+        )
+
+    def _take_changed_policy(self) -> None:
+        """Put the policy in force that the other processes have; changes from now on come to the control plane."""
+        if self._place is not None and self._place.policy.exists():
+            named = msgspec.json.decode(self._place.policy.read_bytes())
+            policies = self._policies
+            self._routing.set_policy(swapped(policies.initial, named, policies.modes, replace_all=True))
+
+    def parts(self) -> list[Part]:
+        """Return the parts to run; a part stops before those that it depends on."""
+        return [
+            Part("data-plane", self.data.run, 0, self.data.in_progress),
+            Part("handover", self._handover.run, 0),
+            Part("control-plane", self.control.run, 1),
+            Part("admission", self._admission.run, 1),
+            *self._bodies.parts(1),
+            *self._prompts.parts(1),
+            Part("feeds", self._feeds.run, 2),
+            *([] if self._place else watches(self._routing, self._clock, 2)),
+            Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
+            *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
+            *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
+            *self._index.parts(3),
+        ]
+
+
+def watches(routing: Routing, clock: SystemClock, stage: int) -> list[Part]:
+    """Return the parts that log what changes in the fleet."""
+    return [
+        Part("trust-watch", TrustWatch(routing, clock).run, stage),
+        Part("fleet-watch", FleetWatch(routing, clock).run, stage),
+    ]
+
+
+def state_settings(settings: RouterSettings, text: Text) -> StateSettings:
+    """Return what the router's state is made of."""
+    return StateSettings(
+        text=TextDigests(text.tokenizer_digest, text.template_digest),
+        lease_s=settings.ledger.lease_s,
+        approximate=settings.policy.approximate(),
+        affinity=settings.policy.affinity_limits(),
+        breakers=settings.failures.breakers(),
+    )

@@ -1,0 +1,229 @@
+"""The control plane of a router in several processes: the index's process answers, or asks the serving ones.
+
+| endpoint | answer |
+|---|---|
+| GET /v1/decisions, /v1/decisions/{id} | of the processes: the newest of all; the one that took it |
+| PUT, PATCH, DELETE /v1/policy | changed here, kept for processes that start later, then changed in all |
+| POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
+| GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
+| GET /ready | of the processes: whether any is ready |
+| GET /metrics | all families of all processes (`merged_metrics.py`) |
+
+The others are those of `ControlPlane`, which knows the fleet, and by the shared ledger all requests.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from kv_protocol.errors import UNDECODABLE
+from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.telemetry import Family, counter, gauge
+from router.admin.control_plane import ControlPlane, control_app
+from router.processes.links import Answer, Links
+from router.processes.merged_metrics import merged, parsed
+from router.processes.supervisor import Tally
+
+_Body = dict[str, Any]
+_decode = msgspec.json.Decoder(_Body).decode
+_TOKENS = "handover_tokens"
+
+
+class Front:
+    """The endpoints that concern all processes; those of `control` for the rest."""
+
+    def __init__(
+        self, control: ControlPlane, links: Links, tally: Tally, registry: CollectorRegistry, policy_path: Path
+    ) -> None:
+        """`policy_path`: where a changed policy is kept for processes that start later."""
+        self._control, self._links, self._tally, self._registry = control, links, tally, registry
+        self._policy_path = policy_path
+        self._changing = asyncio.Lock()
+
+    def app(self, *, token: str) -> web.Application:
+        """Return the application that serves the endpoints."""
+        drain = "/v1/workers/{id}/drain"
+        own = [
+            web.get("/v1/decisions", self._decisions),
+            web.get("/v1/decisions/{id}", self._decision),
+            web.put("/v1/policy", self._change_policy),
+            web.patch("/v1/policy", self._change_policy),
+            web.delete("/v1/policy", self._change_policy),
+            web.post(drain, self._begin_drain),
+            web.get(drain, self._show_drain),
+            web.delete(drain, self._end_drain),
+            web.get("/ready", self._ready),
+            web.get("/metrics", self._metrics),
+        ]
+        taken = {(each.method, each.path) for each in own}
+        return control_app(
+            [*own, *(each for each in self._control.routes() if (each.method, each.path) not in taken)], token=token
+        )
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of the processes themselves."""
+        counts = self._tally.read()
+        up = [((name,), float(is_up)) for name, (is_up, _) in counts.items()]
+        restarts = [((name,), float(count)) for name, (_, count) in counts.items()]
+        silent = [((name,), float(count)) for name, count in self._links.silent_total.items()]
+        yield gauge("process_up", "1 while this process of the router runs", ("process",), up)
+        yield counter("process_restarts", "How often this process ended and was started again", ("process",), restarts)
+        yield counter("process_silent_calls", "Calls that this process did not answer in time", ("process",), silent)
+
+    # ---------------------------------------------------------------------------------------------- decisions
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/v1/decisions", query=request.query_string)
+        if refusal := _first(answers, lambda answer: not answer.is_ok):
+            return _passed_on(refusal)
+        found = [each for answer in answers.values() for each in _decode(answer.body)["decisions"]]
+        limit = int(request.query.get("limit", "50"))
+        return json_response({"decisions": sorted(found, key=lambda each: float(each["age_s"]))[:limit]})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", request.path)
+        found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
+        return _passed_on(found)
+
+    # ---------------------------------------------------------------------------------------------- policy
+
+    async def _change_policy(self, request: web.Request) -> web.Response:
+        async with self._changing:
+            change = self._control.reset_policy if request.method == "DELETE" else self._control.change_policy
+            response = await change(request)
+            if response.status == HTTPStatus.OK:
+                assert isinstance(response.body, bytes)
+                await asyncio.to_thread(_write, self._policy_path, response.body)
+                await self._links.all("PUT", "/v1/policy", response.body)
+            return response
+
+    # ---------------------------------------------------------------------------------------------- draining
+
+    async def _begin_drain(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        answers = await self._links.all("POST", request.path, _shared(body, len(self._links.names)))
+        if refusal := _first(answers, lambda answer: not answer.is_ok):
+            return _passed_on(refusal)
+        return _drain_changed(answers)
+
+    async def _end_drain(self, request: web.Request) -> web.Response:
+        answers = dict[str, Answer]()
+        for name in self._links.names:  # in turn: the first one publishes
+            if (answer := await self._links.one(name, "DELETE", request.path)) is not None:
+                answers[name] = answer
+        if refusal := _first(answers, lambda answer: not answer.is_ok):
+            return _passed_on(refusal)
+        return _drain_changed(answers)
+
+    async def _show_drain(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", request.path, query=request.query_string, more_s=60.0)
+        if refusal := _first(answers, lambda answer: not answer.is_ok):
+            return _passed_on(refusal)
+        statuses = [_decode(answer.body) for answer in answers.values()]
+        return json_response(drain_of(statuses)) if statuses else _nobody_serves()
+
+    # ---------------------------------------------------------------------------------------------- health
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/ready")
+        unready = {name: reasons for name in self._links.names if (reasons := _reasons(answers.get(name)))}
+        is_ready = len(unready) < len(self._links.names)
+        lines = [f"{name}: {reason}" for name, reasons in unready.items() for reason in reasons]
+        found = {"ready": is_ready, "reasons": [] if is_ready else lines, "notes": lines if is_ready else []}
+        return json_response(found, status=200 if is_ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/metrics")
+        own = list(self._registry.collect())
+        found = merged([own, *(parsed(answer.body.decode()) for answer in answers.values() if answer.is_ok)])
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encoder(_Families(found)), headers={"Content-Type": content_type})
+
+
+class _Families(Collector):
+    """A collector of these families."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def drain_of(statuses: list[_Body]) -> _Body:
+    """Return the status of a worker's draining of those that the processes state: counts of hand-overs are summed."""
+    states: list[Literal["draining", "serving", "drained", "left"]] = ["draining", "serving", "drained", "left"]
+    state = next(each for each in states if any(status["state"] == each for status in statuses))
+    handovers = [status["handover"] for status in statuses if status["handover"] is not None]
+    return {
+        **statuses[0],
+        "state": state,
+        "running_requests": max(status["running_requests"] for status in statuses),
+        "handover": _handover_of(handovers) if handovers else None,
+    }
+
+
+def _handover_of(handovers: list[_Body]) -> _Body:
+    counts = ("prompts", "listed", "warmed", "failed", "skipped", "budget_tokens", "spent_tokens")
+    unfinished = next((each for each in handovers if each["state"] != "over"), handovers[0])
+    return {
+        **unfinished,
+        **{name: sum(each[name] for each in handovers) for name in counts},
+        "seconds": max(each["seconds"] for each in handovers),
+        "prefixes": [prefix for each in handovers for prefix in each["prefixes"]],
+    }
+
+
+def _shared(body: bytes, processes: int) -> bytes:
+    """Return the wish for a hand-over with each process's share of its tokens; what is no such wish stays as it is."""
+    try:
+        wish = _decode(body) if body.strip() else {}
+    except UNDECODABLE:
+        return body
+    tokens = wish.get(_TOKENS)
+    return msgspec.json.encode({**wish, _TOKENS: -(-tokens // processes)}) if type(tokens) is int else body
+
+
+def _drain_changed(answers: dict[str, Answer]) -> web.Response:
+    """Return one response of those to a beginning or ending of a drain: the event that one published, all statuses."""
+    bodies = [_decode(answer.body) for answer in answers.values()]
+    if not bodies:
+        return _nobody_serves()
+    published = next((body["published"] for body in bodies if body["published"] is not None), None)
+    drain = drain_of([body["drain"] for body in bodies])
+    return json_response({"published": published, "drain": drain}, status=max(a.status for a in answers.values()))
+
+
+def _reasons(answer: Answer | None) -> list[str]:
+    if answer is None:
+        return ["it does not answer"]
+    return [] if answer.is_ok else _decode(answer.body)["reasons"]
+
+
+def _first(answers: dict[str, Answer], holds: Callable[[Answer], bool]) -> Answer | None:
+    return next((answer for answer in answers.values() if holds(answer)), None)
+
+
+def _passed_on(answer: Answer | None) -> web.Response:
+    if answer is None:
+        return _nobody_serves()
+    return web.Response(status=answer.status, body=answer.body, content_type="application/json")
+
+
+def _nobody_serves() -> web.Response:
+    return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
+
+
+def _write(path: Path, data: bytes) -> None:
+    written = path.with_suffix(".new")
+    written.write_bytes(data)
+    written.replace(path)

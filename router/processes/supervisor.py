@@ -1,0 +1,309 @@
+"""The parent of a router's processes: forks them, starts those again that end, and ends with the last of them.
+
+    start    by stage: a stage's processes are forked once all of the former one have said that they have started
+    then     a process that ends is started again after a pause; one that ends too often ends all
+    stop     SIGTERM or SIGINT: processes get SIGTERM, the last stage first; a second signal cuts off what they still
+             do, a third kills them
+
+A child is a fork, and nothing is imported or loaded twice: its pages are the parent's until it writes to them. So the
+parent has no event loop, no thread and no connection. A child leaves the terminal's process group, so that Ctrl-C
+reaches the parent alone. When the parent is gone, however it ended, `Child.parent` is at its end, and the child stops.
+"""
+
+import gc
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
+
+import structlog
+
+from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts
+
+_TOLD_BYTES_MAX = 1 << 16
+_COUNT = struct.Struct("<II")
+"""Of one process in `Tally`: whether it has started, and how often it was started again."""
+
+_log = structlog.get_logger("router")
+
+
+class ProcessesFailed(Exception):
+    """A process could not start, or ended too often; all have ended."""
+
+
+class Child(NamedTuple):
+    """What a process has of its parent."""
+
+    parent: int
+    """A descriptor that is at its end once the parent is gone."""
+    told: dict[str, dict[str, Any]]
+    """What processes of former stages said when they had started, by name."""
+    say: Callable[[dict[str, Any]], None]
+    """Say that this process has started; JSON."""
+
+
+class Role(NamedTuple):
+    """One process: its name, its stage, its work, and what the parent does when it has ended."""
+
+    name: str
+    stage: int
+    work: Callable[[Child], None]
+    on_ended: Callable[[], None] = lambda: None
+
+
+class Tally:
+    """Which processes have started, and their restarts: the parent writes, the processes read."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._memory = mmap.mmap(-1, _COUNT.size * len(self._names))
+
+    def write(self, name: str, restarts: int, *, is_up: bool) -> None:
+        """Replace the counts of a process."""
+        _COUNT.pack_into(self._memory, _COUNT.size * self._names.index(name), is_up, restarts)
+
+    def read(self) -> dict[str, tuple[bool, int]]:
+        """Return for each process whether it has started, and how often it was started again."""
+        counts = _COUNT.iter_unpack(self._memory[:])
+        return {name: (bool(is_up), restarts) for name, (is_up, restarts) in zip(self._names, counts, strict=True)}
+
+
+class _Process:
+    """A role, and its process while there is one."""
+
+    def __init__(self, role: Role, failures_max: int) -> None:
+        self.role = role
+        self.pid = 0
+        """0: there is none."""
+        self.pipe = -1
+        self.said = b""
+        self.has_started = False
+        """Whether this process, or one before it, has said so."""
+        self.due_s: float | None = None
+        """When it is to be started again."""
+        self.was_asked_to_stop = False
+        self.failed_at_s: deque[float] = deque(maxlen=failures_max)
+        self.restarts = 0
+
+
+class Supervisor:
+    """Runs roles as processes."""
+
+    def __init__(
+        self, roles: Sequence[Role], tally: Tally, *, restarts: Restarts = RESTARTS, clock: Clock | None = None
+    ) -> None:
+        self._processes = [_Process(role, restarts.failures_max) for role in sorted(roles, key=lambda role: role.stage)]
+        self._tally, self._restarts, self._clock = tally, restarts, clock or SystemClock()
+        self._selector = selectors.DefaultSelector()
+        self._life = os.pipe()
+        self._stops = self._signals_passed_on = 0
+        self._failure = ""
+        self.told: dict[str, dict[str, Any]] = {}
+
+    def run(self, on_started: Callable[[], None], on_stopping: Callable[[], None]) -> None:
+        """Return when all processes have ended after a stop.
+
+        `on_started` is called once all have started, `on_stopping` when a stop begins.
+
+        Raises:
+            ProcessesFailed: one could not start, ended too often, or did not end as it should.
+        """
+        gc.collect()
+        gc.freeze()  # what is there now is never looked through again, so that its pages stay shared
+        with self._signals():
+            is_announced = is_stopping = False
+            while not is_stopping or any(each.pid for each in self._processes):
+                if is_stopping:
+                    self._stop_next()
+                else:
+                    self._start_next()
+                    if not is_announced and all(each.has_started for each in self._processes):
+                        is_announced = True
+                        on_started()
+                self._wait()
+                if not is_stopping and (self._stops or self._failure):
+                    is_stopping = True
+                    on_stopping()
+        if self._failure:
+            raise ProcessesFailed(self._failure)
+
+    # ---------------------------------------------------------------------------------------------- start and stop
+
+    def _start_next(self) -> None:
+        """Fork what is due: of the first stage that has not wholly started, and what is to be started again."""
+        now_s = self._clock.now()
+        open_stage = min((each.role.stage for each in self._processes if not each.has_started), default=None)
+        for each in self._processes:
+            is_first = not each.has_started and each.role.stage == open_stage
+            if not each.pid and (is_first if each.due_s is None else each.due_s <= now_s):
+                self._fork(each)
+
+    def _stop_next(self) -> None:
+        """Signal the last stage that still has processes; on a further signal, all."""
+        living = [each for each in self._processes if each.pid]
+        last = max((each.role.stage for each in living), default=0)
+        for each in living:
+            if each.role.stage == last and not each.was_asked_to_stop:
+                each.was_asked_to_stop = True
+                _signal(each.pid, signal.SIGTERM)
+        further = max(self._stops - 1, 0)
+        if further > self._signals_passed_on:
+            self._signals_passed_on = further
+            for each in living:
+                _signal(each.pid, signal.SIGTERM if further == 1 else signal.SIGKILL)
+
+    # ---------------------------------------------------------------------------------------------- processes
+
+    def _fork(self, process: _Process) -> None:
+        read, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # one that comes now waits for the child's own handlers
+        pid = os.fork()
+        if pid == 0:
+            self._become(process.role, write)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        os.close(write)
+        process.pid, process.pipe, process.due_s, process.said = pid, read, None, b""
+        self._selector.register(read, selectors.EVENT_READ, process)
+
+    def _become(self, role: Role, write: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (*STOP_SIGNALS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            os.setpgid(0, 0)
+            self._close()
+            structlog.contextvars.bind_contextvars(process=role.name)
+
+            def say(what: dict[str, Any]) -> None:
+                os.write(write, json.dumps(what).encode() + b"\n")
+
+            role.work(Child(self._life[0], self.told, say))
+            code = 0
+        except SystemExit as error:
+            code = _exit_code(error)
+        except BaseException:  # noqa: BLE001 - nothing of the parent may run on in the child
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _close(self) -> None:
+        """Close what is the parent's, in a child."""
+        os.close(self._life[1])
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+
+    def _reap(self) -> None:
+        for process in self._processes:
+            if process.pid:
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
+                if pid:
+                    self._on_ended(process, os.waitstatus_to_exitcode(status))
+
+    def _on_ended(self, process: _Process, code: int) -> None:
+        self._read(process)
+        self._selector.unregister(process.pipe)
+        os.close(process.pipe)
+        name, process.pid = process.role.name, 0
+        process.role.on_ended()
+        self._tally.write(name, process.restarts, is_up=False)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if self._stops or self._failure:
+            if code and not self._failure:
+                self._failure = f"process {name} {how}"
+            return
+        if not process.has_started:
+            self._failure = f"process {name} {how} before it had started"
+            return
+        self._start_again(process, how)
+
+    def _start_again(self, process: _Process, how: str) -> None:
+        now_s, allowed = self._clock.now(), self._restarts
+        process.failed_at_s.append(now_s)
+        recent = sum(now_s - each < allowed.window_s for each in process.failed_at_s)
+        if recent >= allowed.failures_max:
+            self._failure = f"process {process.role.name} {how}, {recent} times in {allowed.window_s:g} s"
+            return
+        pause_s = allowed.pause_after_s(recent)
+        process.due_s, process.restarts = now_s + pause_s, process.restarts + 1
+        _log.error("process_ended", process=process.role.name, how=how, starts_again_in_s=pause_s)
+
+    # ---------------------------------------------------------------------------------------------- waiting
+
+    def _wait(self) -> None:
+        """Wait for a signal, the end of a process, what one says, or the time to start one again."""
+        now_s = self._clock.now()
+        is_stopping = bool(self._stops or self._failure)
+        due = [] if is_stopping else [each.due_s - now_s for each in self._processes if each.due_s is not None]
+        for key, _ in self._selector.select(max(0.0, min(due)) if due else None):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+            else:
+                self._read(key.data)
+        self._reap()
+
+    def _read(self, process: _Process) -> None:
+        """Read what the process has said; its line says that it has started."""
+        with suppress(BlockingIOError):
+            os.set_blocking(process.pipe, False)
+            process.said += os.read(process.pipe, _TOLD_BYTES_MAX)
+        line, ends, _ = process.said.partition(b"\n")
+        if ends and process.role.name not in self.told:
+            self.told[process.role.name] = json.loads(line)
+        if ends and process.pid:
+            process.has_started = True
+            self._tally.write(process.role.name, process.restarts, is_up=True)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let signals wake the parent, and count those that ask it to stop."""
+        woken, wakes = socket.socketpair()
+        woken.setblocking(False)  # noqa: FBT003 - the system's signature
+        wakes.setblocking(False)  # noqa: FBT003
+        self._selector.register(woken, selectors.EVENT_READ)
+
+        def on_stop(*_: object) -> None:
+            self._stops += 1
+
+        former = {number: signal.signal(number, on_stop) for number in STOP_SIGNALS}
+        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        wakeup = signal.set_wakeup_fd(wakes.fileno())
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+            self._selector.unregister(woken)
+            woken.close()
+            wakes.close()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the code, and print a reason as the interpreter would."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stderr.write(f"{error.code}\n")
+    return 1
