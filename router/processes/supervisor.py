@@ -120,6 +120,14 @@ class Supervisor:
         """
         gc.collect()
         gc.freeze()  # what is there now is never looked through again, so that its pages stay shared
+        try:
+            self._run(on_started, on_stopping)
+        finally:
+            gc.unfreeze()
+        if self._failure:
+            raise ProcessesFailed(self._failure)
+
+    def _run(self, on_started: Callable[[], None], on_stopping: Callable[[], None]) -> None:
         with self._signals():
             is_announced = is_stopping = False
             while not is_stopping or any(each.pid for each in self._processes):
@@ -134,8 +142,6 @@ class Supervisor:
                 if not is_stopping and (self._stops or self._failure):
                     is_stopping = True
                     on_stopping()
-        if self._failure:
-            raise ProcessesFailed(self._failure)
 
     # ---------------------------------------------------------------------------------------------- start and stop
 
