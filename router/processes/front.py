@@ -6,6 +6,7 @@
 | PUT, PATCH, DELETE /v1/policy | changed here, kept for processes that start later, then changed in all |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
+| GET /v1/processes | their names, ids and restarts |
 | GET /ready | of the processes: whether any is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
 
@@ -61,6 +62,7 @@ class Front:
             web.post(drain, self._begin_drain),
             web.get(drain, self._show_drain),
             web.delete(drain, self._end_drain),
+            web.get("/v1/processes", self._processes),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
         ]
@@ -71,9 +73,9 @@ class Front:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the processes themselves."""
-        counts = self._tally.read()
-        up = [((name,), float(is_up)) for name, (is_up, _) in counts.items()]
-        restarts = [((name,), float(count)) for name, (_, count) in counts.items()]
+        states = self._tally.read()
+        up = [((state.name,), float(state.is_up)) for state in states]
+        restarts = [((state.name,), float(state.restarts)) for state in states]
         silent = [((name,), float(count)) for name, count in self._links.silent_total.items()]
         yield gauge("process_up", "1 while this process of the router runs", ("process",), up)
         yield counter("process_restarts", "How often this process ended and was started again", ("process",), restarts)
@@ -132,6 +134,9 @@ class Front:
         return json_response(drain_of(statuses)) if statuses else _nobody_serves()
 
     # ---------------------------------------------------------------------------------------------- health
+
+    async def _processes(self, _: web.Request) -> web.Response:
+        return json_response({"processes": [state._asdict() for state in self._tally.read()]})
 
     async def _ready(self, _: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/ready")

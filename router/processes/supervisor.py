@@ -31,8 +31,8 @@ from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts
 
 _TOLD_BYTES_MAX = 1 << 16
-_COUNT = struct.Struct("<II")
-"""Of one process in `Tally`: whether it has started, and how often it was started again."""
+_COUNT = struct.Struct("<III")
+"""Of one process in `Tally`: its id, whether it has started, and how often it was started again."""
 
 _log = structlog.get_logger("router")
 
@@ -61,21 +61,31 @@ class Role(NamedTuple):
     on_ended: Callable[[], None] = lambda: None
 
 
+class ProcessState(NamedTuple):
+    """One process now. `pid` is 0 while there is none; `is_up`: it has started."""
+
+    name: str
+    pid: int
+    is_up: bool
+    restarts: int
+
+
 class Tally:
-    """Which processes have started, and their restarts: the parent writes, the processes read."""
+    """The states of all processes: the parent writes, the processes read."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._memory = mmap.mmap(-1, _COUNT.size * len(self._names))
 
-    def write(self, name: str, restarts: int, *, is_up: bool) -> None:
-        """Replace the counts of a process."""
-        _COUNT.pack_into(self._memory, _COUNT.size * self._names.index(name), is_up, restarts)
+    def write(self, state: ProcessState) -> None:
+        """Replace the state of a process."""
+        at = _COUNT.size * self._names.index(state.name)
+        _COUNT.pack_into(self._memory, at, state.pid, state.is_up, state.restarts)
 
-    def read(self) -> dict[str, tuple[bool, int]]:
-        """Return for each process whether it has started, and how often it was started again."""
-        counts = _COUNT.iter_unpack(self._memory[:])
-        return {name: (bool(is_up), restarts) for name, (is_up, restarts) in zip(self._names, counts, strict=True)}
+    def read(self) -> list[ProcessState]:
+        """Return the states in the order of the names."""
+        counts = zip(self._names, _COUNT.iter_unpack(self._memory[:]), strict=True)
+        return [ProcessState(name, pid, bool(is_up), restarts) for name, (pid, is_up, restarts) in counts]
 
 
 class _Process:
@@ -228,7 +238,7 @@ class Supervisor:
         os.close(process.pipe)
         name, process.pid = process.role.name, 0
         process.role.on_ended()
-        self._tally.write(name, process.restarts, is_up=False)
+        self._tally.write(ProcessState(name, 0, is_up=False, restarts=process.restarts))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if self._stops or self._failure:
             if code and not self._failure:
@@ -275,7 +285,7 @@ class Supervisor:
             self.told[process.role.name] = json.loads(line)
         if ends and process.pid:
             process.has_started = True
-            self._tally.write(process.role.name, process.restarts, is_up=True)
+            self._tally.write(ProcessState(process.role.name, process.pid, is_up=True, restarts=process.restarts))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -1,0 +1,300 @@
+"""`router --processes`: one router in several processes, of which any may be killed."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Self
+
+import aiohttp
+import psutil
+import pytest
+
+from bench.processes import free_ports
+from kv_runtime.clock import SystemClock
+from tests.system.faults.children import Child, Children
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+
+WAIT_S = 60.0
+PROMPT = "one prefix of all, " * 40
+QUIET = ("telemetry.log_level=error", "index.memory_bytes_max=268435456")
+SLOW = "engine.speed=0.2"
+"""A stream of 100 tokens takes seconds."""
+
+
+class Stream(NamedTuple):
+    """One request: which router's process took it, and whether the answer came whole."""
+
+    process: str
+    is_whole: bool
+
+
+class Fleet:
+    """A router of two serving processes, and a worker."""
+
+    def __init__(self, router: Child, data: str, control: str) -> None:
+        self.router, self._data, self._control = router, data, control
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._session = await aiohttp.ClientSession(connector=connector).__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def control(self, path: str, method: str = "GET", body: Any = None) -> Any:
+        async with self._session.request(method, self._control + path, json=body) as response:
+            return await response.json(content_type=None)
+
+    async def metrics(self) -> str:
+        async with self._session.get(f"{self._control}/metrics") as response:
+            return await response.text()
+
+    async def metric(self, name: str) -> float:
+        """Return the sum of a family's samples."""
+        found = re.findall(rf"^kvrouter_{name}(?:{{.*}})? (\S+)$", await self.metrics(), re.MULTILINE)
+        return sum(map(float, found))
+
+    async def ask(self, *, tokens: int = 2, began: Callable[[], None] = lambda: None) -> Stream:
+        """Send a request on a connection of its own."""
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "stream": True}
+        async with self._session.post(f"{self._data}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            process, answer = response.headers["x-decision-id"][:8], b""
+            try:
+                async for chunk in response.content.iter_any():
+                    answer += chunk
+                    began()
+            except aiohttp.ClientPayloadError:
+                return Stream(process, is_whole=False)
+            return Stream(process, is_whole=answer.endswith(b"data: [DONE]\n\n"))
+
+    async def streams(self, count: int) -> tuple["asyncio.Task[list[Stream]]", Awaitable[None]]:
+        """Begin streams of some seconds; the second is done once all have begun."""
+        begun, all_begun = 0, asyncio.Event()
+
+        def count_one() -> Callable[[], None]:
+            is_first = [True]
+
+            def on_chunk() -> None:
+                nonlocal begun
+                begun += is_first[0]
+                is_first[0] = False
+                if begun == count:
+                    all_begun.set()
+
+            return on_chunk
+
+        async def all_of_them() -> list[Stream]:
+            return await asyncio.gather(*(self.ask(tokens=100, began=count_one()) for _ in range(count)))
+
+        async def until_begun() -> None:
+            await asyncio.wait_for(all_begun.wait(), WAIT_S)
+
+        return asyncio.create_task(all_of_them()), until_begun()
+
+    async def pid(self, name: str) -> int:
+        """Return the process's id once it runs."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for each in (await self.control("/v1/processes"))["processes"]:
+                    if each["name"] == name and each["is_up"]:
+                        return int(each["pid"])
+                await SystemClock().sleep(0.05)
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Return once it holds; a control plane that is away does not count."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    if await holds():
+                        return
+                except (aiohttp.ClientError, json.JSONDecodeError):
+                    pass
+                await SystemClock().sleep(0.05)
+
+    async def kill(self, name: str) -> None:
+        """Kill a process, and return once another is in its place."""
+        before = await self.pid(name)
+        psutil.Process(before).kill()
+
+        async def is_another() -> bool:
+            return await self.pid(name) != before
+
+        await self.until(is_another)
+
+    async def trust(self) -> str:
+        """Return the trust in the worker's rank."""
+        workers = (await self.control("/v1/workers"))["workers"]
+        return str(workers[0]["ranks"][0]["trust"]) if workers else ""
+
+
+@asynccontextmanager
+async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[Fleet]:
+    nats, port, control = free_ports(3)
+    started = ("--processes", "2", "--port", str(port), "--control-port", str(control))
+    async with Children() as children:
+        router = await children.start_ours(
+            "router", "router", *started, ready="running", settings=(f"nats.port={nats}", *QUIET, *settings)
+        )
+        worker = (
+            "worker_agent",
+            "serve",
+            "--worker-id",
+            "w0",
+            "--model",
+            "m",
+            "--nats-url",
+            f"nats://127.0.0.1:{nats}",
+        )
+        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=(speed, QUIET[0]))
+        async with Fleet(router, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}") as made:
+
+            async def is_ready() -> bool:
+                found = await made.control("/ready")
+                return bool(found["ready"]) and not found["notes"]
+
+            await made.until(is_ready)
+            yield made
+        await agent.end()
+
+
+async def test_each_process_serves_from_one_port_and_finds_prefixes_in_one_index() -> None:
+    async with fleet() as made:
+        await made.ask()
+
+        async def is_known() -> bool:
+            return await made.metric("index_nodes") > 0
+
+        await made.until(is_known)
+        asked = await asyncio.gather(*(made.ask() for _ in range(60)))
+        listed = (await made.control("/v1/decisions?limit=60"))["decisions"]
+        by_process = defaultdict(set)
+        for each in listed:
+            by_process[each["decision_id"][:8]].add(each["overlap_blocks"])
+        assert len(by_process) == 2
+        assert all(min(overlaps) > 0 for overlaps in by_process.values())
+        assert {each.process for each in asked} == by_process.keys()
+        assert await made.metric('requests_total{.*outcome="ok".*}') == 61
+        assert [each["age_s"] for each in listed] == sorted(each["age_s"] for each in listed)
+        one = await made.control(f"/v1/decisions/{listed[-1]['decision_id']}")
+        assert one["decision"]["decision_id"] == listed[-1]["decision_id"]
+        assert (await made.control("/v1/decisions/none"))["error"]["param"] == "id"
+        assert (await made.control("/v1/index"))["ranks"][0]["blocks"]["gpu"] > 0
+
+
+async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
+    async with fleet(speed=SLOW) as made:
+        running, begun = await made.streams(24)
+        await begun
+        await made.kill("serving-0")
+        outcomes = defaultdict(set)
+        for each in await running:
+            outcomes[each.process].add(each.is_whole)
+        assert sorted(map(sorted, outcomes.values())) == [[False], [True]]
+        again = await asyncio.gather(*(made.ask() for _ in range(40)))
+        assert all(each.is_whole for each in again)
+        assert len({each.process for each in again}) == 2
+        assert await made.metric("process_restarts_total") == 1
+
+
+async def test_a_killed_index_costs_no_stream_and_what_it_knew_is_used_in_doubt_until_it_is_back() -> None:
+    async with fleet(speed=SLOW) as made:
+        running, begun = await made.streams(8)
+        await begun
+        psutil.Process(await made.pid("index")).kill()
+        during = await asyncio.gather(*(made.ask() for _ in range(8)))
+        assert all(each.is_whole for each in [*during, *await running])
+
+        async def is_exact() -> bool:
+            return await made.trust() == "EXACT"
+
+        await made.until(is_exact)
+        await made.ask()
+        newest = (await made.control("/v1/decisions?limit=1"))["decisions"][0]
+        assert (newest["trust"], newest["overlap_blocks"] > 0) == ("EXACT", True)
+        assert await made.metric("process_up") == 4
+
+
+async def test_a_stop_lets_all_processes_finish_their_streams() -> None:
+    async with fleet(speed=SLOW) as made:
+        running, begun = await made.streams(12)
+        await begun
+        await made.router.end(signal.SIGTERM)
+        assert all(each.is_whole for each in await running)
+        assert await made.router.until_ended() == 0
+
+
+async def test_when_the_parent_is_killed_its_processes_end() -> None:
+    async with fleet() as made:
+        processes = psutil.Process(made.router.pid).children(recursive=True)
+        assert len(processes) == 5  # the index, two that serve, one with a nats-server
+        await made.router.kill()
+        gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, WAIT_S)
+        assert (len(gone), alive) == (5, [])
+
+
+async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_start_later() -> None:
+    async with fleet() as made:
+        changed = await made.control("/v1/policy", "PATCH", {"mode": "round-robin"})
+        assert changed["mode"] == "round-robin"
+        await made.kill("serving-1")
+        asked = await asyncio.gather(*(made.ask() for _ in range(40)))
+        assert len({each.process for each in asked}) == 2
+        listed = (await made.control("/v1/decisions?limit=40"))["decisions"]
+        assert {each["policy"] for each in listed} == {"round-robin"}
+        assert (await made.control("/v1/policy", "PATCH", {"mode": "none"}))["error"]["param"] == "policy"
+        assert (await made.control("/v1/policy", "DELETE"))["mode"] == "kv"
+        await asyncio.gather(*(made.ask() for _ in range(20)))
+        listed = (await made.control("/v1/decisions?limit=20"))["decisions"]
+        assert {each["policy"] for each in listed} == {"kv"}
+
+
+async def test_draining_is_of_all_processes() -> None:
+    async with fleet() as made:
+        await asyncio.gather(*(made.ask() for _ in range(20)))
+        begun = await made.control("/v1/workers/w0/drain", "POST", {"handover_tokens": 100})
+        assert begun["published"]["worker_id"] == "w0"
+        shown = await made.control("/v1/workers/w0/drain?wait=30")
+        assert (shown["state"], shown["handover"]["budget_tokens"]) == ("drained", 100)
+        ended = await made.control("/v1/workers/w0/drain", "DELETE")
+        assert (ended["published"]["worker_id"], ended["drain"]["state"]) == ("w0", "serving")
+        assert (await made.control("/v1/workers/none/drain"))["error"]["param"] == "id"
+
+
+async def test_a_process_that_ends_again_and_again_ends_the_router() -> None:
+    async with fleet() as made:
+        for _ in range(4):
+            await made.kill("serving-0")
+        psutil.Process(await made.pid("serving-0")).kill()
+        assert await made.router.until_ended() == 1
+        assert "router: process serving-0 was killed by SIGKILL, 5 times in 60 s" in made.router.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("ledger.replicas=false",), "ledger.replicas: found false, allowed true"),
+        (("index.implementation=python",), "index.implementation: found python"),
+        (("index.memory_bytes_max=0",), r"index.memory_bytes_max: found 0 \(no limit\)"),
+        (("data.processes=65",), "data.processes: found 65"),
+        (("nats.url=nats://127.0.0.1:1",), "process index ended with exit code 1 before it had started"),
+    ],
+)
+async def test_what_cannot_run_in_processes_is_said(settings: tuple[str, ...], message: str) -> None:
+    assigned = [part for each in settings for part in ("--set", each)]
+    command = [sys.executable, "-m", "router", "--processes", "2", "--port", "0", "--control-port", "0", *assigned]
+    if "data.processes=65" in settings:
+        command.remove("--processes")
+        command.remove("2")
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(message, ended.stderr), ended.stderr
