@@ -107,6 +107,18 @@ FAILURES = Row(
             bad_from=0.01,
         ),
         Panel(
+            title="Processes of the router that ended",
+            description="kvrouter_process_restarts_total, kvrouter_process_silent_calls_total: of router --processes, "
+            "by process; kvrouter_process_up, at the right: how many run. Any restart: the log's process_ended says "
+            "how the process ended. Silent: it hangs, or has no CPU.",
+            queries=(
+                Query(rate("process_restarts_total", by="process"), "restarts: {{process}}"),
+                Query(rate("process_silent_calls_total", by="process"), "silent: {{process}}"),
+                Query(f"sum({selected('process_up')})", "up", right=True),
+            ),
+            unit="cps",
+        ),
+        Panel(
             title="Messages that were refused",
             description="kvrouter_feed_refused_messages_total: fleet and load messages that could not be read; "
             "kvrouter_fleet_refused_total: fleet events by the reason of their refusal; "
