@@ -9,6 +9,7 @@ from bench.disagg.command import disagg
 from bench.drain import drain
 from bench.events.command import events
 from bench.index.command import index
+from bench.memory.command import memory
 from bench.oracle.command import oracle
 from bench.request.command import request
 from bench.routing.command import trace
@@ -21,5 +22,19 @@ def bench() -> None:
     """Measure it: every bench states the machine, and prints what it lost too."""
 
 
-for command in (bodies, dataplane, decision, disagg, drain, events, hot_spots, index, oracle, request, soak, trace):
+for command in (
+    bodies,
+    dataplane,
+    decision,
+    disagg,
+    drain,
+    events,
+    hot_spots,
+    index,
+    memory,
+    oracle,
+    request,
+    soak,
+    trace,
+):
     bench.add_command(command)

@@ -1,0 +1,1 @@
+"""What a router takes of memory in one process and in several, with an index that is full."""
