@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import structlog
 
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts
+from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts, give_back_free_memory
 
 _TOLD_BYTES_MAX = 1 << 16
 _COUNT = struct.Struct("<III")
@@ -129,6 +129,7 @@ class Supervisor:
             ProcessesFailed: one could not start, ended too often, or did not end as it should.
         """
         gc.collect()
+        give_back_free_memory()  # a page that is shared and free would be copied as soon as a child used it
         gc.freeze()  # what is there now is never looked through again, so that its pages stay shared
         try:
             self._run(on_started, on_stopping)
