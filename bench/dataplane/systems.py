@@ -84,21 +84,31 @@ class Backend(NamedTuple):
 
 
 class SystemPlan(NamedTuple):
-    """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`)."""
+    """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`).
+
+    `processes` of ours serve.
+    """
 
     kind: str
     policy: str
     executable: str = ""
     command: tuple[str, ...] = ("-m", "router")
+    processes: int = 1
 
     @property
     def name(self) -> str:
         """The display name."""
-        return self.kind if self.kind in (NGINX, DIRECT) else f"{self.kind}, {self.policy}"
+        if self.kind in (NGINX, DIRECT):
+            return self.kind
+        processes = "" if self.processes == 1 else f", {self.processes} processes"
+        return f"{self.kind}, {self.policy}{processes}"
 
 
 class Used(NamedTuple):
-    """CPU seconds of a system so far, those of its nats-server, and its resident memory now."""
+    """CPU seconds of a system so far, those of its nats-server, and its memory now.
+
+    Memory is the resident set size; of several processes the proportional one, so that what they share counts once.
+    """
 
     cpu_s: float
     nats_cpu_s: float
@@ -121,7 +131,8 @@ class RunningSystem(NamedTuple):
         tree = [process, *process.children(recursive=True)]
         own = [each for each in tree if each.name() != _NATS]
         nats_s = sum(_cpu_s(each.pid) for each in tree if each.name() == _NATS)
-        rss = sum(each.memory_info().rss for each in own)
+        shared = self.plan.processes > 1
+        rss = sum(each.memory_full_info().pss if shared else each.memory_info().rss for each in own)
         return Used(sum(_cpu_s(each.pid) for each in own), nats_s, rss)
 
 
@@ -132,7 +143,8 @@ def _cpu_s(pid: int) -> float:
 
 def found(named: Sequence[tuple[str, str]]) -> tuple[list[SystemPlan], list[str]]:
     """Return the systems that can be measured, by name or on PATH, and a line for each that cannot."""
-    plans = [SystemPlan(DIRECT, ""), *(SystemPlan(OURS, mode) for mode in _OUR_MODES)]
+    ours = (SystemPlan(OURS, mode, processes=processes) for processes in (1, 2) for mode in _OUR_MODES)
+    plans = [SystemPlan(DIRECT, ""), *ours]
     absent = [_NO_DYNAMO]
     for name in (NGINX, *PEERS):
         executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -182,6 +194,7 @@ async def start(
 
 def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> ChildProcess:
     options = ["--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
+    options += ["--processes", str(plan.processes)]
     return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 
