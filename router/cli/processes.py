@@ -59,7 +59,7 @@ def run_processes(settings: RouterSettings, given: frozenset[str]) -> None:
         raise ConfigurationError(["ledger.replicas: found false, allowed true: several processes share one ledger"])
     text, policies = text_and_policies(settings, given)
     shared = SharedIndex(settings.index, settings.data.processes)
-    directory = Path(tempfile.mkdtemp(prefix="kv-router-"))  # nobody else may enter it
+    directory = Path(tempfile.mkdtemp(prefix="kv-router-"))  # of mode 0700
     try:
         fleet = _Processes(_of_each(settings), text, policies, shared, directory)
         fleet.run()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import structlog
 
 from indexer.embedded import EmbeddedIndex, ReadIndex, SharedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
@@ -48,6 +49,7 @@ from router.fleet.watch import FleetWatch
 from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
+from router.native import load as load_table_in_cpp
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
@@ -59,6 +61,9 @@ from router.server.plane import HttpPlane
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
+
+
+_log = structlog.get_logger("router")
 
 
 class ServingPlace(NamedTuple):
@@ -88,6 +93,8 @@ class RouterParts:
         place: ServingPlace | None = None,
     ) -> None:
         """`place`: this is one of several processes, of which another has the index."""
+        if load_table_in_cpp() is None:
+            _log.warning("native_load_table_missing")
         self._settings, self._log, self._place = settings, log, place
         self._clock, self._registry = SystemClock(), new_registry()
         instance = uuid.uuid4().hex
@@ -120,9 +127,7 @@ class RouterParts:
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         control = ControlPlane(self._routing, own, log, self._handover, gate, policies)
-        token = (
-            "" if place else settings.control.token.get_secret_value()
-        )  # the place's socket is for our own processes
+        token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
         self.control = HttpServer(
             app,

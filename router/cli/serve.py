@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 
 from kv_runtime.config.loading import ConfigurationError, given_paths, load_settings
 from kv_runtime.config.rendering import render, without_user
@@ -26,14 +25,12 @@ from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
-from router.native import load as load_table_in_cpp
 from router.pools.process import OpenedRouter
 from router.server.capacity import TooFewFiles
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
 INDEX_NAMES = {"native": "C++", "python": "Python"}
-_log = structlog.get_logger("router")
 EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError, TooFewFiles)
 """Errors that end a process with one line."""
 
@@ -78,8 +75,6 @@ async def _opened(
     embedded = None if settings.nats.url else await embedded_nats(settings, cleanup, settings.nats.port)
     url = embedded.url if embedded else settings.nats.url
     log = await connected(settings, url, cleanup)
-    if load_table_in_cpp() is None:
-        _log.warning("native_load_table_missing")
     router = RouterParts(settings, text, policies, log)
     await router.start(stop)
     return OpenedRouter(

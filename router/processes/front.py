@@ -131,7 +131,7 @@ class Front:
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         statuses = [_decode(answer.body) for answer in answers.values()]
-        return json_response(drain_of(statuses)) if statuses else _nobody_serves()
+        return json_response(drain_of(statuses)) if statuses else _no_process_answers()
 
     # ---------------------------------------------------------------------------------------------- health
 
@@ -202,7 +202,7 @@ def _drain_changed(answers: dict[str, Answer]) -> web.Response:
     """Return one response of those to a beginning or ending of a drain: the event that one published, all statuses."""
     bodies = [_decode(answer.body) for answer in answers.values()]
     if not bodies:
-        return _nobody_serves()
+        return _no_process_answers()
     published = next((body["published"] for body in bodies if body["published"] is not None), None)
     drain = drain_of([body["drain"] for body in bodies])
     return json_response({"published": published, "drain": drain}, status=max(a.status for a in answers.values()))
@@ -220,11 +220,11 @@ def _first(answers: dict[str, Answer], holds: Callable[[Answer], bool]) -> Answe
 
 def _passed_on(answer: Answer | None) -> web.Response:
     if answer is None:
-        return _nobody_serves()
+        return _no_process_answers()
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")
 
 
-def _nobody_serves() -> web.Response:
+def _no_process_answers() -> web.Response:
     return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
 
 
