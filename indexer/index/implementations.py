@@ -79,7 +79,7 @@ def sharing_core(settings: IndexSection) -> "type[SharedRegion]":
     try:
         from indexer.native._core import SharedRegion  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise _unloadable("native, as processes share it", error) from error
+        raise _unloadable(f"{settings.implementation}, of which processes share the native one", error) from error
     return SharedRegion
 
 

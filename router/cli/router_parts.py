@@ -50,6 +50,7 @@ from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
 from router.native import load as load_table_in_cpp
+from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
@@ -189,6 +190,9 @@ class RouterParts:
             self._handover.families,
             self._index.families,
         ]
+        if self._place is None:
+            alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
+            families.append(lambda: process_families([alone], {alone.name: 0}))
         if (journal := self._journal) is not None:
             families.append(lambda: journal_families(journal.statistics()))
         if (replicas := self._replicas) is not None:

@@ -28,10 +28,11 @@ from prometheus_client.registry import Collector
 
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family
 from router.admin.control_plane import ControlPlane, control_app
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
+from router.processes.metrics import process_families
 from router.processes.supervisor import Tally
 
 _Body = dict[str, Any]
@@ -73,13 +74,7 @@ class Front:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the processes themselves."""
-        states = self._tally.read()
-        up = [((state.name,), float(state.is_up)) for state in states]
-        restarts = [((state.name,), float(state.restarts)) for state in states]
-        silent = [((name,), float(count)) for name, count in self._links.silent_total.items()]
-        yield gauge("process_up", "1 while this process of the router runs", ("process",), up)
-        yield counter("process_restarts", "How often this process ended and was started again", ("process",), restarts)
-        yield counter("process_silent_calls", "Calls that this process did not answer in time", ("process",), silent)
+        return process_families(self._tally.read(), self._links.silent_total)
 
     # ---------------------------------------------------------------------------------------------- decisions
 

@@ -29,6 +29,7 @@ import structlog
 
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts, give_back_free_memory
+from router.processes.metrics import ProcessState
 
 _TOLD_BYTES_MAX = 1 << 16
 _COUNT = struct.Struct("<III")
@@ -59,15 +60,6 @@ class Role(NamedTuple):
     stage: int
     work: Callable[[Child], None]
     on_ended: Callable[[], None] = lambda: None
-
-
-class ProcessState(NamedTuple):
-    """One process now. `pid` is 0 while there is none; `is_up`: it has started."""
-
-    name: str
-    pid: int
-    is_up: bool
-    restarts: int
 
 
 class Tally:

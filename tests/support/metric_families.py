@@ -33,7 +33,7 @@ from router.admin.metrics.weighing import Weighing
 from router.drain.handover import Handover
 from router.journal.writer import JournalStatistics, journal_families
 from router.pools.metrics import PoolMetrics
-from router.processes.front import Front
+from router.processes.metrics import process_families
 from router.replicas.service import Replicas, replica_families
 from tests.unit.router.samples import state
 from worker_agent.commands.served_metrics import ServedMetrics
@@ -135,7 +135,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(journal_families, journal_families(journal))
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
-    yield from _of_object(Front(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_function(process_families, 2)
 
 
 def _pools() -> Iterator[MadeFamily]:

@@ -18,6 +18,7 @@ from router.admin.metrics import (
     trust_families,
 )
 from router.fleet.feeds import RouterFeeds
+from router.processes.metrics import process_families
 from router.queue.admission import RequestQueue
 from router.replicas.service import Replicas, replica_families
 from router.server.plane import HttpPlane
@@ -37,7 +38,7 @@ def families_of_a_router() -> SampleLabels:
 
 @cache
 def families_of_the_package() -> SampleLabels:
-    """Return the samples of `router/metrics`, and of its replicas."""
+    """Return the samples of `router/metrics`, of its replicas and of its processes."""
     bench, registry = Bench(), CollectorRegistry()
     feeds = RouterFeeds(bench.routing, cast("Any", None), bench.clock)
     RequestMetrics(registry, bench.state)
@@ -50,6 +51,7 @@ def families_of_the_package() -> SampleLabels:
     Projection(registry, lambda: replica_families(replicas))
     Projection(registry, lambda: state_families(bench.state, feeds))
     Projection(registry, lambda: trust_families(bench.routing))
+    Projection(registry, lambda: process_families((), {}))
     return _samples(registry)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
+from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.faults.children import Child, Children
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -189,6 +190,7 @@ async def test_each_process_serves_from_one_port_and_finds_prefixes_in_one_index
         assert one["decision"]["decision_id"] == listed[-1]["decision_id"]
         assert (await made.control("/v1/decisions/none"))["error"]["param"] == "id"
         assert (await made.control("/v1/index"))["ranks"][0]["blocks"]["gpu"] > 0
+        assert shown_families(await made.metrics()) == COMMANDS["router"].keys()
 
 
 async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
