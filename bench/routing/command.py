@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.report import machine_line
+from bench.routing.cost_flag import cost_parameters
 from bench.routing.figures import Slo
 from bench.routing.grid import GridResult, GridShape, cells, check_fits, run_grid
 from bench.routing.report import as_json, show, trace_lines
 from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TraceInvalid, TraceRequest, load_trace, spread
 from router.decision.policies import MODES
-from router.decision.policy import CostParameters
 
 _MODES = tuple(mode for mode in MODES if mode != "direct")
 """A trace names no worker."""
@@ -50,20 +50,6 @@ def _modes(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     return modes
 
 
-def _cost(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> CostParameters:
-    allowed = ", ".join(f"{name}=NUMBER" for name in CostParameters.__struct_fields__)
-    changed: dict[str, float] = {}
-    for each in value:
-        name, _, number = each.partition("=")
-        try:
-            changed[name] = float(number)
-        except ValueError as error:
-            raise click.BadParameter(f"found {each!r}, allowed {allowed}") from error
-        if name not in CostParameters.__struct_fields__:
-            raise click.BadParameter(f"found {each!r}, allowed {allowed}")
-    return CostParameters(**changed)
-
-
 @click.command("trace", context_settings={"show_default": True})
 @click.option(
     "--trace",
@@ -88,7 +74,9 @@ def _cost(_context: click.Context, _parameter: click.Parameter, value: tuple[str
 @click.option("--block-size", type=click.Choice(_SIZES), default="512", help="tokens; smaller is slower")
 @click.option("--slo-ttft-ms", type=click.FloatRange(min=0), default=2000.0, help="goodput: first token by then")
 @click.option("--slo-itl-ms", type=click.FloatRange(min=0), default=50.0, help="goodput: mean between the others")
-@click.option("--cost", multiple=True, callback=_cost, help="NAME=VALUE: a cost parameter of mode kv; may be repeated")
+@click.option(
+    "--cost", multiple=True, callback=cost_parameters, help="NAME=VALUE: a cost parameter of mode kv; may be repeated"
+)
 @click.option("--seed", type=int, default=1, help="of the router's draws and of a made-up trace")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="cells played side by side")
 @click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")

@@ -19,11 +19,12 @@ from bench.routing.figures import Slo, figures
 from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.virtual_fleet import FollowUp, RequestFigures, VirtualFleet, VirtualFleetShape
-from router.decision.policy import Policy
+from router.decision.policy import CostParameters, Policy
 
 KV_TOKENS = 700_000
 """Of one worker's cache."""
 _QUIET_SHARE = 0.25
+_COST = CostParameters()
 
 
 HOT_PROMPT = SyntheticShape(
@@ -138,11 +139,11 @@ def workloads(seed: int) -> dict[str, Workload]:
     return {"hot prompt": hot_prompt(HOT_PROMPT, seed), "agents": agents(Agents(), seed)}
 
 
-def play(workload: Workload, mode: str, *, workers: int, seed: int) -> Hotness:
-    """Play a workload on a fleet and return how hot it became."""
+def play(workload: Workload, mode: str, *, workers: int, seed: int, cost: CostParameters = _COST) -> Hotness:
+    """Play a workload on a fleet and return how hot it became; `cost` are the weights of mode kv."""
     fleet = VirtualFleet(
         VirtualFleetShape(workers, KV_TOKENS),
-        Policy(mode=mode),
+        Policy(mode=mode, parameters=cost),
         workload.requests,
         seed=seed,
         follow_ups=workload.follow_ups,

@@ -6,8 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.report import WINDOW_S, machine_line
+from bench.routing.cost_flag import cost_parameters
 from bench.routing.hot_spots import Hotness, play, workloads
 from router.decision.policies import MODES
+from router.decision.policy import CostParameters
 
 SPREAD_MAX = 1.5
 """Of the mean over a run's windows."""
@@ -20,10 +22,15 @@ _WIDTH = 120
 @click.option(
     "--modes", default="kv,round-robin", help="how the router chooses, between commas; round-robin is the base"
 )
+@click.option(
+    "--cost", multiple=True, callback=cost_parameters, help="NAME=VALUE: a cost parameter of mode kv; may be repeated"
+)
 @click.option("--seed", type=int, default=1, help="of the workloads and of the router's draws")
 @click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")
 @click.pass_context
-def hot_spots(context: click.Context, workers: int, modes: str, seed: int, *, is_json: bool) -> None:
+def hot_spots(
+    context: click.Context, workers: int, modes: str, cost: CostParameters, seed: int, *, is_json: bool
+) -> None:
     """Play two workloads that begin with one system prompt on simulated engines and the real router core.
 
     Printed are hit rate, first-token latency, and the spread: the most uncached tokens of a worker over the mean of
@@ -34,7 +41,7 @@ def hot_spots(context: click.Context, workers: int, modes: str, seed: int, *, is
     if unknown:
         context.fail(f"--modes: found {unknown[0]!r}, allowed {', '.join(MODES)}")
     found = {
-        (name, mode): play(workload, mode, workers=workers, seed=seed)
+        (name, mode): play(workload, mode, workers=workers, seed=seed, cost=cost)
         for name, workload in workloads(seed).items()
         for mode in named
     }

@@ -18,15 +18,15 @@ Unmet = Literal["admit", "queue", "reject"]
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of the terms."""
+    """Weights of the terms. What the defaults gain and cost: `docs/PERFORMANCE.md`, "The weights of mode kv"."""
 
     overlap_credit: float = 1.0
     overlap_credit_decay: float = 0.0
     host_weight: float = 0.75
     disk_weight: float = 0.25
-    prefill_scale: float = 1.0
+    prefill_scale: float = 16.0
     request_weight: float = 0.0
-    history_weight: float = 0.5
+    history_weight: float = 0.0
     decode_scale: float = 1.0
 
 

@@ -15,6 +15,7 @@ from bench.routing.hot_spots import (
 )
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
 from bench.routing.virtual_fleet import RequestFigures
+from router.decision.policy import CostParameters
 
 WORKERS = 8
 SMALL = {
@@ -23,12 +24,20 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_in_mode_kv_work_is_spread_and_more_is_found_in_caches_than_in_turn(name: str) -> None:
-    workload = SMALL[name]
-    found = {(name, mode): play(workload, mode, workers=WORKERS, seed=1) for mode in ("kv", "round-robin")}
+@pytest.mark.parametrize(("name", "history_weight"), [("hot prompt", 8.0), ("agents", 0.0)])
+def test_in_mode_kv_work_is_spread_and_more_is_found_in_caches_than_in_turn(name: str, history_weight: float) -> None:
+    workload, cost = SMALL[name], CostParameters(history_weight=history_weight)
+    found = {(name, mode): play(workload, mode, workers=WORKERS, seed=1, cost=cost) for mode in ("kv", "round-robin")}
     assert found[name, "kv"].spread <= SPREAD_MAX
     assert verdicts(found) == []
+
+
+def test_with_the_default_weights_one_hot_prompt_stays_at_few_workers() -> None:
+    workload = SMALL["hot prompt"]
+    kv, in_turn = (play(workload, mode, workers=WORKERS, seed=1) for mode in ("kv", "round-robin"))
+    assert SPREAD_MAX < kv.spread < WORKERS
+    assert kv.hit_rate > in_turn.hit_rate
+    assert kv.ttft_p99_s < in_turn.ttft_p99_s
 
 
 def test_a_mode_that_sticks_to_the_holder_is_found_out() -> None:

@@ -63,12 +63,14 @@ SETTINGS = StateSettings(
     affinity=AffinityLimits(idle_s=4.0, sessions_max=5),
     breakers=BreakerLimits(failures=2, open_s=2.0),
 )
+FORMER = CostParameters(prefill_scale=1.0, history_weight=0.5)
+"""The default weights of 0.1, which journals of that version state."""
 POLICIES = {
     "kv": Policy(),
-    "unforeseeing": Policy(predict_on_route=False),
+    "unforeseeing": Policy(parameters=FORMER, predict_on_route=False),
     "weighed": Policy(parameters=CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)),
     "hot": Policy(temperature=0.4),
-    "soft": Policy(affinity="soft", spill_tokens=64),
+    "soft": Policy(parameters=FORMER, affinity="soft", spill_tokens=64),
     "hard": Policy(affinity="hard", newcomers=False),
     "predicted-ttft": Policy(mode="predicted-ttft", itl_target_s=0.05, unmet="queue"),
     "round-robin": Policy(mode="round-robin"),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from router.decision.view import RouteRequest
 from tests.unit.router.samples import Row, route, row, view
 
 REQUEST = route(100, block_size=10)
-PLAIN = CostParameters(history_weight=0.0)
+PLAIN = CostParameters(prefill_scale=1.0, history_weight=0.0)
+"""Every term counts as it is: the figures of the tests are blocks."""
 
 
 def cost_terms(
@@ -95,7 +97,7 @@ def test_queued_prefill_is_prefill() -> None:
 
 
 def test_prefill_is_never_less_than_none() -> None:
-    generous = CostParameters(host_weight=3.0, history_weight=0.0)
+    generous = msgspec.structs.replace(PLAIN, host_weight=3.0)
     found = terms(generous, overlap_blocks=(0, 9, 9, 9))
     assert (found.overlap_credit_blocks, found.prefill_blocks, found.cost) == (27.0, 0.0, 10.0)
 
@@ -111,7 +113,7 @@ def test_a_block_that_the_rank_works_on_already_counts_once() -> None:
 
 def test_decay_devalues_the_gpu_by_queued_prefill_beyond_the_least_queued() -> None:
     # excess = ((300 - 100) / 10) / 10 = 2; decay = 1 / (1 + 0.5 * 2) = 0.5
-    decaying = CostParameters(overlap_credit_decay=0.5, history_weight=0.0)
+    decaying = msgspec.structs.replace(PLAIN, overlap_credit_decay=0.5)
     least = row("w0/0", overlap_blocks=(8, 8, 8, 8), prefill_tokens_queued=100)
     more = row("w1/0", overlap_blocks=(8, 9, 9, 9), prefill_tokens_queued=300)
     found = cost_terms(REQUEST, [least, more], decaying)
@@ -145,7 +147,7 @@ def test_without_decay_the_queue_takes_nothing_off_the_credit() -> None:
 def test_every_weight_of_the_sum_is_heeded(
     parameters: dict[str, float], changed: dict[str, Any], expected: CostTerms
 ) -> None:
-    assert terms(CostParameters(**{"history_weight": 0.0} | parameters), **changed) == expected
+    assert terms(msgspec.structs.replace(PLAIN, **parameters), **changed) == expected
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
@@ -154,9 +156,9 @@ def test_the_defaults_are_those_of_the_design() -> None:
         overlap_credit_decay=0.0,
         host_weight=0.75,
         disk_weight=0.25,
-        prefill_scale=1.0,
+        prefill_scale=16.0,
         request_weight=0.0,
-        history_weight=0.5,
+        history_weight=0.0,
     )
 
 
@@ -166,7 +168,7 @@ def test_terms_come_in_the_order_of_the_rows() -> None:
 
 
 def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
-    columns = cost_columns(view(row(), row("w1/0")), REQUEST, Policy(), np.array([1.0, 0.5]))
+    columns = cost_columns(view(row(), row("w1/0")), REQUEST, Policy(parameters=PLAIN), np.array([1.0, 0.5]))
     found = [columns.terms(at) for at in range(2)]
     assert [(each.constraint_multiplier, each.cost) for each in found] == [(1.0, 20.0), (0.5, 10.0)]
 

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
@@ -11,9 +12,12 @@ from router.decision.explain import explain
 from router.decision.policy import CostParameters, Policy
 from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
+PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))
+"""Prefill and decode count alike, so that the costs are blocks; and history counts."""
+
 
 def explained(*rows: Row, policy: Policy | None = None, seed: int = 1, isl_tokens: int = 81) -> str:
-    return explain(decide(view(*rows), route(isl_tokens), policy or Policy(), seed).decision())
+    return explain(decide(view(*rows), route(isl_tokens), policy or PLAIN, seed).decision())
 
 
 def test_it_names_the_winner_its_blocks_every_cost_and_the_margin() -> None:
@@ -85,7 +89,7 @@ def test_the_cause_is_the_term_that_makes_most_of_the_difference(winner: Row, ru
 
 
 def test_active_requests_are_a_cause_too() -> None:
-    weighed = Policy(parameters=CostParameters(request_weight=3.0))
+    weighed = Policy(parameters=msgspec.structs.replace(PLAIN.parameters, request_weight=3.0))
     text = explained(row("w0/0"), row("w1/0", active_requests=2), policy=weighed)
     assert text.endswith("The runner-up, w1/0, costs 6.0 blocks more: mostly requests, +6.0.")
 
@@ -151,7 +155,7 @@ def test_every_excluded_rank_is_named() -> None:
 
 
 def test_it_says_that_the_spill_gate_took_the_credit() -> None:
-    policy = Policy(spill_tokens=100)
+    policy = Policy(parameters=PLAIN.parameters, spill_tokens=100)
     text = explained(row("w0/0", prefill_tokens_queued=900), row("w1/0"), policy=policy)
     assert "  w0/0: cost 67.3 = prefill 61.3 (after a credit of 0.0)" in text
     assert text.count("; no credit, since too much is queued there\n") == 1
