@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from bench.routing.virtual_fleet import LEASE_S, VirtualClock, VirtualIndex
+from bench.routing.virtual_router import LEASE_S, VirtualClock, VirtualIndex
 from bench.routing.virtual_worker import MODEL, TEXT, describe, registered
 from indexer.embedded import hash_blocks
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived

@@ -87,5 +87,5 @@ class RoleEngine(VirtualEngine):
         """End the iteration; return the outputs by request id, and the batches that it publishes."""
         outputs, batches = super().end()
         self.simulator.flush_events()  # of KV that came during what was foreseen
-        late = [self.stream.of(event.data) for event in self.simulator.drain_events()]
-        return outputs, [*batches, *(batch for batch in late if batch is not None)]
+        late = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
+        return outputs, [*batches, *late]

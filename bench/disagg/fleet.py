@@ -20,10 +20,11 @@ from msgspec.structs import replace
 from bench.disagg.engine import RoleEngine
 from bench.disagg.journey import Journey, JourneyAnswer, Router
 from bench.disagg.layouts import Layout
+from bench.routing.canonical_stream import EPOCH
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TraceRequest
-from bench.routing.virtual_engine import EPOCH, FORESEEN_MAX
-from bench.routing.virtual_fleet import LEASE_S, VirtualClock, VirtualIndex
+from bench.routing.virtual_engine import FORESEEN_MAX
+from bench.routing.virtual_router import LEASE_S, VirtualClock, VirtualIndex
 from bench.routing.virtual_worker import MODEL, TEXT, describe, instance_of, registered
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived
 from indexer.index.reference import ReferenceIndex

@@ -37,8 +37,9 @@ def synthetic_trace(shape: SyntheticShape, seed: int) -> list[TraceRequest]:
     systems = [tuple(next(fresh) for _ in range(system_blocks)) for _ in range(shape.systems)]
     requests: list[TraceRequest] = []
     begins_s = 0.0
-    for _ in range(shape.sessions):
-        requests += _session(shape, draw, fresh, draw.choice(systems), begins_s)
+    for number in range(shape.sessions):
+        turns = _session(shape, draw, fresh, draw.choice(systems), begins_s)
+        requests += [turn._replace(session=f"s{number}") for turn in turns]
         begins_s += draw.expovariate(shape.session_rate)
     return sorted(requests, key=lambda request: request.arrival_s)
 

@@ -25,12 +25,16 @@ BLOCK_IDS_MAX = (1 << 32) // TRACE_BLOCK_TOKENS - 1
 
 
 class TraceRequest(NamedTuple):
-    """One request. `arrival_s` counts from the trace's beginning; `block_ids` cover the prompt's `isl_tokens`."""
+    """One request. `arrival_s` counts from the trace's beginning; `block_ids` cover the prompt's `isl_tokens`.
+
+    `session` is what the client calls its session; empty: it names none, as in recorded traces.
+    """
 
     arrival_s: float
     isl_tokens: int
     osl_tokens: int
     block_ids: tuple[int, ...]
+    session: str = ""
 
 
 class TraceInvalid(Exception):

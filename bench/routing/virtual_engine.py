@@ -1,20 +1,20 @@
-"""One simulated worker in virtual time, and the canonical events of its KV cache."""
+"""One simulated worker in virtual time."""
 
 from bisect import bisect_right
 
 import msgspec
 
+from bench.routing.canonical_stream import CanonicalStream
 from bench.routing.tokens import OneToken, prompt_tokens
 from bench.routing.trace import TraceRequest
-from kv_protocol.events import Batch, Event, Removed, Stored
+from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
-from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored
 from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
-EPOCH = 1
 FORESEEN_MAX = 64
 """Iterations computed at once; a request that comes sooner wastes the rest of what was foreseen."""
 _ONE_TOKEN = OneToken()
@@ -24,42 +24,6 @@ def scaled(timing: EngineTiming, factor: float) -> EngineTiming:
     """Return the timing of an engine that needs `factor` times as long for everything."""
     seconds = {name: getattr(timing, name) * factor for name in timing.__struct_fields__ if name.endswith("_s")}
     return msgspec.structs.replace(timing, **seconds)
-
-
-class CanonicalStream:
-    """The numbered canonical stream of an engine whose block hashes are sequence hashes already.
-
-    Full blocks only: partial ones are neither published nor remembered, so their removal is not published either.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._position: dict[int, int] = {}
-        self.seq = 0
-
-    def of(self, engine_event: object) -> Batch | None:
-        """Return the batch for an engine event; None where there is nothing to publish."""
-        event = self._event(engine_event)
-        if event is None:
-            return None
-        self.seq += 1
-        return Batch(EPOCH, self.seq, event)
-
-    def _event(self, engine_event: object) -> Event | None:
-        if isinstance(engine_event, BlocksStored):
-            return self._stored(engine_event)
-        if isinstance(engine_event, BlocksRemoved):
-            gone = tuple(each for each in engine_event.block_hashes if self._position.pop(each, None) is not None)
-            return Removed(gone) if gone else None
-        return None
-
-    def _stored(self, engine_event: BlocksStored) -> Event | None:
-        hashes = tuple(block.block_hash for block in engine_event.blocks if len(block.tokens) == self._block_size)
-        if not hashes:
-            return None
-        start = 0 if engine_event.parent_hash is None else self._position[engine_event.parent_hash] + 1
-        self._position.update(zip(hashes, range(start, start + len(hashes)), strict=True))
-        return Stored(hashes, engine_event.parent_hash, start)
 
 
 class VirtualEngine:
@@ -78,11 +42,14 @@ class VirtualEngine:
         *,
         slowdown: float = 1.0,
         foreseen_max: int = FORESEEN_MAX,
+        layout: CacheLayout = GPU_ONLY,
     ) -> None:
         self.rank = rank
         self._timing = scaled(H200_8B, slowdown)
-        self.simulator = Simulator(description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash)
-        self.stream = CanonicalStream(description.block_size)
+        self.simulator = Simulator(
+            description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash, layout=layout
+        )
+        self.stream = CanonicalStream(description.block_size, description.max_seq_len)
         self._foreseen_max = foreseen_max
         self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
@@ -125,6 +92,6 @@ class VirtualEngine:
             self._foreseen_s = []
             return (), []
         self.simulator.flush_events()
-        batches = [self.stream.of(event.data) for event in self.simulator.drain_events()]
+        batches = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
         outputs, self._outputs = self._outputs, ()
-        return outputs, [batch for batch in batches if batch is not None]
+        return outputs, batches

@@ -19,31 +19,31 @@ from typing import NamedTuple
 
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TraceRequest
-from bench.routing.virtual_engine import EPOCH, FORESEEN_MAX, VirtualEngine
-from bench.routing.virtual_worker import MODEL, TEXT, describe, instance_of, registered
-from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BatchArrived, HeartbeatArrived
+from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
+from bench.routing.virtual_router import VirtualClock, VirtualIndex, VirtualRouter, route_request_of
+from bench.routing.virtual_worker import describe
+from indexer.follow.inputs import BatchArrived
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, WorkerHeard
+from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.decision.routing import Lease, Routing
+from router.decision.routing import Lease
 from router.decision.state import RouterState
-from router.decision.view import RouteRequest
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.types import EngineOutput
 
-LEASE_S = 300.0
-_END, _LEARN, _ARRIVE, _SUBMIT = range(4)
+_END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 """The order of what happens at one moment."""
 
 
 class VirtualFleetShape(NamedTuple):
-    """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is."""
+    """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is.
+
+    With `slowdowns` worker i has the i-th of them, the first again after the last. At `restart_s` the router starts
+    anew: it has the fleet and the index, and knows of no request.
+    """
 
     workers: int
     kv_tokens: int
@@ -51,6 +51,9 @@ class VirtualFleetShape(NamedTuple):
     lag_s: float = 0.005
     slowdown: float = 1.0
     foreseen_max: int = FORESEEN_MAX
+    slowdowns: tuple[float, ...] = ()
+    layout: CacheLayout = GPU_ONLY
+    restart_s: float | None = None
 
 
 class FollowUp(NamedTuple):
@@ -58,6 +61,10 @@ class FollowUp(NamedTuple):
 
     after_s: float
     request: TraceRequest
+
+
+FollowUps = Mapping[tuple[int, ...], Sequence[FollowUp]]
+ModesOf = Callable[[Sequence[VirtualEngine]], Mapping[str, Mode]]
 
 
 class RequestFigures(NamedTuple):
@@ -78,33 +85,6 @@ class RequestFigures(NamedTuple):
         return (self.e2e_s - self.ttft_s) / (self.osl_tokens - 1) if self.osl_tokens > 1 else 0.0
 
 
-class VirtualClock:
-    """The time of the run, which its loop sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now(self) -> float:
-        """Return the seconds since the trace began."""
-        return self.now_s
-
-    def wall_ns(self) -> int:
-        """Return the same in ns."""
-        return round(self.now_s * 1e9)
-
-    async def sleep(self, seconds: float) -> None:
-        """Never called: nothing waits in virtual time."""
-        raise AssertionError(f"a sleep of {seconds} s in virtual time")
-
-
-class VirtualIndex(IndexFold):
-    """The fold itself, as the router reads it; it has no log to catch up with."""
-
-    def catching_up(self) -> str:
-        """Return that there is nothing to wait for."""
-        return ""
-
-
 class _InFlight(NamedTuple):
     request: TraceRequest
     worker: int
@@ -115,7 +95,8 @@ class _InFlight(NamedTuple):
 class VirtualFleet:
     """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
-    `follow_ups` are found by the block ids of the request that they follow.
+    `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
+    can name, anew for each start of the router.
     """
 
     def __init__(
@@ -125,7 +106,8 @@ class VirtualFleet:
         requests: Sequence[TraceRequest],
         *,
         seed: int,
-        follow_ups: Mapping[tuple[int, ...], FollowUp] = MappingProxyType({}),
+        follow_ups: FollowUps = MappingProxyType({}),
+        modes_of: ModesOf = lambda _: MODES,
     ) -> None:
         self._shape = shape
         self._requests = list(requests)
@@ -138,21 +120,29 @@ class VirtualFleet:
             block_size=shape.block_size,
             max_seq_len=max(
                 each.isl_tokens + each.osl_tokens
-                for each in (*requests, *(follow_up.request for follow_up in follow_ups.values()))
+                for each in (*requests, *(after.request for several in follow_ups.values() for after in several))
             ),
         )
-        ranks = [WorkerRank(f"w{number}", 0) for number in range(shape.workers)]
-        block_hash, slowdown, foreseen_max = self._hashes.of_engine_block, shape.slowdown, shape.foreseen_max
+        speeds = shape.slowdowns or (shape.slowdown,)
         self.engines = [
-            VirtualEngine(rank, description, block_hash, slowdown=slowdown, foreseen_max=foreseen_max) for rank in ranks
+            VirtualEngine(
+                WorkerRank(f"w{number}", 0),
+                description,
+                self._hashes.of_engine_block,
+                slowdown=speeds[number % len(speeds)],
+                foreseen_max=shape.foreseen_max,
+                layout=shape.layout,
+            )
+            for number in range(shape.workers)
         ]
-        self._number_of = {rank.worker_id: number for number, rank in enumerate(ranks)}
+        self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}
         self.index = VirtualIndex(ReferenceIndex())
-        self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
-        self._routing = Routing(
-            self.state, self.index, self._clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1
+        ranks = [engine.rank for engine in self.engines]
+        self.index.begin(ranks)
+        self._start: Callable[[], VirtualRouter] = lambda: VirtualRouter(
+            ranks, description, self.index, self._clock, policy, seed=seed, modes=modes_of(self.engines)
         )
-        self._join(description)
+        self._router = self._start()
         self._in_flight: dict[str, _InFlight] = {}
         self._outcomes: list[RequestFigures] = []
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -161,18 +151,20 @@ class VirtualFleet:
     def run(self) -> list[RequestFigures]:
         """Return how all requests fared, in the order in which they ended."""
         self._expect(0)
+        if self._shape.restart_s is not None:
+            self._at(self._shape.restart_s, _RESTART, self._restart)
         while self._agenda:
             self._clock.now_s, _, _, act = heapq.heappop(self._agenda)
             act()
         return self._outcomes
 
-    def _join(self, description: EngineDescription) -> None:
-        for engine in self.engines:
-            joined = registered(engine.rank, description)
-            self._routing.apply(FleetApplied(now_s=0.0, event=joined))
-            heartbeat = Heartbeat(instance=joined.instance, epoch=EPOCH, last_seq=0)
-            self.index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
-        self._beat_s = -HEARTBEAT_PERIOD_S
+    @property
+    def state(self) -> RouterState:
+        """The state of the router that runs now."""
+        return self._router.state
+
+    def _restart(self) -> None:
+        self._router = self._start()
 
     def _at(self, at_s: float, kind: int, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (at_s, kind, next(self._order), act))
@@ -182,20 +174,21 @@ class VirtualFleet:
             self._at(self._requests[number].arrival_s, _ARRIVE, lambda: self._arrive(number))
 
     def _follow(self, request: TraceRequest) -> None:
-        follow_up = self._follow_ups.get(request.block_ids)
-        if follow_up is not None:
-            number, at_s = len(self._requests), self._clock.now_s + follow_up.after_s
-            self._requests.append(follow_up.request._replace(arrival_s=at_s))
-            self._at(at_s, _ARRIVE, lambda: self._arrive(number))
+        for follow_up in self._follow_ups.get(request.block_ids, ()):
+            self._send(follow_up.request, self._clock.now_s + follow_up.after_s)
+
+    def _send(self, request: TraceRequest, at_s: float) -> None:
+        number = len(self._requests)
+        self._requests.append(request._replace(arrival_s=at_s))
+        self._at(at_s, _ARRIVE, lambda: self._arrive(number))
 
     def _arrive(self, number: int) -> None:
         if number < self._first:
             self._expect(number + 1)
-        self._beat()
         request, request_id = self._requests[number], f"r{number}"
-        route_request = self._route_request(request_id, request)
-        verdict = self._routing.decide(route_request)
-        lease = self._routing.take(verdict)
+        hashes = pack_u64(self._hashes.of_prompt(request))
+        route_request = route_request_of(request_id, request, hashes, self._shape.block_size)
+        verdict, lease = self._router.place(route_request)
         worker = self._number_of[verdict.winner.worker_id]
         predicted_blocks = min(verdict.overlap_blocks, route_request.reusable_blocks)
         self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)
@@ -211,28 +204,6 @@ class VirtualFleet:
             engine.begin(self._clock.now_s)
         if engine.ends_s != ended_s:
             self._await(engine)
-
-    def _route_request(self, request_id: str, request: TraceRequest) -> RouteRequest:
-        return RouteRequest(
-            decision_id=request_id,
-            request_id=request_id,
-            model=MODEL,
-            isl_tokens=request.isl_tokens,
-            block_size=self._shape.block_size,
-            sequence_hashes=pack_u64(self._hashes.of_prompt(request)),
-            max_tokens=request.osl_tokens,
-        )
-
-    def _beat(self) -> None:
-        """Once a second: apply heartbeats and advance the ledger's time."""
-        now_s = self._clock.now_s
-        if now_s - self._beat_s < HEARTBEAT_PERIOD_S:
-            return
-        self._beat_s = now_s
-        for engine in self.engines:
-            worker_id = engine.rank.worker_id
-            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
-        self._routing.tick()
 
     def _await(self, engine: VirtualEngine) -> None:
         assert engine.ends_s is not None

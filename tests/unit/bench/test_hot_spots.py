@@ -5,16 +5,13 @@ import pytest
 from bench.routing.hot_spots import (
     HOT_PROMPT,
     KV_TOKENS,
-    Agents,
-    Workload,
-    agents,
-    hot_prompt,
     play,
     spreads,
     workloads,
 )
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
 from bench.routing.virtual_fleet import RequestFigures
+from bench.routing.workloads import Agents, Workload, agents, hot_prompt
 from router.decision.policy import CostParameters
 
 WORKERS = 8
@@ -62,7 +59,10 @@ def test_a_workload_is_the_same_for_the_same_seed() -> None:
 
 def test_all_requests_begin_with_the_one_system_prompt() -> None:
     for workload in SMALL.values():
-        everybody = [*workload.requests, *(each.request for each in workload.follow_ups.values())]
+        everybody = [
+            *workload.requests,
+            *(each.request for several in workload.follow_ups.values() for each in several),
+        ]
         assert len({request.block_ids[:16] for request in everybody}) == 1
         assert max(request.isl_tokens for request in everybody) < KV_TOKENS
 

@@ -1,0 +1,115 @@
+"""Made-up workloads: requests that come by themselves, and requests that follow the answer to another.
+
+open       requests come at their times, whatever the fleet does (`synthetic.py`)
+closed     sessions one after the other ask, wait for the answer, think, and ask on
+"""
+
+import random
+from collections.abc import Iterator
+from itertools import count, pairwise
+from typing import NamedTuple
+
+from bench.routing.synthetic import SyntheticShape, synthetic_trace
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from bench.routing.virtual_fleet import FollowUp, FollowUps
+
+
+class Agents(NamedTuple):
+    """How many sessions are at work at a time and in all, and what each of their turns is made of.
+
+    Each session begins with one of `systems` system prompts. After the answer to a turn, `tool_calls` requests with the
+    turn's context are sent at once, each with a result of its own; the next turn follows the first of them.
+    """
+
+    sessions: int = 400
+    concurrent: int = 48
+    turns: int = 8
+    think_s: float = 1.0
+    system_tokens: int = 8192
+    turn_tokens: float = 768.0
+    answer_tokens: float = 128.0
+    systems: int = 1
+    tool_calls: int = 0
+
+
+class Workload(NamedTuple):
+    """Requests that come by themselves, and those that follow the answer to another."""
+
+    requests: list[TraceRequest]
+    follow_ups: FollowUps
+
+    @property
+    def size(self) -> int:
+        """How many requests there are."""
+        return len(self.requests) + sum(map(len, self.follow_ups.values()))
+
+
+def hot_prompt(shape: SyntheticShape, seed: int) -> Workload:
+    """Return the same conversations for the same seed."""
+    return Workload(synthetic_trace(shape, seed), {})
+
+
+def agents(shape: Agents, seed: int) -> Workload:
+    """Return the same sessions for the same seed; `concurrent` begin at once, each end lets another one begin."""
+    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    fresh = count()
+    systems = [blocks(fresh, shape.system_tokens) for _ in range(shape.systems)]
+    lanes = [
+        [
+            turn
+            for number in range(lane, shape.sessions, shape.concurrent)
+            for turn in _session(shape, draw, fresh, draw.choice(systems) if shape.systems > 1 else systems[0], number)
+        ]
+        for lane in range(min(shape.concurrent, shape.sessions))
+    ]
+    follow_ups: dict[tuple[int, ...], list[FollowUp]] = {}
+    for lane_turns in lanes:
+        for before, then in pairwise(lane_turns):
+            calls = _tool_calls(shape, draw, fresh, before)
+            follow_ups[before.block_ids] = [FollowUp(0.0, call) for call in calls]
+            asks_on_after = calls[0] if calls else before
+            think_s = draw.expovariate(1 / shape.think_s) if shape.think_s else 0.0
+            follow_ups.setdefault(asks_on_after.block_ids, []).append(FollowUp(think_s, then))
+    first = [lane[0]._replace(arrival_s=draw.random() * shape.think_s) for lane in lanes]
+    return Workload(sorted(first, key=lambda request: request.arrival_s), follow_ups)
+
+
+def _session(
+    shape: Agents, draw: random.Random, fresh: Iterator[int], system: tuple[int, ...], number: int
+) -> Iterator[TraceRequest]:
+    known = system
+    for _ in range(shape.turns):
+        request = following(draw, fresh, known, shape.turn_tokens, shape.answer_tokens)
+        yield request._replace(session=f"s{number}")
+        known = full_blocks(request)
+
+
+def _tool_calls(shape: Agents, draw: random.Random, fresh: Iterator[int], turn: TraceRequest) -> list[TraceRequest]:
+    calls = range(shape.tool_calls)
+    made = [following(draw, fresh, full_blocks(turn), shape.turn_tokens, shape.answer_tokens) for _ in calls]
+    return [call._replace(session=turn.session) for call in made]
+
+
+def blocks(fresh: Iterator[int], tokens: int) -> tuple[int, ...]:
+    """Return new block ids for so many tokens."""
+    return tuple(next(fresh) for _ in range(-(-tokens // TRACE_BLOCK_TOKENS)))
+
+
+def full_blocks(request: TraceRequest) -> tuple[int, ...]:
+    """Return the ids of the prompt's full blocks."""
+    return request.block_ids[: request.isl_tokens // TRACE_BLOCK_TOKENS]
+
+
+def following(
+    draw: random.Random, fresh: Iterator[int], known: tuple[int, ...], own: float, answer: float
+) -> TraceRequest:
+    """Return a request at time 0: the `known` blocks, then tokens of its own; means of exponential lengths."""
+    own_tokens = length(draw, own)
+    block_ids = (*known, *blocks(fresh, own_tokens))
+    isl_tokens = len(known) * TRACE_BLOCK_TOKENS + own_tokens
+    return TraceRequest(0.0, isl_tokens, length(draw, answer), block_ids)
+
+
+def length(draw: random.Random, mean: float) -> int:
+    """Return an exponential length, 1 or more."""
+    return max(1, round(draw.expovariate(1 / mean)))
