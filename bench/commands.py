@@ -11,6 +11,7 @@ from bench.events.command import events
 from bench.index.command import index
 from bench.memory.command import memory
 from bench.oracle.command import oracle
+from bench.placement.command import placement
 from bench.request.command import request
 from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
@@ -33,6 +34,7 @@ for command in (
     index,
     memory,
     oracle,
+    placement,
     request,
     soak,
     trace,

@@ -53,6 +53,8 @@ class VirtualEngine:
         self._foreseen_max = foreseen_max
         self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
+        self.waiting_requests = 0
+        """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
         self.ends_s: float | None = None
         """When what is being computed ends; None while the engine is idle."""
 
@@ -71,6 +73,7 @@ class VirtualEngine:
             request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens
         )
         self.simulator.submit(engine_request, now_s)
+        self.waiting_requests += 1
         if self._foreseen_s:
             del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
             self.ends_s = self._foreseen_s[-1]
@@ -83,6 +86,7 @@ class VirtualEngine:
         else:
             step = self.simulator.step(now_s)
             self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
+            self.waiting_requests = step.statistics[0].inflight_batching_stats.num_queued_context_requests
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
         """End the iteration; return the outputs by request id, and the batches that it publishes."""

@@ -13,11 +13,13 @@ from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.routing.trace import TraceRequest, without_sharing
 from bench.routing.virtual_engine import scaled
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
+from kv_protocol.events import Tier
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.support.planting import inside, plant
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.identity import EngineNamespace
+from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
@@ -60,6 +62,33 @@ def test_in_the_end_the_index_holds_what_the_engines_hold(block_size: int) -> No
         held = {block.sequence_hash for block in fleet.index.held(engine.rank)}
         assert held == engine.simulator.held_hashes(0)
         assert held
+
+
+@pytest.mark.parametrize("layout", [CacheLayout(host_blocks=12), CacheLayout(narrow_windows=(1024,), narrow_blocks=12)])
+def test_the_index_holds_every_tier_and_the_widest_window_alone(layout: CacheLayout) -> None:
+    fleet, _ = played(random_trace(4, requests=80), SHAPE._replace(layout=layout))
+    for engine in fleet.engines:
+        for tier in (Tier.GPU, Tier.HOST):
+            held = {block.sequence_hash for block in fleet.index.held(engine.rank) if tier in block.tiers}
+            assert held == engine.simulator.held_hashes(0, tier)
+            assert bool(held) is (tier is Tier.GPU or layout.host_blocks > 0)
+
+
+def test_a_router_that_starts_anew_knows_the_index_and_no_request() -> None:
+    trace = [request(0.0, 1, 2, osl_tokens=400), request(1.0, 1, 2, 3)]
+    _, before = played(trace)
+    fleet, after = played(trace, SHAPE._replace(restart_s=0.5))
+    assert [each.predicted_tokens for each in after] == [each.predicted_tokens for each in before]
+    assert sum(each.predicted_tokens for each in after) > 0
+    assert fleet.state.decisions_by_model.total() == 1
+
+
+def test_a_slow_worker_takes_longer() -> None:
+    _, outcomes = played(
+        [request(float(number), number) for number in range(3)], SHAPE._replace(slowdowns=(1.0, 4.0)), ROUND_ROBIN
+    )
+    assert outcomes[1].ttft_s > 3 * outcomes[0].ttft_s
+    assert outcomes[2].ttft_s == pytest.approx(outcomes[0].ttft_s)
 
 
 def test_the_same_run_is_the_same() -> None:

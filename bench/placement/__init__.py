@@ -1,0 +1,1 @@
+"""`router bench placement`: our modes and the rules of other routers in many regimes."""

@@ -1,0 +1,86 @@
+"""`router bench placement`: our modes and other routers' rules in many regimes, in virtual time."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.placement.grid import PlacementGrid, PlacementResult, run_grid
+from bench.placement.policies import PLACEMENTS
+from bench.placement.regimes import REGIMES
+from bench.placement.report import as_json, markdown
+from bench.report import machine_line
+from bench.routing.trace import TraceInvalid
+
+FAST_SCALE = 0.08
+
+
+def _names(known: dict[str, object]) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
+    def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(value.split(","))) if value is not None else tuple(known)
+        for name in found:
+            if name not in known:
+                raise click.BadParameter(f"found {name!r}, allowed {', '.join(known)}")
+        return found
+
+    return names
+
+
+@click.command("placement", context_settings={"show_default": True})
+@click.option("--regimes", callback=_names(dict(REGIMES)), help="between commas; without it all")
+@click.option("--policies", callback=_names(dict(PLACEMENTS)), help="between commas; without it all")
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="the Mooncake conversation trace; without it the regime mooncake is left out",
+)
+@click.option("--held-out", type=int, metavar="SEED", help="report a third of the places apart, drawn by this seed")
+@click.option("--fast", is_flag=True, help="few requests: for a first look, and for tests")
+@click.option("--seed", type=int, default=1, help="of the workloads and of the draws")
+@click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="cells played side by side")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="also write all figures here"
+)
+def placement(
+    regimes: tuple[str, ...],
+    policies: tuple[str, ...],
+    trace: Path | None,
+    held_out: int | None,
+    seed: int,
+    jobs: int,
+    json_file: Path | None,
+    *,
+    fast: bool,
+) -> None:
+    """Compare placements: simulated H200 engines and the real router core, in virtual time.
+
+    Each regime is played at three loads with two cache sizes, under our modes and under the rules of other routers,
+    which were written for this bench from their documentation. Printed, in Markdown, is the regret: how far each policy
+    is from the best of all in the same place, in TTFT, requests a second and goodput (first token within 1 s, then at
+    most 20 ms between tokens on average).
+    """
+    grid = PlacementGrid(regimes, policies, scale=FAST_SCALE if fast else 1.0, seed=seed, trace=trace)
+    left_out = [name for name in regimes if name not in grid.played_regimes]
+    if not grid.played_regimes:
+        raise click.UsageError(f"{', '.join(left_out)}: needs --trace")
+    try:
+        result = _run(grid, jobs)
+    except TraceInvalid as error:
+        raise click.UsageError(str(error)) from error
+    if json_file is not None:
+        json_file.write_bytes(as_json(grid, result, held_out))
+    click.echo(f"{sum(map(len, result.values()))} runs in virtual time. {machine_line()}\n")
+    for line in markdown(result, held_out):
+        click.echo(line)
+    for name in left_out:
+        click.echo(f"* left out without --trace: {name}")
+
+
+def _run(grid: PlacementGrid, jobs: int) -> PlacementResult:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("runs", total=len(list(grid.places())) * len(grid.policies))
+        return run_grid(grid, jobs=jobs, on_cell=lambda: progress.advance(task))

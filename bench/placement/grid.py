@@ -1,0 +1,100 @@
+"""The cells of the bench: every regime at every load with every cache size, under every policy; and playing them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.placement.policies import PLACEMENTS
+from bench.placement.regimes import CACHES, LOADS, REGIMES, Sizing
+from bench.routing.figures import Slo, figures
+from bench.routing.virtual_fleet import VirtualFleet
+from bench.side_by_side import play_side_by_side
+
+SLO = Slo(ttft_s=1.0, itl_s=0.020)
+
+
+class PlacementGrid(NamedTuple):
+    """What is compared; regimes that need the trace are left out without one."""
+
+    regimes: tuple[str, ...] = tuple(REGIMES)
+    policies: tuple[str, ...] = tuple(PLACEMENTS)
+    loads: tuple[float, ...] = LOADS
+    caches: tuple[str, ...] = CACHES
+    scale: float = 1.0
+    seed: int = 1
+    trace: Path | None = None
+
+    @property
+    def played_regimes(self) -> tuple[str, ...]:
+        """The regimes that can be played."""
+        return tuple(name for name in self.regimes if self.trace is not None or not REGIMES[name].needs_trace)
+
+    def places(self) -> Iterator["Place"]:
+        """Yield where policies are compared."""
+        for regime, load, cache in product(self.played_regimes, self.loads, self.caches):
+            yield Place(regime, load, cache)
+
+
+class Place(NamedTuple):
+    """One comparison of all policies."""
+
+    regime: str
+    load: float
+    cache: str
+
+    def __str__(self) -> str:
+        return f"{self.regime}, load {self.load:g}, {self.cache}"
+
+
+class PlacementFigures(NamedTuple):
+    """One policy at one place. `checked` is the share that the regime checks, if it has one."""
+
+    requests: int
+    hit_rate: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    requests_per_s: float
+    goodput_rps: float
+    checked: float | None
+
+
+PlacementResult = dict[Place, dict[str, PlacementFigures]]
+"""All figures, by place and policy, in the order of the grid."""
+
+
+def play(grid: PlacementGrid, cell: tuple[Place, str]) -> PlacementFigures:
+    """Play one policy at one place."""
+    place, policy_name = cell
+    regime, placement = REGIMES[place.regime], PLACEMENTS[policy_name]
+    workload = regime.make(Sizing(grid.seed, place.load, grid.scale, grid.trace))
+    outcomes = VirtualFleet(
+        regime.fleet(place.cache, workload),
+        placement.policy,
+        workload.requests,
+        seed=grid.seed,
+        follow_ups=workload.follow_ups,
+        modes_of=placement.modes_of,
+    ).run()
+    found = figures(outcomes, workers=regime.workers, slo=SLO)
+    span_s = max(each.arrival_s + each.e2e_s for each in outcomes) - min(each.arrival_s for each in outcomes)
+    return PlacementFigures(
+        requests=found.requests,
+        hit_rate=found.hit_rate,
+        ttft_p50_s=found.ttft_s[0],
+        ttft_p99_s=found.ttft_s[2],
+        requests_per_s=found.requests / span_s,
+        goodput_rps=found.goodput_rps,
+        checked=None if regime.check is None else regime.check(outcomes, workload, regime.workers),
+    )
+
+
+def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementResult:
+    """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
+    cells = list(product(grid.places(), grid.policies))
+    found: dict[tuple[Place, str], PlacementFigures] = {}
+    for cell, cell_figures in play_side_by_side(partial(play, grid), cells, jobs):
+        found[cell] = cell_figures
+        on_cell()
+    return {place: {name: found[place, name] for name in grid.policies} for place in grid.places()}

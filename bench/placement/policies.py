@@ -1,0 +1,72 @@
+"""The policies that the bench compares, by name.
+
+kv                  mode kv as it is by default
+kv-P-H              mode kv with prefill_scale P and history_weight H
+predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
+dynamo              NVIDIA Dynamo's cost formula with its defaults. `router bench oracle` compares our formula with the
+peer itself; here its tie-breaks are ours
+sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bench.oracle.grid import Weights
+from bench.oracle.ours import policy_of
+from bench.placement.llmd import EngineMetrics, WeightedScorers
+from bench.placement.session_hash import SessionHash
+from bench.placement.sglang import CacheAware
+from bench.routing.virtual_engine import VirtualEngine
+from bench.routing.virtual_fleet import ModesOf
+from router.decision.policies import MODES, Mode
+from router.decision.policy import CostParameters, Policy
+
+
+class Placement(NamedTuple):
+    """How requests are placed: a policy, and the modes that it can name, made for a fleet's engines."""
+
+    policy: Policy
+    modes_of: ModesOf = lambda _: MODES
+
+
+def _weighed(prefill_scale: float, history_weight: float) -> Placement:
+    return Placement(Policy(parameters=CostParameters(prefill_scale=prefill_scale, history_weight=history_weight)))
+
+
+def _foreign(mode: str, modes_of: ModesOf) -> Placement:
+    """A rule that has neither our spill gate, nor our newcomers, nor our predictions."""
+    return Placement(Policy(mode=mode, newcomers=False, predict_on_route=False), modes_of)
+
+
+def _cache_aware(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
+    return {"sglang": Mode(CacheAware().choose, reads_overlap=True, reads_load=True)}
+
+
+def _session_hash(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
+    return {"session-hash": Mode(SessionHash().choose)}
+
+
+def _scorers(engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
+    scorers = WeightedScorers(lambda: [metrics_of(engine) for engine in engines])
+    return {"llm-d": Mode(scorers.choose, reads_overlap=True)}
+
+
+def metrics_of(engine: VirtualEngine) -> EngineMetrics:
+    """Return what the engine reports now."""
+    used = engine.simulator.pool_statistics().used_blocks
+    return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
+
+
+WEIGHTS = ((1.0, 0.5), (4.0, 0.0), (8.0, 0.0), (8.0, 1.0), (16.0, 2.0), (16.0, 8.0))
+"""Of mode kv, beside its defaults: prefill_scale, history_weight."""
+PLACEMENTS: dict[str, Placement] = {
+    "kv": Placement(Policy()),
+    **{f"kv-{scale:g}-{history:g}": _weighed(scale, history) for scale, history in WEIGHTS},
+    **{
+        mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
+    },
+    "dynamo": Placement(policy_of(Weights("default"))),
+    "sglang": _foreign("sglang", _cache_aware),
+    "session-hash": _foreign("session-hash", _session_hash),
+    "llm-d": _foreign("llm-d", _scorers),
+}

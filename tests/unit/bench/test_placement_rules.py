@@ -1,0 +1,200 @@
+"""The rules of other routers, as their documentation states them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bench.placement.llmd import SCRAPE_S, EngineMetrics, WeightedScorers
+from bench.placement.policies import PLACEMENTS
+from bench.placement.prefix_tree import PrefixTree
+from bench.placement.session_hash import SessionHash
+from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
+from kv_protocol.codec import pack_u64
+from router.decision.decide import decide
+from router.decision.policies import Candidates
+from router.decision.policy import Policy
+from tests.support.planting import plant
+from tests.unit.router.samples import BLOCK_SIZE, route, row, view
+
+WORKERS = ("w0/0", "w1/0", "w2/0")
+
+
+def chosen(
+    rule: CacheAware | SessionHash | WeightedScorers,
+    chain: Sequence[int] = (1, 2, 3, 4),
+    in_flight: Sequence[int] = (0, 0, 0),
+    seed: int = 1,
+    now_s: float = 5.0,
+    **changed: Any,
+) -> int:
+    """Return the number of the worker chosen for a prompt of these blocks."""
+    rows = [row(name, active_requests=each) for name, each in zip(WORKERS, in_flight, strict=True)]
+    request = route(len(chain) * BLOCK_SIZE, sequence_hashes=pack_u64(chain), **changed)
+    return rule.choose(Candidates(view(*rows, now_s=now_s), range(len(rows))), request, Policy(), seed).winner
+
+
+# ---------------------------------------------------------------- sglang, cache_aware
+
+
+def test_the_worker_with_the_longest_prefix_is_chosen_though_others_have_fewer_requests() -> None:
+    rule = CacheAware()
+    assert [chosen(rule, (1, 2, 3)), chosen(rule, (7, 8, 9))] == [0, 1]
+    assert chosen(rule, (7, 8, 9, 10), in_flight=(0, 60, 0)) == 1
+
+
+def test_below_the_threshold_the_smallest_tree_is_chosen() -> None:
+    rule = CacheAware()
+    assert [chosen(rule, (1, 2, 3)), chosen(rule, (4, 5)), chosen(rule, (6,))] == [0, 1, 2]
+    assert chosen(rule, (1, 90, 91, 92)) == 2  # one block of four is 0.25, the threshold 0.3
+    assert chosen(rule, (1, 93, 94)) in (0, 2)  # one of three is more; workers 0 and 2 hold it
+
+
+def test_a_match_as_long_as_the_threshold_is_not_enough() -> None:
+    rule = CacheAware(CacheAwareSettings(cache_threshold=0.5))
+    assert [chosen(rule, (1, 2)), chosen(rule, (1, 9))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "winner"),
+    [
+        ((65, 0, 1), 1),  # 65 more, and more than 1.5 times as many
+        ((64, 0, 1), 0),  # 64 more are not more than 64
+        ((195, 130, 131), 0),  # 65 more, but not more than 1.5 times as many
+        ((196, 130, 131), 1),
+    ],
+)
+def test_when_imbalanced_by_both_thresholds_the_shortest_queue_is_chosen(
+    in_flight: tuple[int, ...], winner: int
+) -> None:
+    rule = CacheAware()
+    assert chosen(rule, (1, 2, 3)) == 0
+    assert chosen(rule, (1, 2, 3), in_flight=in_flight) == winner
+
+
+def test_a_prompt_that_went_to_the_shortest_queue_is_in_its_tree() -> None:
+    rule = CacheAware()
+    assert [chosen(rule, (1, 2)), chosen(rule, (1, 2, 3, 4), in_flight=(99, 99, 0))] == [0, 2]
+    assert chosen(rule, (1, 2, 3, 4)) == 2
+
+
+def test_trees_are_cut_every_minute_to_their_size_in_characters() -> None:
+    characters = 3 * BLOCK_SIZE * CHARACTERS_PER_TOKEN
+    rule = CacheAware(CacheAwareSettings(max_tree_size=characters))
+    assert [chosen(rule, (1, 2, 3, 4), now_s=1.0), chosen(rule, (5, 6), now_s=2.0)] == [0, 1]
+    assert chosen(rule, (1, 2, 3, 4), now_s=59.0) == 0
+    tree = PrefixTree()
+    tree.insert((1, 2, 3, 4))
+    tree.evict(3)
+    assert (tree.depth((1, 2, 3, 4)), len(tree)) == (3, 3)
+    assert chosen(rule, (8,), now_s=61.0) == 2
+    assert chosen(rule, (8, 9, 10), now_s=62.0) == 2
+
+
+def test_leaves_used_longest_ago_go_first() -> None:
+    tree = PrefixTree()
+    for chain in ((1, 2, 3), (1, 4), (1, 2)):
+        tree.insert(chain)
+    tree.evict(3)
+    assert [tree.depth(chain) for chain in ((1, 2, 3), (1, 4))] == [2, 2]
+    tree.evict(2)
+    assert [tree.depth(chain) for chain in ((1, 2, 3), (1, 4))] == [2, 1]
+
+
+def test_a_rule_that_inserts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(PrefixTree, "insert", lambda *_: None, monkeypatch)
+    with pytest.raises(AssertionError):
+        test_the_worker_with_the_longest_prefix_is_chosen_though_others_have_fewer_requests()
+
+
+# ---------------------------------------------------------------- vllm-router, consistent_hash
+
+
+def test_a_session_stays_at_its_worker_whatever_the_load() -> None:
+    rule = SessionHash()
+    for number in range(50):
+        first = chosen(rule, session_id=f"s{number}")
+        assert chosen(rule, (9,), in_flight=(90, 90, 90), seed=7, session_id=f"s{number}") == first
+
+
+def test_sessions_are_shared_out_about_evenly() -> None:
+    rule = SessionHash()
+    counts = Counter(chosen(rule, session_id=f"s{number}") for number in range(3000))
+    assert all(700 < counts[worker] < 1300 for worker in range(3))
+
+
+def test_without_a_session_the_prompt_is_the_key() -> None:
+    rule = SessionHash()
+    assert chosen(rule, (1, 2)) == chosen(rule, (1, 2))
+    assert {chosen(rule, (number,)) for number in range(20)} == {0, 1, 2}
+
+
+def test_when_a_worker_leaves_only_its_sessions_move() -> None:
+    rule, sessions = SessionHash(), [f"s{number}" for number in range(300)]
+    before = [chosen(rule, session_id=session) for session in sessions]
+    two = view(row("w0/0"), row("w1/0"))
+    after = [rule.choose(Candidates(two, range(2)), route(session_id=each), Policy(), 1).winner for each in sessions]
+    assert [now for was, now in zip(before, after, strict=True) if was != 2] == [was for was in before if was != 2]
+
+
+# ---------------------------------------------------------------- llm-d, weighted scorers
+
+IDLE = EngineMetrics(0, 0.0)
+
+
+def scored(metrics: Sequence[EngineMetrics], held: Sequence[int], blocks: int = 4) -> list[float]:
+    """Return the scores of workers that hold so many of the prompt's blocks."""
+    rule = WeightedScorers(lambda: metrics)
+    rows = [row(name, overlap_blocks=(each,) * 4) for name, each in zip(WORKERS, held, strict=True)]
+    candidates, request = Candidates(view(*rows), range(3)), route(blocks * BLOCK_SIZE)
+    rule.choose(candidates, request, Policy(), 1)
+    return rule.scores(candidates, request)
+
+
+def test_the_score_is_the_weighted_sum_of_prefix_queue_and_cache() -> None:
+    metrics = (EngineMetrics(4, 0.5), EngineMetrics(0, 0.25), EngineMetrics(1, 0.0))
+    assert scored(metrics, (4, 1, 0)) == [3 * 1.0 + 0.0 + 2 * 0.5, 3 * 0.25 + 2 * 1.0 + 2 * 0.75, 2 * 0.75 + 2 * 1.0]
+
+
+def test_where_all_queues_are_equal_they_do_not_count() -> None:
+    assert scored((IDLE, IDLE, IDLE), (0, 2, 0)) == [4.0, 5.5, 4.0]
+
+
+def test_a_queue_outweighs_half_a_prefix() -> None:
+    rule = WeightedScorers(lambda: (EngineMetrics(9, 0.0), IDLE, IDLE))
+    rows = (row("w0/0", overlap_blocks=(2, 2, 2, 2)), row("w1/0"), row("w2/0"))
+    for seed in range(10):
+        assert rule.choose(Candidates(view(*rows), range(3)), route(4 * BLOCK_SIZE), Policy(), seed).winner != 0
+
+
+def test_metrics_are_read_at_their_interval() -> None:
+    metrics = [IDLE, EngineMetrics(1, 0.0), EngineMetrics(1, 0.0)]
+    rule = WeightedScorers(lambda: tuple(metrics))
+    assert chosen(rule, now_s=5.0) == 0
+    metrics[0] = EngineMetrics(9, 0.0)
+    assert chosen(rule, now_s=5.0 + SCRAPE_S / 2) == 0
+    assert chosen(rule, now_s=5.0 + 2 * SCRAPE_S) != 0
+
+
+# ---------------------------------------------------------------- Dynamo
+
+
+@pytest.mark.parametrize(("queued_blocks", "winners"), [(9, {"w1"}), (10, {"w1", "w2"}), (11, {"w2"})])
+def test_dynamo_leaves_a_prefix_of_20_blocks_when_more_than_10_blocks_wait_there(
+    queued_blocks: int, winners: set[str]
+) -> None:
+    # measured at the peer, with block size 16: 20 blocks held of 32, k blocks of another prompt still in prefill
+    rows = (
+        row(
+            "w1/0",
+            overlap_blocks=(20, 20, 20, 20),
+            prefill_tokens_queued=queued_blocks * BLOCK_SIZE,
+            active_blocks=queued_blocks,
+            active_requests=1,
+        ),
+        row("w2/0"),
+    )
+    policy = PLACEMENTS["dynamo"].policy
+    found = {decide(view(*rows), route(32 * BLOCK_SIZE), policy, seed).winner.worker_id for seed in range(20)}
+    assert found == winners
