@@ -57,7 +57,7 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
     return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
 
 
-WEIGHTS = ((1.0, 0.5), (4.0, 0.0), (8.0, 0.0), (8.0, 1.0), (16.0, 2.0), (16.0, 8.0))
+WEIGHTS = ((1.0, 0.5), (8.0, 0.0), (8.0, 1.0), (16.0, 0.0), (16.0, 2.0), (16.0, 8.0))
 """Of mode kv, beside its defaults: prefill_scale, history_weight."""
 PLACEMENTS: dict[str, Placement] = {
     "kv": Placement(Policy()),

@@ -24,7 +24,7 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     overlap_credit_decay: float = 0.0
     host_weight: float = 0.75
     disk_weight: float = 0.25
-    prefill_scale: float = 16.0
+    prefill_scale: float = 4.0
     request_weight: float = 0.0
     history_weight: float = 0.0
     decode_scale: float = 1.0

@@ -21,7 +21,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("name", "history_weight"), [("hot prompt", 8.0), ("agents", 0.0)])
+@pytest.mark.parametrize(("name", "history_weight"), [("hot prompt", 1.0), ("agents", 0.0)])
 def test_in_mode_kv_work_is_spread_and_more_is_found_in_caches_than_in_turn(name: str, history_weight: float) -> None:
     workload, cost = SMALL[name], CostParameters(history_weight=history_weight)
     found = {(name, mode): play(workload, mode, workers=WORKERS, seed=1, cost=cost) for mode in ("kv", "round-robin")}

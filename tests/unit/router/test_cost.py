@@ -156,7 +156,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         overlap_credit_decay=0.0,
         host_weight=0.75,
         disk_weight=0.25,
-        prefill_scale=16.0,
+        prefill_scale=4.0,
         request_weight=0.0,
         history_weight=0.0,
     )

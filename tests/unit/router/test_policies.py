@@ -105,7 +105,7 @@ def test_whom_the_caller_named_wins_for_that_reason_in_any_mode() -> None:
     [
         ((row("w0/0", overlap_blocks=HELD), row("w1/0")), "overlap", 0),
         ((row("w0/0"), row("w1/0", active_blocks=3)), "load", 0),
-        ((row("w0/0"), row("w1/0", active_blocks=33, overlap_blocks=HELD)), "load", 2),
+        ((row("w0/0"), row("w1/0", active_blocks=30, overlap_blocks=HELD)), "load", 2),
         ((row("w0/0"), row("w1/0")), "draw", 0),
         ((row("w0/0"),), "only", 0),
         ((row("w0/0", predicted_blocks=2), row("w1/0")), "overlap", 0),
@@ -217,9 +217,9 @@ def test_hard_affinity_leaves_no_choice_while_the_rank_is_eligible(mode: str) ->
     assert chosen(elsewhere, mode=mode, affinity="hard").reason != "affinity"
 
 
-@pytest.mark.parametrize(("busy_blocks", "winner", "reason"), [(42, "w0/0", "affinity"), (44, "w1/0", "load")])
+@pytest.mark.parametrize(("busy_blocks", "winner", "reason"), [(12, "w0/0", "affinity"), (14, "w1/0", "load")])
 def test_soft_affinity_is_a_discount(busy_blocks: int, winner: str, reason: str) -> None:
-    # 40 tokens: 16 * 2.5 + 3 = 43 at the idle one, half of 43 + busy at home
+    # 40 tokens: 4 * 2.5 + 3 = 13 at the idle one, half of 13 + busy at home
     moment = view(row("w0/0", active_blocks=busy_blocks), row("w1/0"), bound=rank("w0/0"))
     found = chosen(moment, affinity="soft")
     assert (str(found.winner), found.reason) == (winner, reason)

@@ -1,0 +1,37 @@
+"""Mode kv as it is by default, in the two regimes where what a rank did before must not outweigh what it does now."""
+
+import pytest
+
+from bench.placement.grid import Place, PlacementGrid, play
+from bench.placement.regimes import CACHES, LOADS, REGIMES
+from bench.placement.regret import failed_checks
+
+GRID = PlacementGrid()
+
+
+def share(regime: str, load: float, cache: str, policy: str = "kv") -> float:
+    """Return the share that the regime checks."""
+    checked = play(GRID, (Place(regime, load, cache), policy)).checked
+    assert checked is not None
+    return checked
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_rank_that_computed_one_long_prompt_gets_its_part_of_the_600_short_ones_that_follow(
+    load: float, cache: str
+) -> None:
+    even = 1 / REGIMES["one long prompt"].workers
+    assert even / 2 < share("one long prompt", load, cache) < even * 1.5
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, cache: str) -> None:
+    assert 0.0 < share("restart", load, cache) < 1.0
+
+
+def test_a_history_that_outweighs_the_present_is_found_out() -> None:
+    place = Place("one long prompt", 1.0, "large")
+    figures = play(GRID, (place, "kv-16-8"))
+    assert failed_checks({place: {"kv-16-8": figures}}) == {"kv-16-8": [f"{place}: 0.00"]}
