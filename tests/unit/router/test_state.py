@@ -27,7 +27,7 @@ from kv_protocol.load import LoadReport
 from router.decision.approximate import ApproximateLimits
 from router.decision.decide import decide
 from router.decision.history import HALF_LIFE_S
-from router.decision.policy import Policy
+from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.verdict import taken
 from router.decision.view import View
@@ -454,6 +454,15 @@ def test_the_whole_policy_is_part_of_the_state() -> None:
     assert folded.policy == Policy()
     folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(wanted)))
     assert folded.policy == wanted
+
+
+def test_a_journal_of_other_default_weights_is_read_with_those() -> None:
+    former = CostParameters(prefill_scale=1.0, history_weight=0.5)  # of version 0.1
+    recorded = msgspec.to_builtins(Policy(parameters=former))
+    assert set(recorded["parameters"]) == set(CostParameters.__struct_fields__)
+    folded = joined(registered())
+    folded.apply(PolicyChanged(now_s=0.0, policy=recorded))
+    assert folded.policy.parameters == former != CostParameters()
 
 
 def test_a_session_is_at_home_where_it_was_routed_to_last_if_the_policy_cares() -> None:
