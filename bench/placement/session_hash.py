@@ -4,8 +4,8 @@
               of all after the last
     key       the session id of the request (a header), else its user, else its body
 
-Load is not read. Source: vllm-router's README and flags (the policy), descriptions of it (160 virtual nodes a worker; the key
-is looked for in headers, then in the body). Its hash function is another one; here it is BLAKE2b.
+Load is not read. Source: vllm-router's README and flags (the policy), descriptions of it (160 virtual nodes a worker;
+the key is looked for in headers, then in the body). Its hash function is another one; here it is BLAKE2b.
 """
 
 from bisect import bisect_left
