@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, find, given, settings
-from hypothesis.errors import NoSuchExample
+from hypothesis.errors import FlakyFailure, NoSuchExample
 
 from kv_protocol.ids import WorkerRank
 from router.request.events import Event, StreamCut
@@ -89,5 +89,7 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
 
     try:
         find(worlds(), fails, settings=settings(max_examples=1500, deadline=None, database=None))
+    except FlakyFailure:
+        return  # the world failed, though not again: sockets decide which step comes first
     except NoSuchExample:
         pytest.fail("not found")
