@@ -18,8 +18,12 @@ FAILURES = Row(
         ),
         Panel(
             title="Attempts at another worker",
-            description="kvrouter_retries_total, by how the attempt before failed. Clients only saw a delay.",
-            queries=(Query(rate("retries_total", by="phase"), "{{phase}}"),),
+            description="kvrouter_retries_total, by how the attempt before failed: clients only saw a delay. "
+            "kvrouter_streams_lost_total: streams that ended with an error.",
+            queries=(
+                Query(rate("retries_total", by="phase"), "{{phase}}"),
+                Query(rate("streams_lost_total", by="reason"), "lost: {{reason}}"),
+            ),
             unit="reqps",
         ),
         Panel(

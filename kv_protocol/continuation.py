@@ -10,7 +10,16 @@
 An event's comment has all ids generated so far, including ids whose text is still held back: half a character, or the
 beginning of a possible stop string. A worker that continues from these ids holds back the same text.
 
-Source of comments: WHATWG HTML, "Server-sent events", 9.2.6.
+An attached vLLM tells ids in its events, if the request has `return_token_ids`, and continues from ids alone
+(`router/request/resumption.py`):
+
+    a chat's first event          `prompt_token_ids` beside `choices`
+    a completion's first event    `prompt_token_ids` in its choice
+    each event with a choice      `token_ids` in the choice: the ids since the event before; null if not asked for
+
+Source of comments: WHATWG HTML, "Server-sent events", 9.2.6; of vLLM's events: vllm-project/vllm 0.24.0,
+`vllm/entrypoints/openai/chat_completion/serving.py` (`chat_completion_stream_generator`) and
+`vllm/entrypoints/openai/completion/serving.py` (`completion_stream_generator`).
 """
 
 import base64
@@ -20,6 +29,7 @@ from typing import Any
 import msgspec
 
 from kv_protocol.hashing import pack_tokens, unpack_tokens
+from kv_protocol.ids import TokenId
 
 HEADER = "x-kv-continuable"
 KEY = "kv_continue"
@@ -51,13 +61,25 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a stream. `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already."""
+    """The progress of a stream. `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already.
+
+    `text` is what was sent of the answer, `prompt` the ids' bytes of the prompt if the engine told them. The last event
+    with text completed the first `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids
+    behind the first `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for
+    reasoning or tool calls.
+    """
 
     tokens: bytes
     id: str
     created: int
     finish_reason: str | None = None
     has_usage: bool = False
+    prompt: bytes = b""
+    text: str = ""
+    text_tokens: int = 0
+    last_tokens: int = 0
+    start_tokens: int = 0
+    is_parsed: bool = False
 
     @property
     def token_count(self) -> int:
@@ -87,15 +109,35 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return b"".join(b"data: %b\n\n" % msgspec.json.encode(head | event) for event in events) + DONE
 
 
+class _Delta(msgspec.Struct, frozen=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether a parser made it of other text than its content."""
+        return bool(self.reasoning or self.reasoning_content or self.tool_calls) or (
+            self.role is None and self.content is None
+        )
+
+
 class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):
     id: str
     created: int
     choices: tuple[_Choice, ...] = ()
-    usage: msgspec.Raw | None = None
+    usage: dict[str, msgspec.Raw] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -124,23 +166,75 @@ def without_tokens(events: bytes) -> tuple[bytes, int]:
 def progress_of(events: bytes, before: Progress | None = None) -> Progress | None:
     """Return the progress of a stream after complete events, from its progress `before`.
 
-    None if it is unknown: the worker does not support continuations, or the stream has several choices.
+    None if it is unknown: the worker told no ids, or the stream has several choices.
     """
-    tokens, first = [b"" if before is None else before.tokens], before
-    last: _Event | None = None
-    finish_reason, has_usage = None, False
-    for line in events.split(b"\n"):
-        try:
+    seen = _Seen(before)
+    try:
+        for line in events.split(b"\n"):
             if line.startswith(COMMENT):
-                tokens.append(base64.b64decode(line[len(COMMENT) :].rstrip(b"\r"), validate=True))
+                seen.add_ids(base64.b64decode(line[len(COMMENT) :].rstrip(b"\r"), validate=True))
             elif line.startswith(_DATA) and not line.startswith(DONE.rstrip()):
-                last = _event.decode(line[len(_DATA) :])
-                has_usage = has_usage or last.usage is not None
-                finish_reason = next((each.finish_reason for each in last.choices), None) or finish_reason
-        except (msgspec.DecodeError, binascii.Error):
-            return None
-    named = first or last
-    joined = b"".join(tokens)
-    if named is None or not joined or len(joined) % _TOKEN_BYTES:
+                seen.add(_event.decode(line[len(_DATA) :]))
+    except (msgspec.DecodeError, binascii.Error):
         return None
-    return Progress(tokens=joined, id=named.id, created=named.created, finish_reason=finish_reason, has_usage=has_usage)
+    return seen.progress()
+
+
+class _Seen:
+    """What events say, added up."""
+
+    def __init__(self, before: Progress | None) -> None:
+        self._named: Progress | _Event | None = before
+        self._tokens, self._prompt = (bytearray(), b"") if before is None else (bytearray(before.tokens), before.prompt)
+        self._texts = [] if before is None else [before.text]
+        self._text_tokens, self._last_tokens = (0, 0) if before is None else (before.text_tokens, before.last_tokens)
+        self._start_tokens = 0 if before is None else before.start_tokens
+        self._is_parsed = before is not None and before.is_parsed
+        self._finish_reason: str | None = None
+        self._has_usage = False
+        self._last: _Event | None = None
+
+    def add_ids(self, ids: bytes) -> None:
+        self._tokens += ids
+
+    def add(self, event: _Event) -> None:
+        self._last = event
+        self._has_usage = self._has_usage or event.usage is not None
+        self._add_prompt(event.prompt_token_ids)
+        for choice in event.choices[:1]:
+            self._add_prompt(choice.prompt_token_ids)
+            self.add_ids(pack_tokens(choice.token_ids or ()))
+            self._add_text(choice)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+
+    def _add_prompt(self, ids: list[int] | None) -> None:
+        if ids and not self._prompt:
+            self._prompt = pack_tokens(ids)
+
+    def _add_text(self, choice: _Choice) -> None:
+        delta = choice.delta
+        text = choice.text if delta is None else delta.content
+        if delta is not None and delta.is_parsed and choice.finish_reason is None:
+            self._is_parsed = True
+        if text:
+            self._texts.append(text)
+            self._text_tokens = len(self._tokens) // _TOKEN_BYTES
+            self._last_tokens = len(choice.token_ids or ())
+
+    def progress(self) -> Progress | None:
+        named, tokens = self._named or self._last, bytes(self._tokens)
+        if named is None or not (tokens or self._prompt) or len(tokens) % _TOKEN_BYTES:
+            return None
+        return Progress(
+            tokens=tokens,
+            id=named.id,
+            created=named.created,
+            finish_reason=self._finish_reason,
+            has_usage=self._has_usage,
+            prompt=self._prompt,
+            text="".join(self._texts),
+            text_tokens=self._text_tokens,
+            last_tokens=self._last_tokens,
+            start_tokens=self._start_tokens,
+            is_parsed=self._is_parsed,
+        )

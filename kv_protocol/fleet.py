@@ -44,6 +44,7 @@ _TEXTS = (
     "endpoint",
     "kv_cache_dtype",
     "transfer_backend",
+    "stream_token_ids",
 )
 _COUNTS_MAX = {
     "canary": U64_MASK,
@@ -109,6 +110,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
 
     `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
     an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.
+
+    `stream_token_ids` names the engine in whose words an attached engine tells the token ids of a stream, and continues
+    behind such ids (`kv_protocol/continuation.py`): `vllm`. Empty: it does neither, or an agent answers.
     """
 
     worker_id: str
@@ -141,6 +145,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
     api_endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
+    stream_token_ids: str = ""
     ends_drain: bool = False
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
     it the registration of a known instance leaves the drain as it is."""

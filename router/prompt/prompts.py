@@ -30,7 +30,7 @@ from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.supervise import Part
 from kv_runtime.text.chat_messages import HasImages, split_images
 from kv_runtime.text.encoders import CONFIGURED
-from kv_runtime.text.model import Text
+from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.body import base64_of
 from router.prompt.chat_encoding import encode_chat
@@ -154,6 +154,10 @@ class ModelPrompts:
         prompt = inbound.read_prompt()
         work = partial(self._of_prompt, prompt, inbound, finish)
         return self._worked(work, len(prompt)) if isinstance(prompt, str) else work()
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer for one answer."""
+        return self._text.detokenizer()
 
     def statistics(self) -> PromptStatistics:
         """Return the figures."""

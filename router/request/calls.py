@@ -10,18 +10,38 @@
 | alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
 
 The body is preceded by the prompt's token ids, for workers that take them, and by the progress of a resumed answer
-(`kv_protocol/continuation.py`). If the client leaves between prefill and decode, the decode worker still gets the
-request, so that it fetches the prompt's KV from the prefill worker; then its connection is closed.
+(`kv_protocol/continuation.py`). An attached engine that tells token ids is asked for those of streams that may
+migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between prefill and decode, the
+decode worker still gets the request, so that it fetches the prompt's KV from the prefill worker; then its connection is
+closed.
 """
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from kv_protocol.body_limits import Body, Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.requests import Inbound, is_given
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.prompt import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
+from router.request.resumption import (
+    CannotResume,
+    Decoder,
+    asking,
+    behind,
+    check_text_only,
+    may_be_asked,
+    resume_point,
+    resumed_body,
+    rewriter,
+    stops_of,
+)
 from router.server.exchange import BUFFERED_BYTES_MAX, OutboundCall
 from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
@@ -38,6 +58,10 @@ _DELTA = b'.delta"'
 """End of the type of each event of a response's stream that has tokens; in their text JSON escapes the quote."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
+_EVENT_BYTES_MAX = 16 << 20
+"""Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
+_ATTACHED = frozenset({"vllm", "sglang"})
+"""Event sources of attached engines, which ignore `kv_continue` and would begin the answer again."""
 _HEADER = HEADER.encode()
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
 
@@ -50,8 +74,9 @@ def wants_tokens(headers: Headers) -> bool:
 class Calls:
     """Builds calls to workers of the fleet."""
 
-    def __init__(self, fleet: Fleet, settings: RouterSettings) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, settings: RouterSettings, detokenizer: Callable[[], Decoder]) -> None:
+        """`detokenizer` returns a new one of the models' text."""
+        self._fleet, self._detokenizer = fleet, detokenizer
         limits = settings.failures
         self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
         self._buffered_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
@@ -72,6 +97,9 @@ class Calls:
 
         `client` are the headers of the client's request, `handoff` is the prefill worker's answer, `progress` how far
         the answer has come; `replay_buffer` gets the rest of it.
+
+        Raises:
+            CannotResume: the winner cannot continue the answer.
         """
         worker = self._fleet.worker(verdict.winner.worker_id)
         if worker is None:
@@ -80,11 +108,15 @@ class Calls:
         text = body.text
         if phase != "whole" and not is_given(inbound.disaggregated_params):
             text = _of_phase(text, phase, handoff or _NO_HANDOFF, registration.role)
-        if progress is not None:
-            text = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), bytes(text[text.index(b"{") + 1 :]))
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
         if not _PASSED_ON_NAMES.isdisjoint(client):
             headers += _passed_on(client)
+        if registration.event_source in _ATTACHED and (replay_buffer is not None or progress is not None):
+            if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
+                return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
+            replay_buffer = None  # there will be no ids in it
+        if progress is not None:
+            text = _continuing(text, registration, inbound, progress)
         if replay_buffer is not None or wants_tokens(client):
             headers += _CONTINUABLE
         limits = self._limits if inbound.stream and phase != "prefill" else self._buffered_limits
@@ -101,6 +133,76 @@ class Calls:
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
         return OutboundCall(registration.base_url, inbound.path, headers, parts, *rest)
+
+    def _with_ids(
+        self,
+        registration: WorkerRegistered,
+        verdict: Verdict,
+        inbound: Inbound,
+        body: Body,
+        headers: bytes,
+        prompt: EncodedPrompt | None,
+        progress: Progress | None,
+        replay_buffer: StreamReplayBuffer,
+    ) -> OutboundCall:
+        """Return the call to an attached engine whose stream tells token ids, or resumes behind `progress`."""
+        path = inbound.path
+        sent: tuple[bytes | memoryview, ...]
+        if progress is not None:
+            path, sent = COMPLETIONS, (self._resumed(registration, inbound, body, prompt, progress, replay_buffer),)
+        elif inbound.return_token_ids:
+            sent = (memoryview(body.text),)
+        else:
+            sent = asking(body.text)
+            replay_buffer.hide_ids()
+        if registration.accepts_token_ids:
+            headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
+        rest = (*self._limits, replay_buffer, False, _EVENT_BYTES_MAX)
+        return OutboundCall(registration.base_url, path, headers, sent, *rest)
+
+    def _resumed(
+        self,
+        registration: WorkerRegistered,
+        inbound: Inbound,
+        body: Body,
+        prompt: EncodedPrompt | None,
+        progress: Progress,
+        replay_buffer: StreamReplayBuffer,
+    ) -> bytes:
+        """Return the body of the completion that goes on, and have its events rewritten."""
+        if body.images or not may_be_asked(inbound):
+            raise CannotResume("the request's answer is more than its text")
+        check_text_only(inbound)
+        stops = stops_of(inbound)
+        if not progress.prompt:  # an agent began it: its stop strings hold other text back
+            if stops or prompt is None or not prompt.ids:
+                raise CannotResume("the prompt's ids are unknown, or text is held back", elsewhere=True)
+            progress = replace(progress, prompt=prompt.ids)
+        point = resume_point(progress, self._detokenizer(), stops)
+        if inbound.return_token_ids and point.token_count < progress.token_count:
+            raise CannotResume("the client has ids of half a character")
+        before = behind(progress, point)
+        sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
+        replay_buffer.rewrite(rewriter(inbound, before, point.held), before)
+        return sent
+
+
+def _tells_ids(
+    registration: WorkerRegistered, verdict: Verdict, inbound: Inbound, body: Body, progress: Progress | None
+) -> bool:
+    """Return whether the attached engine is to tell the stream's token ids."""
+    if not registration.stream_token_ids or verdict.request.phase != "whole":
+        return False
+    return progress is not None or (not body.images and may_be_asked(inbound))
+
+
+def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, progress: Progress) -> bytes:
+    """Return the body with which an agent continues the answer; raise `CannotResume` if it would not as it is."""
+    if registration.event_source in _ATTACHED:
+        raise CannotResume("the engine continues no answer", elsewhere=True)
+    if progress.prompt and (not progress.tokens or progress.is_parsed or stops_of(inbound)):
+        raise CannotResume("an agent continues behind an engine only if no text is held back", elsewhere=True)
+    return b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), bytes(text[text.index(b"{") + 1 :]))
 
 
 def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:

@@ -32,6 +32,7 @@ from router.request.events import (
     Refused,
     Relay,
     Reply,
+    ResumeFailed,
     Retry,
     Send,
     StreamCut,
@@ -39,6 +40,7 @@ from router.request.events import (
 from router.request.machine import RequestMachine
 from router.request.reader import RequestReader
 from router.request.refusals import Refusal
+from router.request.resumption import CannotResume
 from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.server.exchange import Exchange, OutboundCall, UpstreamStage
 from router.server.heads import Headers
@@ -82,6 +84,9 @@ class RequestDriver(RequestReader):
         """Return the call to the chosen worker; None: the worker left.
 
         `buffer` gets the events of its stream.
+
+        Raises:
+            CannotResume: the worker cannot continue the stream.
         """
 
     @abstractmethod
@@ -148,7 +153,10 @@ class RequestDriver(RequestReader):
 
     def _send(self, send: Send) -> Event | None:
         self._replay_buffer = self._new_replay_buffer() if send.keeps_events else None
-        call = self._call(send, self._replay_buffer)
+        try:
+            call = self._call(send, self._replay_buffer)
+        except CannotResume as error:
+            return ResumeFailed(error.elsewhere)
         if call is None:
             return CallFailed("connect", "the worker left", has_begun=False)
         if send.is_aside:
@@ -235,7 +243,7 @@ class RequestDriver(RequestReader):
         """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
         buffer = self._replay_buffer
         events = None if buffer is None or buffer.is_overfull else buffer.events()
-        self._feed(StreamCut(phase, reason, events))
+        self._feed(StreamCut(phase, reason, events, None if buffer is None else buffer.before))
         return self._taken_stream_end()
 
     def _taken_stream_end(self) -> bytes | None:

@@ -4,6 +4,8 @@ An event says what happened; a command says what its driver (`driver.py`) is to 
 a fact for ledgers, metrics and logs. All are structs, which are made in less time than named tuples.
 """
 
+from typing import Literal, get_args
+
 from msgspec import Struct
 
 from kv_protocol.continuation import Progress
@@ -17,6 +19,11 @@ from router.request.refusals import Refusal
 from router.request.usage import NO_USAGE, Usage
 from router.server.exchange import UpstreamStage
 from router.server.heads import Headers
+
+StreamLoss = Literal["not_resumable", "no_seam", "no_worker"]
+"""Why a cut stream ends: its ids or events are not known, or the limit is reached; the next worker would not continue
+it where it was cut; no worker is left."""
+STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 
 # ------------------------------------------------------------------------------------------- events
 
@@ -86,11 +93,21 @@ class CallFailed(Struct, frozen=True, gc=False):
 
 
 class StreamCut(Struct, frozen=True, gc=False):
-    """The worker failed in the middle of an event stream. `events` are those that it sent; None: they are not kept."""
+    """The worker failed in the middle of an event stream. `events` are those that it sent; None: they are not kept.
+
+    `before` is where it continued another worker's stream, if that is not the last worker's progress.
+    """
 
     stage: UpstreamStage
     reason: str
     events: bytes | None
+    before: Progress | None = None
+
+
+class ResumeFailed(Struct, frozen=True, gc=False):
+    """The chosen worker cannot continue the stream; `elsewhere`: another may."""
+
+    elsewhere: bool
 
 
 class ClientLeft(Struct, frozen=True, gc=False):
@@ -109,6 +126,7 @@ Event = (
     | AnswerDropped
     | CallFailed
     | StreamCut
+    | ResumeFailed
     | ClientLeft
 )
 
@@ -205,6 +223,12 @@ class Rerouted(Record, frozen=True, gc=False):
     """The request left its first plan."""
 
     why: Reroute
+
+
+class StreamLost(Record, frozen=True, gc=False):
+    """A stream that had begun ends with an error."""
+
+    why: StreamLoss
 
 
 class Unserved(Record, frozen=True, gc=False):

@@ -52,10 +52,12 @@ from router.request.events import (
     Reply,
     RequestOver,
     Rerouted,
+    ResumeFailed,
     Retried,
     Retry,
     Send,
     StreamCut,
+    StreamLost,
     Unserved,
 )
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
@@ -64,6 +66,7 @@ from router.request.refusals import Refusal
 from router.request.usage import NO_USAGE, Usage, usage_in
 
 if TYPE_CHECKING:
+    from router.request.events import StreamLoss
     from router.server.exchange import UpstreamStage
 
 _USAGE_BYTES = 4096
@@ -250,8 +253,21 @@ class RequestMachine:
         if event.stage == "local":
             return self._refuse(refusals.unavailable(event.reason, "overloaded"))
         if event.has_begun and not self.plan.is_aside:
-            return (*self._end_attempt("failed"), *self._end("failed"))
+            lost = (StreamLost("not_resumable"),) if attempt.is_streamed else ()
+            return (*self._end_attempt("failed"), *lost, *self._end("failed"))
         return self._again(attempt)
+
+    def _resume_failed(self, event: ResumeFailed) -> Commands:
+        """The chosen worker cannot continue the stream, by no fault of its own."""
+        attempt, plan, failed = self.attempt, self.plan, self._failed
+        assert attempt is not None
+        assert plan is not None
+        assert failed is not None
+        attempt.phase = "local"
+        over = self._end_attempt("cancelled")
+        if event.elsewhere and plan.failed(attempt.rank, took_handoff=False):
+            return (*over, MakeRoute(), Retry(max(1, plan.retries)))
+        return (*over, *self._refuse(failed.refusal(), "no_worker" if event.elsewhere else "no_seam"))
 
     def _again(self, attempt: Attempt) -> Commands:
         plan = self.plan
@@ -271,7 +287,7 @@ class RequestMachine:
         if event.stage == "local" or attempt is None or plan is None or event.events is None:
             return _NOTHING
         had_begun = attempt.has_begun
-        progress = progress_of(event.events, self._progress) if had_begun else self._progress
+        progress = progress_of(event.events, event.before or self._progress) if had_begun else self._progress
         if progress is None:
             return _NOTHING
         attempt.phase, attempt.reason = event.stage, event.reason
@@ -306,8 +322,10 @@ class RequestMachine:
             return over
         return (*over, GiveUp(self._handoff, self._progress) if fetches else GiveUp(None, None))
 
-    def _refuse(self, refusal: Refusal) -> Commands:
-        return (*self._end_attempt("failed"), *self._end(refusal.outcome, refusal), Refuse(refusal))
+    def _refuse(self, refusal: Refusal, loss: "StreamLoss" = "no_worker") -> Commands:
+        """End with an error; `loss` is why a stream that has begun is lost."""
+        lost = (StreamLost(loss),) if self._is_resumed else ()
+        return (*self._end_attempt("failed"), *lost, *self._end(refusal.outcome, refusal), Refuse(refusal))
 
     def _end_attempt(self, outcome: OutcomeName) -> Commands:
         attempt, self.attempt = self.attempt, None
@@ -332,6 +350,7 @@ class RequestMachine:
             AnswerDropped: cls._answer_dropped,
             CallFailed: cls._call_failed,
             StreamCut: cls._stream_cut,
+            ResumeFailed: cls._resume_failed,
             ClientLeft: cls._client_left,
         }
 

@@ -33,12 +33,14 @@ from router.request.events import (
     Rerouted,
     Retried,
     Send,
+    StreamLost,
     Unserved,
 )
 from router.request.plan import RequestPlan
 from router.request.rank_attempt import RankAttempt, of_rank
 from router.request.refusals import Refusal, RequestRejected
 from router.request.request_log import EndedRequest
+from router.request.resumption import CannotResume
 from router.request.serving import Serving
 from router.request.usage import NO_USAGE
 from router.server.buffered_response import BufferedResponse
@@ -157,14 +159,14 @@ class Served(RequestDriver):
 
     def _let_fetch(self, command: GiveUp, aside: BufferedResponse) -> None:
         serving = self.serving
+        headers = self.exchange.headers
         try:
             verdict = serving.decide(self.route)
-        except (NoEligibleWorker, RequestRejected):
+            call = serving.calls.call(
+                verdict, self.inbound, self.body, headers, self._prompt, command.handoff, command.progress
+            )
+        except (NoEligibleWorker, RequestRejected, CannotResume):
             return
-        headers = self.exchange.headers
-        call = serving.calls.call(
-            verdict, self.inbound, self.body, headers, self._prompt, command.handoff, command.progress
-        )
         if call is not None:
             aside.ask(call, self)
             aside.give_up()
@@ -205,10 +207,16 @@ class Served(RequestDriver):
             self.serving.settled(attempt, fact.usage)
         elif isinstance(fact, RequestOver):
             self._request_over(fact)
-        elif isinstance(fact, Retried):
+        else:
+            self._count(fact)
+
+    def _count(self, fact: Record) -> None:
+        if isinstance(fact, Retried):
             self.serving.metrics.retried(fact.stage)
         elif isinstance(fact, Rerouted):
             self.serving.metrics.turned(fact.why)
+        elif isinstance(fact, StreamLost):
+            self.serving.metrics.stream_lost(fact.why)
         elif isinstance(fact, Unserved):
             self.serving.routing.refuse(self.route, fact.cause)
 

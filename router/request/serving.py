@@ -90,7 +90,7 @@ class Serving:
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self.bodies = BodyParser(settings.data.body_limits())
         self._route_request_builder = RouteRequestBuilder(new_id)
-        self.calls = Calls(routing.state.fleet, settings)
+        self.calls = Calls(routing.state.fleet, settings, prompts.detokenizer)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._worker_log = RateLimitedLog(_log, routing.clock)
         self.retry_after_s_max = settings.failures.retry_after_s_max

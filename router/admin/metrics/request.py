@@ -16,6 +16,7 @@ from router.admin.metrics.prediction import PHASES, WorkerMetrics
 from router.decision.policies import MODES
 from router.decision.state import RouterState
 from router.queue.waiting import REFUSAL_REASONS
+from router.request.events import STREAM_LOSSES, StreamLoss
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
 REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
@@ -51,6 +52,7 @@ class RequestMetrics:
         self._queue_wait = Distribution(_SECONDS)
         self._rejected = Counter(dict.fromkeys(REJECTIONS, 0))
         self._retries = Counter(dict.fromkeys(PHASES, 0))
+        self._streams_lost = Counter(dict.fromkeys(STREAM_LOSSES, 0))
         self._decisions = DecisionMetrics(modes)
         self._workers = WorkerMetrics(state.fleet)
         self.stage = self._decisions.stage
@@ -100,6 +102,10 @@ class RequestMetrics:
     def retried(self, phase: str) -> None:
         """Another rank is tried."""
         self._retries[phase] += 1
+
+    def stream_lost(self, why: StreamLoss) -> None:
+        """A stream that had begun ended with an error."""
+        self._streams_lost[why] += 1
 
     def first_token(self, mode: str, ttft_s: float) -> None:
         """The first token of an answer came this long after the request was routed."""
@@ -160,3 +166,5 @@ class RequestMetrics:
             ("phase",),
             retries,
         )
+        lost = [((why,), float(count)) for why, count in self._streams_lost.items()]
+        yield counter("streams_lost", "Streams that ended with an error after their worker failed", ("reason",), lost)

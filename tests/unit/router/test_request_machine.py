@@ -44,6 +44,7 @@ from router.request.events import (
     Retry,
     Send,
     StreamCut,
+    StreamLost,
     Unserved,
 )
 from router.request.machine import RequestMachine
@@ -190,7 +191,11 @@ def test_an_answer_that_fails_after_it_began_ends_the_request() -> None:
     machine.receive(Chosen(w0))
     machine.receive(HeadCame(200, STREAM))
     machine.receive(FirstByteCame())
-    assert machine.receive(CallFailed("body", "cut", has_begun=True)) == (over(w0), ended("failed"))
+    assert machine.receive(CallFailed("body", "cut", has_begun=True)) == (
+        over(w0),
+        StreamLost("not_resumable"),
+        ended("failed"),
+    )
 
 
 def test_a_prompt_is_prefilled_at_one_worker_and_decoded_at_another() -> None:

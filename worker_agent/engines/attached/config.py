@@ -127,6 +127,11 @@ class AttachedEngineSection(Section):
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
+    stream_token_ids: bool = Field(
+        default=True,
+        description="routers ask vLLM for the token ids of streams, which costs it some bytes a token and once the"
+        " prompt's ids, so that another worker resumes a stream whose engine dies; false: such a stream is lost",
+    )
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
 
     @field_validator("base_url")

@@ -1,0 +1,235 @@
+"""How an attached engine is asked for token ids, and how it continues a stream from them. Pure.
+
+    asked          `"return_token_ids": true` as the first key of the client's body
+    continues      `POST /v1/completions`: prompt = the prompt's ids and the answer's, max_tokens and min_tokens less by
+                   those; events of a chat are rewritten into a chat's
+
+The engine's server has decoded the ids that it told, and may have held text back: half a character, and of the text the
+longest stop string's characters but one. Where it continues is therefore found in the text of the last ids:
+
+    ids     i0 i1 .. ik | ik+1 ..        the text of i0..ik is whole and ends in no beginning of a stop string;
+    text    shown    | held |            ids behind ik had no part in what the client has: they are generated again
+                                         `held` is given to the client with the next text
+
+Not resumed are: an answer with parts that a parser of the engine takes out of the text (tool calls, reasoning), log
+probabilities, `echo`, several choices, guided decoding, prompts with media, and a cut for which there is no such ik.
+
+Source: vllm-project/vllm 0.24.0, `vllm/v1/engine/detokenizer.py` (`stop_buffer_length`, `DecodeStream(ids=..)` primed
+with the prompt: after half a character it would repeat the prompt's text), `vllm/entrypoints/openai/completion/
+protocol.py` and `serving.py` (`max_tokens` is 16 if not given), `chat_completion/protocol.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from kv_protocol.body_limits import Bytes
+from kv_protocol.continuation import Progress
+from kv_protocol.hashing import unpack_tokens
+from kv_protocol.openai.inbound import CHAT
+from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+
+ASKED = b'{"return_token_ids":true,'
+_KEPT = frozenset(
+    {
+        "model", "stream", "stream_options", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+        "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
+        "length_penalty", "logit_bias", "bad_words", "allowed_token_ids", "skip_special_tokens",
+        "spaces_between_special_tokens", "cache_salt", "priority", "user",
+    }
+)  # fmt: skip
+"""Keys that mean the same in chats and completions."""
+_COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion that states none."""
+_WINDOW = 64
+"""The last ids whose text is compared with what the client has."""
+_PRIMED = 16
+"""Ids before them, behind which a decoder knows whether a word begins."""
+_TOKEN_BYTES = 4
+_TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
+_SHAPING = attrgetter(
+    "best_of", "use_beam_search", "prompt_logprobs", "return_tokens_as_token_ids", "thinking_token_budget", "logprobs",
+    "logits_processors",
+)  # fmt: skip
+_PLAIN = (None,) * 7
+
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_events = msgspec.json.Decoder(dict[str, Any])
+
+
+class Decoder(Protocol):
+    """Turns the tokens of one answer into text as they come."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that `ids` complete; half a character is held back."""
+
+
+class CannotResume(Exception):
+    """The stream cannot be continued. `elsewhere`: by this worker; another may."""
+
+    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+        super().__init__(message)
+        self.elsewhere = elsewhere
+
+
+class ResumePoint(NamedTuple):
+    """Where a stream is continued: behind so many ids of the answer, after the text that was held back."""
+
+    token_count: int
+    held: str
+
+
+def may_be_asked(inbound: Inbound) -> bool:
+    """Return whether an attached engine is asked for the ids of this request's stream."""
+    if inbound.return_token_ids is False or inbound.detokenize is False:
+        return False
+    if not isinstance(inbound, ChatInbound | CompletionInbound):
+        return False
+    shaping = _SHAPING(inbound)
+    if shaping != _PLAIN and any(value is not None and value is not False for value in shaping):
+        return False
+    if inbound.stop and (inbound.include_stop_str_in_output or inbound.min_tokens):
+        return False
+    if isinstance(inbound, ChatInbound):
+        return not is_given(inbound.tools)
+    return not inbound.echo and inbound.suffix is None
+
+
+def asking(body: Bytes) -> tuple[bytes, memoryview]:
+    """Return the JSON object `body`, in parts, with the wish for token ids."""
+    return ASKED, memoryview(body)[body.index(b"{") + 1 :]
+
+
+def check_text_only(inbound: Inbound) -> None:
+    """Raise `CannotResume` if the prompt may have more than text: ids alone do not state its media."""
+    if not isinstance(inbound, ChatInbound):
+        return
+    try:
+        contents = [message.get("content") for message in inbound.read_messages()]
+    except RequestInvalid as error:
+        raise CannotResume(str(error)) from error
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if not all(isinstance(part, str) or (isinstance(part, dict) and part.get("type") in _TEXT_PARTS) for part in parts):
+        raise CannotResume("the prompt has media")
+
+
+def stops_of(inbound: Inbound) -> tuple[str, ...]:
+    """Return the stop strings."""
+    stop = inbound.stop
+    given = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    return tuple(each for each in given if each)
+
+
+def resume_point(progress: Progress, decoder: Decoder, stops: Sequence[str]) -> ResumePoint:
+    """Return where vLLM continues the stream; raise `CannotResume` if no place is known to be without a seam."""
+    if progress.is_parsed:
+        raise CannotResume("the engine parses the answer")
+    ids, prompt = unpack_tokens(progress.tokens), progress.prompt
+    held_characters = max(map(len, stops), default=1) - 1
+    first = max(0, len(ids) - _WINDOW - held_characters)
+    primed = (unpack_tokens(prompt[-_PRIMED * _TOKEN_BYTES :]) + ids[max(0, first - _PRIMED) : first])[-_PRIMED:]
+    decoder.push(primed)
+    text, ends = "", [(first, 0)]
+    for at in range(first, len(ids)):
+        if piece := decoder.push((ids[at],)):
+            text += piece
+            ends.append((at + 1, len(text)))
+    before = max(end for token_count, end in ends if token_count <= max(first, progress.start_tokens))
+    shown = max(before, len(text) - held_characters)  # an engine holds back of its own text
+    is_known = progress.text == text[:shown] if first == 0 else shown > 0 and progress.text.endswith(text[:shown])
+    if is_known:
+        for token_count, end in reversed(ends):
+            if end >= shown and not _may_stop(text[:end], stops):
+                return ResumePoint(token_count, text[shown:end])
+    elif not stops and progress.last_tokens == 1:  # the router knows another text: one id with text held nothing back
+        return ResumePoint(progress.text_tokens, "")
+    raise CannotResume("the text of the token ids is not what the client has")
+
+
+def _may_stop(text: str, stops: Sequence[str]) -> bool:
+    """Return whether the text ends in the beginning of a stop string."""
+    return any(text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop)))
+
+
+def resumed_body(body: Bytes, inbound: Inbound, progress: Progress, *, max_seq_len: int) -> bytes:
+    """Return the completion that continues the request `body` behind `progress`.
+
+    `max_seq_len` bounds prompt and answer together, 0: unknown. Raises `CannotResume` if nothing is left to generate,
+    or it is unknown how much.
+    """
+    prompt, done = unpack_tokens(progress.prompt), progress.token_count
+    limit = inbound.limit_tokens
+    if limit is None and isinstance(inbound, CompletionInbound):
+        limit = _COMPLETION_TOKENS
+    elif limit is None and max_seq_len:
+        limit = max_seq_len - len(prompt)
+    if limit is None or limit <= done:
+        raise CannotResume(f"max_tokens: found {limit} with {done} tokens generated")
+    request: dict[str, Any] = {key: value for key, value in _objects.decode(body).items() if key in _KEPT}
+    request |= {"prompt": prompt + unpack_tokens(progress.tokens), "max_tokens": limit - done, "return_token_ids": True}
+    if inbound.min_tokens:
+        request["min_tokens"] = max(0, inbound.min_tokens - done)
+    return msgspec.json.encode(request)
+
+
+def behind(progress: Progress, point: ResumePoint) -> Progress:
+    """Return the progress at the place where the stream is continued, `point.held` included."""
+    count = point.token_count
+    return replace(
+        progress,
+        tokens=progress.tokens[: count * _TOKEN_BYTES],
+        text=progress.text + point.held,
+        text_tokens=min(progress.text_tokens, count),
+        last_tokens=0,
+        start_tokens=count,
+    )
+
+
+def rewriter(inbound: Inbound, progress: Progress, held: str) -> Callable[[bytes], bytes]:
+    """Return a function that turns the completion's events, in their order, into those of the continued stream.
+
+    `held` becomes the first of its text.
+    """
+    return _Rewriter(inbound, progress, held)
+
+
+class _Rewriter:
+    """Events of a completion as those of the client's stream. Source of the keys and their order: the protocols."""
+
+    def __init__(self, inbound: Inbound, progress: Progress, held: str) -> None:
+        self._is_chat, self._hides_ids = inbound.path == CHAT, not inbound.return_token_ids
+        self._progress, self._held = progress, held
+
+    def __call__(self, events: bytes) -> bytes:
+        return b"\n\n".join([self._event(each) for each in events.split(b"\n\n")])
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(b"data: {"):
+            return event
+        try:
+            answer = _events.decode(event[len(b"data: ") :])
+        except msgspec.DecodeError:
+            return event
+        if "choices" not in answer:
+            return event
+        answer |= {"id": self._progress.id, "created": self._progress.created}
+        if self._is_chat:
+            answer["object"] = "chat.completion.chunk"
+        answer["choices"] = [self._choice(each) for each in answer["choices"]]
+        if usage := answer.get("usage"):
+            usage["prompt_tokens"] -= self._progress.token_count
+            usage["completion_tokens"] += self._progress.token_count
+        return b"data: " + msgspec.json.encode(answer)
+
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        text, self._held = self._held + choice["text"], ""
+        ids = None if self._hides_ids else choice.get("token_ids")
+        if not self._is_chat:
+            return choice | {"text": text, "prompt_token_ids": None, "token_ids": ids}
+        reason = choice.get("finish_reason")
+        why = {} if reason is None else {"stop_reason": choice.get("stop_reason")}
+        delta = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": reason}
+        return delta | why | {"token_ids": ids}
