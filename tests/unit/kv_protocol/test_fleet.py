@@ -55,6 +55,7 @@ FULL: Fields = LEAST | {
     "transfer_buffer_tokens": 65536,
     "transfer_backend": "NIXL",
     "api_endpoints": ("responses", "a later one"),
+    "stream_token_ids": "vllm",
     "ends_drain": True,
     "drained": True,
     "images": None,
