@@ -57,12 +57,14 @@ def chat(worker: Worker) -> dict[str, Any]:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_is_in_the_fleet_as_what_it_is(worker: Worker, kind: str) -> None:
     said, stated = worker.registration, KINDS[kind]
-    text, sizes = load_text(stated.text), (said.total_kv_blocks, said.max_seq_len, said.max_num_seqs)
+    text, sizes = load_text(stated.text), (said.total_kv_blocks, said.max_seq_len)
+    batch = (said.max_num_seqs, said.max_num_batched_tokens)
     assert (said.worker_id, said.model, said.role) == (worker.worker_id, worker.model, "aggregated")
     assert worker.model in said.served_names
     assert said.dp_ranks == tuple(range(stated.ranks))
-    assert all(sizes), "those that are known"
-    assert (*sizes, said.max_num_batched_tokens) == (stated.sizes or (*sizes, said.max_num_batched_tokens))
+    assert all(sizes), "those that every engine tells"
+    assert (batch[0] > 0) == stated.tells_batch
+    assert (*sizes, *batch) == (stated.sizes or (*sizes, *batch))
     assert (said.hash_scheme, said.canary) == (HASH_SCHEME, canary(said.block_size))
     assert (said.tokenizer_digest, said.template_digest) == (text.tokenizer_digest, text.template_digest)
     assert said.endpoint == "dynamo.backend.generate"

@@ -60,6 +60,8 @@ class Kind(NamedTuple):
     """What can be stated of a kind beforehand; nothing else may differ.
 
     `ranks` are an aggregated worker's; `sizes`: blocks, longest, sequences, tokens of a batch; None: the engine's own.
+    `tells_batch`: its engine tells how many sequences it decodes together; vLLM's server does not (0.24.0: /metrics has
+    `cache_config_info` alone, of `vllm/config/cache.py`, and /v1/models `max_model_len`).
     `takes_prompt_ids`: its router sends it the prompt's ids beside the text. `requires_handoff`: a decode worker
     refuses requests without; trtllm-serve's computes the prompt itself. `engines`: how many of a role there can be.
     """
@@ -68,6 +70,7 @@ class Kind(NamedTuple):
     roles: tuple[Role, ...]
     ranks: int = 1
     sizes: tuple[int, ...] | None = (BLOCKS, LONGEST, SEQUENCES, BATCHED)
+    tells_batch: bool = True
     text: str = "byte"
     takes_prompt_ids: bool = True
     requires_handoff: bool = True
@@ -162,7 +165,7 @@ KINDS: dict[str, Kind] = {
     "simulated": Kind(simulated, EVERY, ranks=RANKS),
     "trtllm": Kind(trtllm, EVERY, ranks=RANKS),
     "attached-trtllm-serve": Kind(attached_trtllm_serve, EVERY[:3], takes_prompt_ids=False, requires_handoff=False),
-    "attached-vllm": Kind(attached_vllm, EVERY[:1], ranks=RANKS),
+    "attached-vllm": Kind(attached_vllm, EVERY[:1], ranks=RANKS, sizes=(BLOCKS, LONGEST, 0, 0), tells_batch=False),
 }
 _REAL = {
     "real-trtllm": Kind(real_trtllm, sizes=None, text=TEXT, roles=roles_there("real-trtllm")),
@@ -181,6 +184,7 @@ _REAL = {
         sizes=None,
         text=TEXT,
         roles=roles_there("real-vllm"),
+        tells_batch=False,
         takes_prompt_ids=False,
         engines=1,
         can_be_killed=False,

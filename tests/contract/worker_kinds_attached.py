@@ -44,6 +44,7 @@ async def attached_trtllm_serve(ground: Ground, role: Role, model: str) -> Async
             executors.begun()
             server.answering = completions(server.engine, model, role)
             at = ["engine.kind=trtllm-serve", f"engine.base_url={server.url}"]
+            at += [f"engine.max_num_seqs={SEQUENCES}", f"engine.max_num_batched_tokens={BATCHED}"]
 
             async def kill() -> None:
                 await executors.kill()
@@ -67,9 +68,9 @@ async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator
     async with engine_running(server.engine), server.serving(), zmq_context() as context:
         sources, (publish, replay) = await published(context, RANKS)
         at = [f"engine.publish_endpoint={publish}", f"engine.replay_endpoint={replay}", "engine.kind=vllm"]
-        settings = attached_settings(
-            ground, role, model, [*at, f"engine.base_url={server.url}", f"engine.dp_ranks={RANKS}"]
-        )
+        at += [f"engine.base_url={server.url}", f"engine.dp_ranks={RANKS}"]
+        at += ["engine.stream_token_ids=false"]  # our agent's code answers for the engine, and knows no such wish
+        settings = attached_settings(ground, role, model, at)
         async with publishing(server.engine, sources), attached(ground, settings, kill) as worker:
             yield worker
 
@@ -90,14 +91,13 @@ def described(ranks: int) -> EngineDescription:
 
 
 def attached_settings(ground: Ground, role: Role, model: str, assignments: list[str]) -> AttachSettings:
-    """Return the settings of an attached engine whose sizes are told."""
+    """Return the settings of an attached engine whose cache and longest sequence are told."""
     return load_settings(
         AttachSettings,
         assignments=[
             *(f"worker.id={ground.name('attached')}", f"worker.role={role}", f"nats.url={ground.nats_url}"),
             *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
-            *(f"engine.max_seq_len={LONGEST}", f"engine.max_num_seqs={SEQUENCES}"),
-            *(f"engine.max_num_batched_tokens={BATCHED}", "engine.metrics_poll_s=0.05", "events.poll_s=0.01"),
+            *(f"engine.max_seq_len={LONGEST}", "engine.metrics_poll_s=0.05", "events.poll_s=0.01"),
             *assignments,
         ],
     )

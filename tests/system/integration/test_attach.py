@@ -143,6 +143,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
             total_kv_blocks=100,
             max_num_seqs=8,
             event_source="vllm",
+            stream_token_ids="vllm",
             accepts_token_ids=False,
             version=told[0].version if isinstance(told[0], WorkerRegistered) else "",
             endpoint="dynamo.backend.generate",
