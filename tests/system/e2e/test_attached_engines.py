@@ -80,15 +80,22 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
 
+    async def candidates(self, prompt: list[int]) -> set[str]:
+        """Return the workers that the router would choose among; none while it has none."""
+        decision = await self._decision(prompt)
+        return set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
+
     async def _routed(self, prompt: list[int]) -> tuple[str, int]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
-        async with self.client.session.post(f"{self.client.data_url}/v1/route", json=body) as response:
-            if response.status != 200:
-                return "", 0
-            answered = await response.json()
-        decision = answered["decision"]
+        decision = await self._decision(prompt)
+        if decision is None:
+            return "", 0
         chosen = decision["candidates"][decision["winner"]]
         return chosen["worker_id"], int(chosen["overlap_blocks"][0])
+
+    async def _decision(self, prompt: list[int]) -> dict[str, Any] | None:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
+        async with self.client.session.post(f"{self.client.data_url}/v1/route", json=body) as response:
+            return (await response.json())["decision"] if response.status == 200 else None
 
 
 @asynccontextmanager
