@@ -11,7 +11,8 @@
 In little-endian bytes:
 
     best     a u16 each
-    terms    mask u8 (bit i: term i of `TERMS` is there) | for each term there: an f64 for each of `best`
+    terms    mask, bytes of 7 bits, lowest first, of which all but the last have bit 7 set (bit i of the mask: term i of
+             `TERMS` is there) | for each term there: an f64 for each of `best`
     overlap  flags u8 (bit t: tier t adds overlap to tiers below it; bit 7: numbers are u32, else u16)
              | for each such t: a bit for each column with more overlap, lowest first | how much more, for each
              empty if no rank has overlap
@@ -23,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from kv_protocol.decision import CostTerms
+from kv_protocol.decision import CostTerms, CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
@@ -38,7 +39,9 @@ TERM_DEFAULTS: tuple[float, ...] = CostTerms.__struct_defaults__
 TIERS = 4
 WIDE = 0x80
 """The flag of an overlap whose numbers are u32."""
-_TERMS_MAX = 8
+_TERMS_MAX = 14
+_MASK_BITS, _MORE = 7, 0x80
+_TIMED = sum(1 << at for at, name in enumerate(TERMS) if name.endswith("_ms"))
 _HASH_BYTES = 8
 assert len(TERMS) <= _TERMS_MAX
 
@@ -105,7 +108,7 @@ class NewDecision(msgspec.Struct, frozen=True, tag="decided", array_like=True, k
     worker_id: str
     dp_rank: int
     runner_up: int | None
-    margin_blocks: float | None
+    margin: float | None
     reason: str
     uncached_tokens: int = 0
     epoch: int = 0
@@ -176,8 +179,8 @@ def _check_costs(decided: Decided) -> None:
     count = len(decided.best) // 2
     if len(decided.best) % 2 or count > BEST_MAX or max(best_columns(decided.best), default=0) >= decided.ranks:
         raise LimitExceeded("best", decided.best.hex(), f"u16s of {decided.ranks} columns, {BEST_MAX} at most")
-    mask = decided.terms[0] if decided.terms else 0
-    if len(decided.terms) != (1 + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):
+    mask, size = terms_mask(decided.terms) if decided.terms else (0, 1)
+    if len(decided.terms) != (size + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):
         raise LimitExceeded("terms", f"{len(decided.terms)} bytes", f"a mask, and for each of its terms 8 x {count}")
     if len(decided.costs) % 4 or len(decided.costs) // 4 + count > decided.ranks:
         raise LimitExceeded("costs", f"{len(decided.costs)} bytes", f"4 a candidate, {decided.ranks} with the best")
@@ -200,14 +203,32 @@ def best_columns(best: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(best) // 2}H", best)
 
 
+def packed_mask(mask: int) -> bytes:
+    """Return the mask of terms as it stands before them."""
+    return bytes((mask,)) if mask < _MORE else bytes((mask & (_MORE - 1) | _MORE, mask >> _MASK_BITS))
+
+
+def terms_mask(terms: bytes) -> tuple[int, int]:
+    """Return the mask of the terms that are there, and its size in bytes."""
+    if not terms[0] & _MORE:
+        return terms[0], 1
+    return terms[0] & (_MORE - 1) | (terms[1] << _MASK_BITS if len(terms) > 1 else 1 << _TERMS_MAX), 2
+
+
 def best_terms(decided: NewDecision) -> list[CostTerms]:
     """Return the terms of the best candidates."""
     count = len(decided.best) // 2
     if not count:
         return []
-    there = [name for at, name in enumerate(TERMS) if decided.terms[0] >> at & 1]
-    values = struct.unpack_from(f"<{count * len(there)}d", decided.terms, 1)
+    mask, size = terms_mask(decided.terms)
+    there = [name for at, name in enumerate(TERMS) if mask >> at & 1]
+    values = struct.unpack_from(f"<{count * len(there)}d", decided.terms, size)
     return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(there)}) for row in range(count)]
+
+
+def cost_unit(decided: NewDecision) -> CostUnit:
+    """Return what the costs are in."""
+    return "ms" if decided.terms and terms_mask(decided.terms)[0] & _TIMED else "blocks"
 
 
 def other_costs(decided: NewDecision) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """A routing decision as data: every candidate with every cost term, to explain and to repeat it.
 
-Costs are in blocks. Formulas: `router/decision/cost.py`.
+Costs are in milliseconds or in blocks, as the policy says. Formulas: `router/decision/time_cost.py`, `cost.py`.
 """
 
 from typing import Literal
@@ -10,12 +10,17 @@ import msgspec
 from kv_protocol.errors import LimitExceeded
 
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
+CostUnit = Literal["blocks", "ms"]
+"""What costs are in: blocks, or milliseconds of all requests."""
 OverlapSource = Literal["index", "approximate"]
 """Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
 
 
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """The addends of one candidate's cost, in blocks; `cost` is their sum, times the constraint multiplier."""
+    """The addends of one candidate's cost; `cost` is their weighted sum, times the constraint multiplier.
+
+    A cost in blocks has none of the terms in ms, a cost in ms no term in blocks but the credit, which is no addend.
+    """
 
     overlap_credit_blocks: float = 0.0
     prefill_blocks: float = 0.0
@@ -24,6 +29,12 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     history_blocks: float = 0.0
     constraint_multiplier: float = 1.0
     cost: float = 0.0
+    wait_ms: float = 0.0
+    prefill_ms: float = 0.0
+    lateness_ms: float = 0.0
+    stall_ms: float = 0.0
+    decode_ms: float = 0.0
+    slowdown_ms: float = 0.0
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +78,7 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that takes a request, and all that was weighed.
 
-    `winner` and `runner_up` index `candidates`; `margin_blocks` is the runner-up's cost minus the winner's, and there
+    `winner` and `runner_up` index `candidates`; `margin` is the runner-up's cost minus the winner's, and there
     is neither for a single candidate. `isl_tokens` is the whole prompt, `reusable_blocks` the part that a cache could
     provide (the full blocks of all tokens but the last, which is always computed).
     """
@@ -83,7 +94,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reusable_blocks: int
     winner: int
     runner_up: int | None
-    margin_blocks: float | None
+    margin: float | None
     candidates: tuple[Candidate, ...]
     excluded: tuple[Exclusion, ...] = ()
     phase: str = "whole"
@@ -96,6 +107,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's action: admit, queue or reject."""
     regret_blocks: int = 0
     """By how much another candidate's overlap was longer than the winner's."""
+    cost_unit: CostUnit = "blocks"
+    """Of costs and of the margin."""
     session_rank: str = ""
     """`worker/dp_rank` to which the request's session is bound; empty: to none."""
 

@@ -32,7 +32,7 @@ def policy_of(weights: Weights) -> Policy:
         request_weight=weights.request,
         history_weight=0.0,
     )
-    return Policy(mode="kv", parameters=parameters, predict_on_route=False, spill_tokens=0, newcomers=False)
+    return Policy(mode="kv-blocks", parameters=parameters, predict_on_route=False, spill_tokens=0, newcomers=False)
 
 
 def our_flip(cell: OracleCell) -> Flip:
@@ -44,7 +44,7 @@ def our_outcome(cell: OracleCell, load_blocks: int) -> Outcome:
     """Return the winner at one extra load, and both costs; in a tie both ranks may win."""
     view, request = _view(cell, load_blocks), _request(cell)
     verdict = decide(view, request, policy_of(cell.weights), _SEED)
-    is_tie = verdict.margin_blocks == 0.0
+    is_tie = verdict.margin == 0.0
     first_won = verdict.winner == view.ranks[0]
     first, second = (each.terms.cost for each in verdict.decision().candidates)
     return Outcome(first_won or is_tie, is_tie or not first_won, first, second)

@@ -1,7 +1,8 @@
 """The policies that the bench compares, by name.
 
 kv                  mode kv as it is by default
-kv-P-H              mode kv with prefill_scale P and history_weight H
+kv-blocks           mode kv-blocks as it is by default
+kv-blocks-P-H       the same with prefill_scale P and history_weight H
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's cost formula with its defaults. `router bench oracle` compares our formula with the
 peer itself; here its tie-breaks are ours
@@ -30,7 +31,9 @@ class Placement(NamedTuple):
 
 
 def _weighed(prefill_scale: float, history_weight: float) -> Placement:
-    return Placement(Policy(parameters=CostParameters(prefill_scale=prefill_scale, history_weight=history_weight)))
+    return Placement(
+        Policy(mode="kv-blocks", parameters=CostParameters(prefill_scale=prefill_scale, history_weight=history_weight))
+    )
 
 
 def _foreign(mode: str, modes_of: ModesOf) -> Placement:
@@ -58,10 +61,11 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
 
 
 WEIGHTS = ((1.0, 0.5), (8.0, 0.0), (8.0, 1.0), (16.0, 0.0), (16.0, 2.0), (16.0, 8.0))
-"""Of mode kv, beside its defaults: prefill_scale, history_weight."""
+"""Of mode kv-blocks, beside its defaults: prefill_scale, history_weight."""
 PLACEMENTS: dict[str, Placement] = {
-    "kv": Placement(Policy()),
-    **{f"kv-{scale:g}-{history:g}": _weighed(scale, history) for scale, history in WEIGHTS},
+    "kv": Placement(Policy(cost="ms")),
+    "kv-blocks": Placement(Policy(mode="kv-blocks")),
+    **{f"kv-blocks-{scale:g}-{history:g}": _weighed(scale, history) for scale, history in WEIGHTS},
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
     },

@@ -102,7 +102,9 @@ def run_cell(shape: GridShape, requests: Sequence[TraceRequest], cell: RoutingCe
     """Play the trace in one cell and return its figures."""
     played = at_rate(requests if cell.shared else without_sharing(requests), cell.rate)
     fleet_shape = VirtualFleetShape(cell.workers, shape.kv_tokens, shape.block_size, cell.lag_s, cell.slowdown)
-    outcomes = VirtualFleet(fleet_shape, Policy(mode=cell.mode, parameters=shape.cost), played, seed=shape.seed).run()
+    outcomes = VirtualFleet(
+        fleet_shape, Policy(mode=cell.mode, cost="ms", parameters=shape.cost), played, seed=shape.seed
+    ).run()
     return figures(outcomes, workers=cell.workers, slo=shape.slo)
 
 

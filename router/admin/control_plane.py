@@ -301,7 +301,8 @@ def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
         "overlap_source": decision.chosen.overlap_source,
         "predicted_blocks": decision.chosen.predicted_blocks,
         "trust": decision.chosen.trust,
-        "margin_blocks": decision.margin_blocks,
+        "margin": decision.margin,
+        "cost_unit": decision.cost_unit,
         "outcome": _outcome(record),
     }
 

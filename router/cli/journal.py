@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from kv_protocol import subjects
-from kv_protocol.decided import Decided
+from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
@@ -105,7 +105,7 @@ def as_line(entry: JournalEntry, record: JournalRecord) -> str:
 def _text(record: JournalRecord) -> str:
     match record:
         case Decided(request=request):
-            margin = "" if record.margin_blocks is None else f", {record.margin_blocks:.1f} blocks ahead"
+            margin = "" if record.margin is None else f", {record.margin:.1f} {cost_unit(record)} ahead"
             return (
                 f"{request.decision_id}: {request.isl_tokens} tokens for {request.model} to {record.rank}, "
                 f"{record.policy} by {record.reason}{margin}, of {record.ranks} ranks"

@@ -29,6 +29,7 @@ from router.admin.metrics import (
     policy_families,
     prompt_families,
     queue_families,
+    rate_families,
     state_families,
     trust_families,
 )
@@ -184,6 +185,7 @@ class RouterParts:
             lambda: state_families(self._routing.state, self._feeds),
             lambda: trust_families(self._routing),
             lambda: policy_families(self._routing),
+            lambda: rate_families(self._routing.state),
             lambda: queue_families(self._admission.statistics()),
             lambda: http_families(self.data.statistics()),
             lambda: prompt_families(self._prompts.statistics()),

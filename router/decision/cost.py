@@ -1,4 +1,4 @@
-"""The cost of a candidate, in blocks; B = block size, N = ceil(ISL / B).
+"""The cost of a candidate in blocks, mode kv's if `policy.cost` is blocks; B = block size, N = ceil(ISL / B).
 
     credit  = trust * (overlap_credit * decay * device + host_weight * host + disk_weight * disk)
     decay   = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_protocol.decision import CostTerms, TrustState
+from kv_protocol.decision import CostTerms, CostUnit, TrustState
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import Floats, Ints, RouteRequest, View
 
@@ -36,6 +36,8 @@ TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBAC
 """Share of a rank's overlap that is credited; a FALLBACK rank's overlap comes from the approximate index."""
 SPILL_ISL = 4
 """A rank is over its gate with more queued tokens than this many times a request's own."""
+_TERMS_IN_BLOCKS = 7
+"""The fields of `CostTerms` that a cost in blocks has."""
 LISTS_MAX = 16
 """For so many ranks at most the terms are computed number by number: a call of numpy costs more than all of them."""
 
@@ -49,7 +51,7 @@ class CostColumns:
     __slots__ = ("_spilled", "_terms")
 
     def __init__(self, terms: tuple[Any, ...], spilled: Any = None) -> None:  # noqa: ANN401 - a list, an array or None
-        """Keep the columns, in the order of the fields of `CostTerms`; `spilled` as the property."""
+        """Keep the columns, in the order of the fields of `CostTerms`, all or the first; `spilled` as the property."""
         self._terms = terms
         self._spilled = spilled
 
@@ -59,14 +61,14 @@ class CostColumns:
         return np.asarray(self._terms[0])
 
     @property
-    def prefill_blocks(self) -> Floats:
+    def prefill_blocks(self) -> Floats | None:
         """Scaled blocks to prefill."""
-        return np.asarray(self._terms[1])
+        return _array(self._terms[1])
 
     @property
-    def decode_blocks(self) -> Ints | Floats:
+    def decode_blocks(self) -> Ints | Floats | None:
         """Scaled blocks in use with this request."""
-        return np.asarray(self._terms[2])
+        return _array(self._terms[2])
 
     @property
     def request_blocks(self) -> Floats | None:
@@ -82,6 +84,11 @@ class CostColumns:
     def constraint_multiplier(self) -> Floats | None:
         """What the sum of the other terms is multiplied by."""
         return _array(self._terms[5])
+
+    @property
+    def unit(self) -> CostUnit:
+        """What the costs are in."""
+        return "ms" if len(self._terms) > _TERMS_IN_BLOCKS else "blocks"
 
     @property
     def cost(self) -> Floats:
@@ -111,6 +118,11 @@ class CostColumns:
         listed: list[float] = cost if type(cost) is list else cost.tolist()
         return listed
 
+    def column(self, name: str) -> Floats | None:
+        """Return the term of this name, a field of `CostTerms`; None if the cost has none."""
+        place = CostTerms.__struct_fields__.index(name)
+        return _array(self._terms[place]) if place < len(self._terms) else None
+
     def has_more_credit(self, at: int, other: int) -> bool:
         """Return whether a candidate has more overlap credited than another."""
         credit: Any = self._terms[0]
@@ -118,7 +130,7 @@ class CostColumns:
 
     def terms(self, at: int) -> CostTerms:
         """Return the terms of one candidate."""
-        stated = zip(CostTerms.__struct_fields__, self._terms, strict=True)
+        stated = zip(CostTerms.__struct_fields__, self._terms, strict=False)
         return CostTerms(**{name: float(column[at]) for name, column in stated if column is not None})
 
 
@@ -139,7 +151,8 @@ def _in_lists(view: View, request: RouteRequest, policy: Policy, multiplier: Flo
     block_size, tokens = float(request.block_size), request.isl_tokens
     own_blocks = -(-tokens // request.block_size)
     queued: list[int] = view.queued_tokens.tolist()
-    credit, spilled = _listed_credit(view, queued, request, policy)
+    credit = listed_credit(view, queued, request, policy.parameters)
+    credit, spilled = _listed_spill(credit, queued, request, policy)
     active: list[int] = view.active_blocks.tolist()
     shared: list[int] = view.shared_blocks.tolist()
     prefill_scale, decode_scale = parameters.prefill_scale, parameters.decode_scale
@@ -175,13 +188,11 @@ def _added(cost: list[float], column: Ints | Floats, weight: float) -> list[floa
     return weighted
 
 
-def _listed_credit(
-    view: View, queued: list[int], request: RouteRequest, policy: Policy
-) -> tuple[list[float], list[bool] | None]:
-    parameters, tokens = policy.parameters, request.isl_tokens
-    weight = parameters.overlap_credit
+def listed_credit(view: View, queued: list[int], request: RouteRequest, parameters: CostParameters) -> list[float]:
+    """Return what `credit_column` returns, number by number."""
+    tokens, weight = request.isl_tokens, parameters.overlap_credit
     if not weight:
-        return [0.0] * len(queued), None
+        return [0.0] * len(queued)
     predicted: list[int] = view.predicted.tolist()
     tiers: list[list[int]] = view.overlap[:3].tolist()
     device = [max(held, predicted[at]) for at, held in enumerate(tiers[0])]
@@ -198,8 +209,15 @@ def _listed_credit(
     if view.trust_factor is not None:
         factors: list[float] = view.trust_factor.tolist()
         credit = [each * factors[at] for at, each in enumerate(credit)]
-    gate_tokens = max(SPILL_ISL * tokens, policy.spill_tokens)
-    if not policy.spill_tokens or max(queued) <= gate_tokens or 2 * min(queued) >= gate_tokens:
+    return credit
+
+
+def _listed_spill(
+    credit: list[float], queued: list[int], request: RouteRequest, policy: Policy
+) -> tuple[list[float], list[bool] | None]:
+    gate_tokens = max(SPILL_ISL * request.isl_tokens, policy.spill_tokens)
+    is_off = not policy.spill_tokens or not policy.parameters.overlap_credit
+    if is_off or max(queued) <= gate_tokens or 2 * min(queued) >= gate_tokens:
         return credit, None
     spilled = [waiting > gate_tokens for waiting in queued]
     return [0.0 if spilled[at] else each for at, each in enumerate(credit)], spilled
@@ -208,7 +226,12 @@ def _listed_credit(
 def in_arrays(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None = None) -> CostColumns:
     """Return the terms as `cost_columns` does, computed column by column for any number of ranks."""
     parameters, tokens, block_size = policy.parameters, request.isl_tokens, request.block_size
-    credit, spilled = _credit(view, request, policy)
+    credit = credit_column(view, request, parameters)
+    spilled = None
+    if policy.spill_tokens and parameters.overlap_credit:
+        spilled = _spilled(view.queued_tokens, max(SPILL_ISL * tokens, policy.spill_tokens))
+    if spilled is not None:
+        credit[spilled] = 0.0
     prefill = np.maximum((view.queued_tokens + tokens) / block_size - credit, 0.0)
     if parameters.prefill_scale != 1.0:
         prefill *= parameters.prefill_scale
@@ -235,10 +258,11 @@ def _weighted(column: Ints | Floats, weight: float) -> Floats | None:
     return weighted
 
 
-def _credit(view: View, request: RouteRequest, policy: Policy) -> tuple[Floats, NDArray[np.bool_] | None]:
-    parameters, queued, tokens = policy.parameters, view.queued_tokens, request.isl_tokens
+def credit_column(view: View, request: RouteRequest, parameters: CostParameters) -> Floats:
+    """Return the blocks credited to each rank for what it holds, before the spill gate."""
+    queued, tokens = view.queued_tokens, request.isl_tokens
     if not parameters.overlap_credit:
-        return np.zeros(len(queued)), None
+        return np.zeros(len(queued))
     device, host, disk = np.maximum(view.overlap[:3], view.predicted)
     credit: Floats = device * parameters.overlap_credit
     if parameters.overlap_credit_decay:
@@ -248,10 +272,7 @@ def _credit(view: View, request: RouteRequest, policy: Policy) -> tuple[Floats, 
         credit += (disk - host) * parameters.disk_weight
     if view.trust_factor is not None:
         credit *= view.trust_factor
-    spilled = _spilled(queued, max(SPILL_ISL * tokens, policy.spill_tokens)) if policy.spill_tokens else None
-    if spilled is not None:
-        credit[spilled] = 0.0
-    return credit, spilled
+    return credit
 
 
 def _decay(queued: Ints, tokens: int, parameters: CostParameters) -> Floats:

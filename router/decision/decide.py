@@ -64,7 +64,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
         winner=view.ranks[place],
         winner_at=choice.winner,
         runner_up=choice.runner_up,
-        margin_blocks=choice.margin_blocks,
+        margin=choice.margin,
         overlap_blocks=overlap,
         expected_blocks=expected,
         regret_blocks=regret,

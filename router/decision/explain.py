@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
-from kv_protocol.decision import Candidate, CostTerms, Decision
+from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision
 
+_UNTIL_FIRST = ("wait", "prefill", "lateness")
+_ADDENDS_IN_MS = (*_UNTIL_FIRST, "stall", "decode", "slowdown")
 _SENT = {
     "whole": "It {} to",
     "prefill": "Its prompt {} to",
@@ -15,7 +17,8 @@ _SENT = {
 def explain(decision: Decision, *, is_hypothetical: bool = False) -> str:
     """Return a few sentences: which rank won, why, and by how much. `is_hypothetical`: no request went there."""
     opening = _opening(decision, "would go" if is_hypothetical else "went")
-    return "\n".join([opening, *map(_line, _by_cost(decision)), *_closing(decision)])
+    lines = [_line(candidate, decision.cost_unit) for candidate in _by_cost(decision)]
+    return "\n".join([opening, *lines, *_closing(decision)])
 
 
 def _opening(decision: Decision, verb: str) -> str:
@@ -35,18 +38,32 @@ def _awaited(candidate: Candidate) -> str:
     return f"; {more} more are on their way there" if more else ""
 
 
-def _line(candidate: Candidate) -> str:
-    weighed = f": {_terms(candidate.terms)}" if candidate.is_weighed else " was a candidate"
+def _line(candidate: Candidate, unit: CostUnit) -> str:
+    weighed = f": {_terms(candidate.terms, unit)}" if candidate.is_weighed else " was a candidate"
     return f"  {_name(candidate)}{weighed}{'; '.join(['', *_notes(candidate)])}"
 
 
-def _terms(terms: CostTerms) -> str:
+def _terms(terms: CostTerms, unit: CostUnit) -> str:
     times = f", times {terms.constraint_multiplier:.2f} for its constraints" if terms.constraint_multiplier != 1 else ""
+    if unit == "ms":
+        return (
+            f"cost {terms.cost:.1f} = {_ttft_weight(terms):.1f} x (wait {terms.wait_ms:.1f} + prefill "
+            f"{terms.prefill_ms:.1f} + lateness {terms.lateness_ms:.1f}) + stall {terms.stall_ms:.1f} + decode "
+            f"{terms.decode_ms:.1f} + slowdown {terms.slowdown_ms:.1f} ms{times}, with "
+            f"{terms.overlap_credit_blocks:.1f} blocks credited"
+        )
     return (
         f"cost {terms.cost:.1f} = prefill {terms.prefill_blocks:.1f} "
         f"(after a credit of {terms.overlap_credit_blocks:.1f}) + decode {terms.decode_blocks:.1f}"
         f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{times}"
     )
+
+
+def _ttft_weight(terms: CostTerms) -> float:
+    """Return the weight of a request's own first token, which the cost was made with."""
+    first_ms = terms.wait_ms + terms.prefill_ms + terms.lateness_ms
+    rest_ms = terms.stall_ms + terms.decode_ms + terms.slowdown_ms
+    return (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms if first_ms > 0 else 1.0
 
 
 def _notes(candidate: Candidate) -> Iterator[str]:
@@ -67,8 +84,8 @@ def _closing(decision: Decision) -> list[str]:
     text = _REASONS.get(decision.reason)
     if text is not None:
         closing.append(text)
-    if decision.runner_up is not None and decision.margin_blocks is not None:
-        closing.append(_margin(decision, decision.candidates[decision.runner_up], decision.margin_blocks))
+    if decision.runner_up is not None and decision.margin is not None:
+        closing.append(_margin(decision, decision.candidates[decision.runner_up], decision.margin))
     elif text is None:
         closing.append(_unweighed(decision))
     if decision.action != "admit":
@@ -97,13 +114,21 @@ _REASONS = {
 
 def _margin(decision: Decision, runner_up: Candidate, margin: float) -> str:
     if margin < 0 and decision.reason != "draw":
-        return f"{_name(runner_up)} would have cost {-margin:.1f} blocks less."
+        return f"{_name(runner_up)} would have cost {-margin:.1f} {decision.cost_unit} less."
     if margin == 0:
         return f"{_name(runner_up)} costs the same; seed {decision.seed} broke the tie."
     if margin < 0:
-        return f"{_name(runner_up)} was cheaper by {-margin:.1f} blocks; the temperature's draw passed it over."
-    cause = _cause(decision.chosen.terms, runner_up.terms)
-    return f"The runner-up, {_name(runner_up)}, costs {margin:.1f} blocks more: {cause}."
+        less = f"{-margin:.1f} {decision.cost_unit}"
+        return f"{_name(runner_up)} was cheaper by {less}; the temperature's draw passed it over."
+    cause = (_cause_in_ms if decision.cost_unit == "ms" else _cause)(decision.chosen.terms, runner_up.terms)
+    return f"The runner-up, {_name(runner_up)}, costs {margin:.1f} {decision.cost_unit} more: {cause}."
+
+
+def _cause_in_ms(chosen: CostTerms, runner_up: CostTerms) -> str:
+    more = {name: getattr(runner_up, f"{name}_ms") - getattr(chosen, f"{name}_ms") for name in _ADDENDS_IN_MS}
+    weight = max(_ttft_weight(chosen), _ttft_weight(runner_up))
+    term = max(more, key=lambda name: more[name] * (weight if name in _UNTIL_FIRST else 1.0))
+    return f"mostly {term}, {more[term]:+.1f} ms"
 
 
 def _cause(chosen: CostTerms, runner_up: CostTerms) -> str:

@@ -1,7 +1,9 @@
 """The modes: pure functions `(candidates, request, policy, seed) -> Choice`, and what each reads.
 
     mode             chooses                                                             reads
-    kv               the lowest cost (`cost.py`), or by temperature a draw (`choice.py`)   overlap, load
+    kv               the lowest cost in ms (`time_cost.py`), or by temperature a draw      overlap, load, rates
+                     (`choice.py`)
+    kv-blocks        the same, in blocks (`cost.py`)                                       overlap, load
     predicted-ttft   the smallest predicted time to the first token among those whose      overlap, load, forecast
                      predicted time between tokens meets the target
     round-robin      the candidates in turn                                                nothing
@@ -33,6 +35,7 @@ from router.decision.cost import CostColumns, cost_columns
 from router.decision.eligibility import multipliers
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import CostParameters, Policy
+from router.decision.time_cost import time_columns
 from router.decision.verdict import Reason
 from router.decision.view import Floats, Forecast, RouteRequest, View
 
@@ -52,7 +55,7 @@ class Candidates(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The winner, the next best and by how much it is worse (in blocks), by their indices among the candidates.
+    """The winner, the next best and by how much more it costs, by their indices among the candidates.
 
     The next best is the best of the others by what the mode compares: cost, predicted time, active requests (of
     power-of-two: the other of the two). Modes that compare nothing have none.
@@ -61,7 +64,7 @@ class Choice(NamedTuple):
     winner: int
     reason: Reason
     runner_up: int | None = None
-    margin_blocks: float | None = None
+    margin: float | None = None
     costs: CostColumns | None = None
     """The cost terms of the candidates; None if the mode computes none."""
     meets_targets: bool = True
@@ -77,11 +80,24 @@ class Mode(NamedTuple):
     reads_overlap: bool = False
     reads_load: bool = False
     reads_forecast: bool = False
+    reads_rates: bool = False
 
 
 def _by_cost(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
+    if policy.cost == "blocks":  # of a journal
+        return _by_blocks(candidates, request, policy, seed)
+    view = candidates.columns
+    costs = time_columns(view, request, policy, _multiplier(view, request, policy))
+    return _cheapest(view, costs, policy, seed)
+
+
+def _by_blocks(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
     view = candidates.columns
     costs = cost_columns(view, request, policy, _multiplier(view, request, policy))
+    return _cheapest(view, costs, policy, seed)
+
+
+def _cheapest(view: View, costs: CostColumns, policy: Policy, seed: int) -> Choice:
     winner, runner_up, margin = choose(costs.costs(), policy.temperature, seed)
     reason: Reason = "load"
     if runner_up is None or margin is None:
@@ -173,7 +189,8 @@ def _as_pinned(candidates: Candidates, request: RouteRequest, _policy: Policy, _
 
 
 MODES: dict[str, Mode] = {
-    "kv": Mode(_by_cost, reads_overlap=True, reads_load=True),
+    "kv": Mode(_by_cost, reads_overlap=True, reads_load=True, reads_rates=True),
+    "kv-blocks": Mode(_by_blocks, reads_overlap=True, reads_load=True),
     "predicted-ttft": Mode(_by_forecast, reads_overlap=True, reads_load=True, reads_forecast=True),
     "round-robin": Mode(_in_turn),
     "random": Mode(_drawn),
@@ -213,4 +230,4 @@ def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy:
     costs = choice.costs.costs()
     runner_up = choice.winner if mode.reads_forecast else beside(costs, winner).runner_up
     margin = None if runner_up is None else costs[runner_up] - costs[winner]
-    return choice._replace(winner=winner, reason="affinity", runner_up=runner_up, margin_blocks=margin)
+    return choice._replace(winner=winner, reason="affinity", runner_up=runner_up, margin=margin)

@@ -1,6 +1,6 @@
 """A routing policy as data: the mode, and its parameters. The journal records it as a whole.
 
-Costs and weights are in blocks; formulas: `cost.py`, modes: `policies.py`.
+Formulas: `time_cost.py`, `cost.py`; modes: `policies.py`.
 """
 
 from functools import lru_cache
@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from kv_protocol.decided import RequestPhase
+from kv_protocol.decision import CostUnit
 
 Affinity = Literal["off", "soft", "hard"]
 """How a session's former rank counts: not at all, as a preference, or as the only choice while it is eligible."""
@@ -28,6 +29,10 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     request_weight: float = 0.0
     history_weight: float = 0.0
     decode_scale: float = 1.0
+    ttft_weight: float = 4.0
+    """kv: of the time to a request's own first token, against time that any request loses otherwise."""
+    lateness_s: float = 2.0
+    """kv: a first token as late as this counts twice."""
 
 
 class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     mode: str = "kv"
+    cost: CostUnit = "blocks"
+    """What mode kv compares. A router's own policy says ms; journals of versions that compared blocks say nothing."""
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""

@@ -53,14 +53,24 @@ class PhaseSection(Section):
 
 
 class PolicySection(Section):
-    """How a worker rank is chosen; formulas in `router/decision/cost.py`."""
+    """How a worker rank is chosen; formulas in `router/decision/time_cost.py` and `cost.py`."""
 
     user_modes: tuple[str, ...] = Field(
         (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"
     )
     mode: str = Field(
         _POLICY.mode,
-        description="kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of user_modes",
+        description="kv, kv-blocks, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of "
+        "user_modes",
+    )
+    ttft_weight: float = Field(
+        _COST.ttft_weight,
+        gt=0,
+        le=1000,
+        description="kv: of the time to a request's own first token, against time that any request loses otherwise",
+    )
+    lateness_s: float = Field(
+        _COST.lateness_s, gt=0, le=3600, description="kv: a first token as late as this counts twice"
     )
     overlap_credit: float = Field(
         _COST.overlap_credit, ge=0, le=1, description="what a block on the GPU saves, in blocks"
@@ -71,16 +81,19 @@ class PolicySection(Section):
     host_weight: float = Field(_COST.host_weight, ge=0, le=1, description="what a block in host memory saves")
     disk_weight: float = Field(_COST.disk_weight, ge=0, le=1, description="what a block on disk saves")
     prefill_scale: float = Field(
-        _COST.prefill_scale, ge=0, le=1000, description="weight of prefill against decode; more favours overlap"
+        _COST.prefill_scale,
+        ge=0,
+        le=1000,
+        description="kv-blocks: weight of prefill against decode; more favours overlap",
     )
     request_weight: float = Field(
-        _COST.request_weight, ge=0, le=1000, description="blocks that every active request costs"
+        _COST.request_weight, ge=0, le=1000, description="kv-blocks: that every active request costs"
     )
     history_weight: float = Field(
-        _COST.history_weight, ge=0, le=1000, description="weight of recent prefill; more spreads the load"
+        _COST.history_weight, ge=0, le=1000, description="kv-blocks: weight of recent prefill; more spreads the load"
     )
     decode_scale: float = Field(
-        _COST.decode_scale, ge=0, le=1000, description="weight of decode: of the blocks a rank works on"
+        _COST.decode_scale, ge=0, le=1000, description="kv-blocks: weight of decode, of the blocks a rank works on"
     )
     prefill: PhaseSection = PhaseSection(**asdict(PREFILL_OVERRIDES))
     decode: PhaseSection = PhaseSection(**asdict(DECODE_OVERRIDES))
@@ -92,7 +105,7 @@ class PolicySection(Section):
         _POLICY.spill_tokens,
         ge=0,
         le=1 << 40,
-        description="queued tokens beyond which a rank may lose its credit; 0: none ever does",
+        description="kv-blocks: queued tokens beyond which a rank may lose its credit; 0: none ever does",
     )
     newcomers: bool = Field(
         default=_POLICY.newcomers,
@@ -168,6 +181,7 @@ class PolicySection(Section):
         return picked(
             self,
             Policy,
+            cost="ms",
             parameters=picked(self, CostParameters),
             prefill=self.prefill.overrides(),
             decode=self.decode.overrides(),

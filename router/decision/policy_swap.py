@@ -23,13 +23,14 @@ from router.decision.policy_config import PolicySection
 
 PROBLEMS_MAX = 8
 """An error names this many problems, and states how many more there are."""
-FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
+_NOT_SET = ("parameters", "cost")
+FIELDS = (*(name for name in Policy.__struct_fields__ if name not in _NOT_SET), *CostParameters.__struct_fields__)
 
 
 def fields_of(policy: Policy) -> dict[str, Any]:
     """Return the policy's fields by their names in the configuration."""
     own = msgspec.to_builtins(policy)
-    return {**own.pop("parameters"), **own}
+    return {name: value for name, value in (own.pop("parameters") | own).items() if name not in _NOT_SET}
 
 
 def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, replace_all: bool) -> Policy:

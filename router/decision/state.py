@@ -42,12 +42,14 @@ from router.decision.model_view import ModelView
 from router.decision.newcomers import Newcomers
 from router.decision.policies import MODES, Mode, policy_for
 from router.decision.policy import Policy
+from router.decision.time_cost import expected_of
 from router.decision.verdict import Taken
 from router.decision.view import Depths, Ints, OverlapAnswer, RouteRequest, View
 from router.fleet.breakers import Breakers
 from router.fleet.forecasts import Forecasts
 from router.fleet.ledger import Ledger
 from router.fleet.predictions import Predictions
+from router.fleet.rates import Rates
 from router.fleet.registry import Fleet
 
 Applied = JournalRecord | Taken
@@ -81,6 +83,7 @@ class RouterState:
         self.predictions = Predictions()
         self.newcomers = Newcomers()
         self.forecasts = Forecasts()
+        self.rates = Rates()
         self.decisions_by_model: Counter[str] = Counter()
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = (0, 0)
@@ -146,7 +149,7 @@ class RouterState:
 
     def _forget(self, worker_id: str, now_s: float) -> None:
         self.approximate.forget(worker_id, now_s)
-        for fold in (self.ledger, self.history, self.predictions, self.newcomers, self.forecasts):
+        for fold in (self.ledger, self.history, self.predictions, self.newcomers, self.forecasts, self.rates):
             fold.forget(worker_id)
         self.affinity.forget(worker_id)
         self.breakers.forget(worker_id)
@@ -209,6 +212,7 @@ class RouterState:
             self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
         self._go_on(known.ending, known.now_s)
         self.forecasts.ended(known)
+        self.rates.ended(known)
 
     def _take(self, taken: Taken) -> None:
         verdict, promised = taken
@@ -220,6 +224,9 @@ class RouterState:
                 self.newcomers.missed(verdict.winner, verdict.view.ranks)
         if mode.reads_forecast:
             self.forecasts.decided(verdict)
+        if verdict.view.rates is not None:
+            place = verdict.rank_indices[verdict.winner_at]
+            self.rates.decided(expected_of(verdict.view, verdict.request, place))
         self._promise(promised, verdict.now_s)
 
     def _repeat(self, decided: Decided) -> None:
@@ -241,6 +248,8 @@ class RouterState:
             view = self._overlap_view(request, model_view, ask, now_s, turn)
             if mode.reads_forecast:
                 view = view._replace(forecast=self.forecasts.forecast(view, request))
+            if mode.reads_rates and policy.cost == "ms":
+                view = view._replace(rates=self.rates.columns(request.model, view.ranks))
         else:
             view = model_view.blank(now_s, turn)
             if mode.reads_load:

@@ -44,7 +44,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     winner: WorkerRank
     winner_at: int
     runner_up: int | None
-    margin_blocks: float | None
+    margin: float | None
     overlap_blocks: int
     """Leading blocks that the winner holds on its GPU. 0, like the next three, if the mode reads no overlap."""
     expected_blocks: int
@@ -81,12 +81,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             reusable_blocks=request.reusable_blocks,
             winner=self.winner_at,
             runner_up=self.runner_up,
-            margin_blocks=self.margin_blocks,
+            margin=self.margin,
             candidates=tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices)),
             excluded=exclusions_of(self.view, self.exclusions),
             reason=self.reason,
             action=self.action,
             regret_blocks=self.regret_blocks,
+            cost_unit="blocks" if self.costs is None else self.costs.unit,
             session_rank="" if bound is None else str(bound),
         )
 

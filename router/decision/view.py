@@ -14,6 +14,7 @@ from kv_protocol.decided import RequestRecord
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
+from router.fleet.rates import RateColumns
 from router.fleet.trust import Trust
 from router.prompt.chains import BLOCK_BYTES
 
@@ -115,6 +116,8 @@ class View(NamedTuple):
     """Share of the rank's overlap that is credited; None: all of it, at every rank."""
     forecast: Forecast | None = None
     """None: the mode does not read it."""
+    rates: RateColumns | None = None
+    """None: the policy does not read them."""
     is_uniform: bool = False
     """Every rank is known to be fit, aggregated, and to serve chats and completions; False: check each rank."""
     seq_len_min: int = 0
@@ -133,7 +136,7 @@ class View(NamedTuple):
     def only(self, rank_indices: Sequence[int]) -> "View":
         """Return the view of these ranks only."""
         at = np.asarray(rank_indices, dtype=np.intp)
-        forecast = self.forecast
+        forecast, rates = self.forecast, self.rates
         return self._replace(
             ranks=tuple(self.ranks[index] for index in rank_indices),
             registrations=tuple(self.registrations[index] for index in rank_indices),
@@ -151,4 +154,5 @@ class View(NamedTuple):
             newcomer=tuple(self.newcomer[index] for index in rank_indices),
             trust_factor=None if self.trust_factor is None else self.trust_factor[at],
             forecast=None if forecast is None else Forecast(forecast.ttft_s[at], forecast.itl_s[at]),
+            rates=None if rates is None else rates._replace(prefill=rates.prefill[at], decode=rates.decode[at]),
         )

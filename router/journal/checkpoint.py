@@ -29,12 +29,14 @@ from router.journal.checkpoint_rows import (
     ApproximateTotals,
     BoundRow,
     BreakerRow,
+    ExpectedRow,
     FitRow,
     FleetTotals,
     ForecastTotals,
     HistoryMoment,
     HistoryRow,
     IdleRow,
+    KindRatesRow,
     LeaseRow,
     LedgerRow,
     LedgerTotals,
@@ -42,6 +44,8 @@ from router.journal.checkpoint_rows import (
     NewcomerRow,
     PendingRow,
     PredictionRow,
+    RankRatesRow,
+    RatesTotals,
     SeenRow,
     SessionLeaseRow,
     StretchRow,
@@ -79,7 +83,7 @@ def tables_of(state: RouterState) -> tuple[StateTable, ...]:
     """Return all tables of the state, in the order in which they are restored."""
     fleet, ledger, approximate, affinity = state.fleet, state.ledger, state.approximate, state.affinity
     breakers, history, predictions, newcomers = state.breakers, state.history, state.predictions, state.newcomers
-    forecasts = state.forecasts
+    forecasts, rates = state.forecasts, state.rates
     return (
         StateTable("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
         StateTable(
@@ -111,6 +115,10 @@ def tables_of(state: RouterState) -> tuple[StateTable, ...]:
         StateTable("ttft", FitRow, forecasts.ttft.rows, forecasts.ttft.restore),
         StateTable("itl", FitRow, forecasts.itl.rows, forecasts.itl.restore),
         StateTable("pending", PendingRow, forecasts.rows, forecasts.restore),
+        StateTable("rates", RatesTotals, lambda: [rates.totals_row()], rates.restore_totals),
+        StateTable("kind_rates", KindRatesRow, rates.kind_rows, rates.restore_kind),
+        StateTable("rank_rates", RankRatesRow, rates.rank_rows, rates.restore_rank),
+        StateTable("expected", ExpectedRow, rates.expected_rows, rates.restore_expected),
     )
 
 

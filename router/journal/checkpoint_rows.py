@@ -204,3 +204,41 @@ class PendingRow(NamedTuple):
 
     decision_id: str
     features: Features
+
+
+class RatesTotals(NamedTuple):
+    """Latencies that were refused as impossible."""
+
+    refused_total: int
+
+
+class KindRatesRow(NamedTuple):
+    """The factors of a model's ranks together, after so many measurements, and its expected tokens of an answer."""
+
+    model: str
+    prefill: float
+    decode: float
+    prefills: int
+    decodes: int
+    output_tokens: float
+    answers: int
+
+
+class RankRatesRow(NamedTuple):
+    """The factors of a rank, after so many measurements."""
+
+    rank: WorkerRank
+    prefill: float
+    decode: float
+    prefills: int
+    decodes: int
+
+
+class ExpectedRow(NamedTuple):
+    """A decision without an outcome yet: the TTFT and the ITL of the reference engine in its place."""
+
+    decision_id: str
+    model: str
+    rank: WorkerRank
+    ttft_s: float
+    itl_s: float

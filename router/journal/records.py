@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, NewDecision, RequestRecord
+from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, NewDecision, RequestRecord, packed_mask
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, NewRecord, RankStanding, Refused
@@ -163,7 +163,7 @@ def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> NewDecision:
         worker_id=verdict.winner.worker_id,
         dp_rank=verdict.winner.dp_rank,
         runner_up=None if verdict.runner_up is None else rank_indices[verdict.runner_up],
-        margin_blocks=verdict.margin_blocks,
+        margin=verdict.margin,
         reason=verdict.reason,
         uncached_tokens=uncached_tokens,
         epoch=verdict.epoch,
@@ -209,7 +209,7 @@ def _terms(costs: CostColumns, best: list[int]) -> bytes:
         if values != _F64_DEFAULTS[at] * len(best):
             mask |= 1 << at
             parts.append(values)
-    parts[0] = bytes((mask,))
+    parts[0] = packed_mask(mask)
     return b"".join(parts)
 
 

@@ -7,7 +7,14 @@ exists at 0 from the start, and is removed with the model or worker that it name
 from router.admin.metrics.prompts import prompt_families
 from router.admin.metrics.request import RequestMetrics
 from router.admin.metrics.sockets import http_families
-from router.admin.metrics.state import build_families, policy_families, queue_families, state_families, trust_families
+from router.admin.metrics.state import (
+    build_families,
+    policy_families,
+    queue_families,
+    rate_families,
+    state_families,
+    trust_families,
+)
 
 __all__ = [
     "RequestMetrics",
@@ -16,6 +23,7 @@ __all__ = [
     "policy_families",
     "prompt_families",
     "queue_families",
+    "rate_families",
     "state_families",
     "trust_families",
 ]

@@ -25,6 +25,7 @@ FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
 """The winner has no events, so its overlap is what was routed to it; the prompt could not be encoded, so only load
 counts; no rank is predicted to meet the targets, and the request was admitted all the same."""
 _STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
+_MARGIN_SECONDS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
 
@@ -37,6 +38,7 @@ class DecisionMetrics:
         self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
         self._decisions = {at: Count() for at in product(modes, REASONS)}
         self._margin = Distribution(_BLOCKS)
+        self._margin_s = Distribution(_MARGIN_SECONDS)
         self._regret = Distribution(_BLOCKS)
         self._on_their_way = 0
         self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
@@ -48,7 +50,7 @@ class DecisionMetrics:
     @property
     def distributions(self) -> tuple[Distribution, ...]:
         """Distributions with observations to be settled."""
-        return (*self._stages.values(), self._margin, self._regret)
+        return (*self._stages.values(), self._margin, self._margin_s, self._regret)
 
     def stage(self, stage: str, seconds: float) -> None:
         """Record the duration of one stage of a decision."""
@@ -66,9 +68,13 @@ class DecisionMetrics:
         count.value += 1
         self._regret.observe(verdict.regret_blocks)
         self._on_their_way += verdict.expected_blocks - verdict.overlap_blocks
-        margin = verdict.margin_blocks
+        margin = verdict.margin
         if margin is not None:
-            self._margin.observe(margin)
+            costs = verdict.costs
+            if costs is not None and costs.unit == "ms":
+                self._margin_s.observe(margin * 1e-3)
+            else:
+                self._margin.observe(margin)
         if verdict.trust == "FALLBACK":
             self._fallbacks[APPROXIMATE] += 1
         if verdict.costs is not None:
@@ -98,7 +104,8 @@ class DecisionMetrics:
             "decisions", "Decisions, by mode of the policy and by what decided", ("policy", "reason"), decisions
         )
         for name, meaning, seen in (
-            ("decision_margin_blocks", "Runner-up's cost minus the winner's", self._margin),
+            ("decision_margin_blocks", "Runner-up's cost minus the winner's, of costs in blocks", self._margin),
+            ("decision_margin_seconds", "Runner-up's cost minus the winner's, of costs in ms", self._margin_s),
             ("regret_blocks", "Longest overlap of a candidate minus the winner's", self._regret),
         ):
             yield histogram(name, meaning, (), [((), seen)])

@@ -137,6 +137,23 @@ def policy_families(routing: Routing) -> Iterator[Family]:
         yield counter(name, meaning, (), [((), float(count))])
 
 
+def rate_families(state: RouterState) -> Iterator[Family]:
+    """Yield what was learnt of the ranks' speed and of the length of answers."""
+    statistics = state.rates.statistics()
+    factors = [
+        ((rank.worker_id, str(rank.dp_rank), work), factor)
+        for rank, both in statistics.ranks.items()
+        for work, factor in zip(("prefill", "decode"), both, strict=True)
+    ]
+    meaning = "Learnt time of the rank's work, as a multiple of a reference engine's"
+    yield gauge("rate_factor", meaning, ("worker", "dp_rank", "work"), factors)
+    tokens = [((model,), expected) for model, expected in statistics.output_tokens.items()]
+    yield gauge("expected_output_tokens", "Learnt length of an answer", ("model",), tokens)
+    refused = float(statistics.refused_total)
+    meaning = "Latencies that were not learnt from because they are impossible"
+    yield counter("rates_refused", meaning, (), [((), refused)])
+
+
 def queue_families(statistics: QueueStatistics) -> Iterator[Family]:
     """Yield the waiting requests."""
     yield gauge("queued_requests", "Requests that wait for room in the fleet", (), [((), float(statistics.requests))])

@@ -18,8 +18,10 @@ from router.decision.verdict import Verdict
 
 SAMPLES_MAX = 256
 TERMS = ("overlap_credit", "prefill", "decode", "request", "history")
-_ADDENDS = ("prefill", "decode", "request", "history")
+TERMS_IN_MS = ("wait", "prefill", "lateness", "stall", "decode", "slowdown")
+_ADDENDS = {"blocks": ("prefill", "decode", "request", "history"), "ms": TERMS_IN_MS}
 NOT_COST = "not_cost"
+_CAUSES = tuple(dict.fromkeys((*_ADDENDS["blocks"], *TERMS_IN_MS, NOT_COST)))
 
 
 class Weighing:
@@ -28,14 +30,19 @@ class Weighing:
     def __init__(self) -> None:
         self.verdicts: deque[Verdict] = deque(maxlen=SAMPLES_MAX)
         self._terms = {term: Mean() for term in TERMS}
-        self._given_up_for = dict.fromkeys((*_ADDENDS, NOT_COST), 0)
+        self._terms_in_ms = {term: Mean() for term in TERMS_IN_MS}
+        self._given_up_for = dict.fromkeys(_CAUSES, 0)
 
     def families(self) -> Iterator[Family]:
         """Yield the sums, including the decisions since the last call."""
         while self.verdicts:
             self._read(self.verdicts.popleft())
         terms = [((term,), seen) for term, seen in self._terms.items()]
-        yield summary("cost_term_blocks", "Addends of the winner's cost, of sampled decisions", ("term",), terms)
+        meaning = "Terms of the winner's cost, of sampled decisions with costs in blocks"
+        yield summary("cost_term_blocks", meaning, ("term",), terms)
+        terms = [((term,), seen) for term, seen in self._terms_in_ms.items()]
+        meaning = "Terms of the winner's cost, of sampled decisions with costs in ms"
+        yield summary("cost_term_seconds", meaning, ("term",), terms)
         given_up = [((term,), float(blocks)) for term, blocks in self._given_up_for.items()]
         meaning = "Regret by the term that it was for, of sampled decisions"
         yield counter("regret_term_blocks", meaning, ("term",), given_up)
@@ -44,11 +51,16 @@ class Weighing:
         costs = verdict.costs
         assert costs is not None
         won = costs.terms(verdict.winner_at)
-        for term, seen in self._terms.items():
-            seen.observe(getattr(won, f"{term}_blocks"))
+        if costs.unit == "ms":
+            for term, seen in self._terms_in_ms.items():
+                seen.observe(getattr(won, f"{term}_ms") * 1e-3)
+        else:
+            for term, seen in self._terms.items():
+                seen.observe(getattr(won, f"{term}_blocks"))
         if verdict.regret_blocks > 0:
             depths = verdict.view.overlap[0][list(verdict.rank_indices)]
             longest = costs.terms(int(np.argmax(depths)))
-            excess = {term: getattr(longest, f"{term}_blocks") - getattr(won, f"{term}_blocks") for term in _ADDENDS}
+            names = {term: f"{term}_{costs.unit}" for term in _ADDENDS[costs.unit]}
+            excess = {term: getattr(longest, name) - getattr(won, name) for term, name in names.items()}
             most = max(excess, key=lambda term: excess[term])
             self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks

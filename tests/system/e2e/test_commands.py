@@ -69,7 +69,7 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
         "KVROUTER_NOPE: unknown; allowed: nats, data, ",
         "policy.temperature: found -1",
         "policy.mode: found 'best'",
-        "allowed kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct",
+        "allowed kv, kv-blocks, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct",
         "data.port: found 70000",
         "nonsense:",
         "ledger.lease_s: found 'x'",

@@ -1,7 +1,5 @@
 """Neither one hot prompt nor sequential agents pile up at one worker; and the figures that say so."""
 
-import pytest
-
 from bench.routing.hot_spots import (
     HOT_PROMPT,
     KV_TOKENS,
@@ -12,7 +10,6 @@ from bench.routing.hot_spots import (
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
 from bench.routing.virtual_fleet import RequestFigures
 from bench.routing.workloads import Agents, Workload, agents, hot_prompt
-from router.decision.policy import CostParameters
 
 WORKERS = 8
 SMALL = {
@@ -21,15 +18,14 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("name", "history_weight"), [("hot prompt", 1.0), ("agents", 0.0)])
-def test_in_mode_kv_work_is_spread_and_more_is_found_in_caches_than_in_turn(name: str, history_weight: float) -> None:
-    workload, cost = SMALL[name], CostParameters(history_weight=history_weight)
-    found = {(name, mode): play(workload, mode, workers=WORKERS, seed=1, cost=cost) for mode in ("kv", "round-robin")}
-    assert found[name, "kv"].spread <= SPREAD_MAX
+def test_in_mode_kv_agents_are_spread_and_more_is_found_in_caches_than_in_turn() -> None:
+    workload = SMALL["agents"]
+    found = {("agents", mode): play(workload, mode, workers=WORKERS, seed=1) for mode in ("kv", "round-robin")}
+    assert found["agents", "kv"].spread <= SPREAD_MAX
     assert verdicts(found) == []
 
 
-def test_with_the_default_weights_one_hot_prompt_stays_at_few_workers() -> None:
+def test_one_hot_prompt_stays_at_few_workers() -> None:
     workload = SMALL["hot prompt"]
     kv, in_turn = (play(workload, mode, workers=WORKERS, seed=1) for mode in ("kv", "round-robin"))
     assert SPREAD_MAX < kv.spread < WORKERS

@@ -33,5 +33,5 @@ def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, 
 
 def test_a_history_that_outweighs_the_present_is_found_out() -> None:
     place = Place("one long prompt", 1.0, "large")
-    figures = play(GRID, (place, "kv-16-8"))
-    assert failed_checks({place: {"kv-16-8": figures}}) == {"kv-16-8": [f"{place}: 0.00"]}
+    figures = play(GRID, (place, "kv-blocks-16-8"))
+    assert failed_checks({place: {"kv-blocks-16-8": figures}}) == {"kv-blocks-16-8": [f"{place}: 0.00"]}

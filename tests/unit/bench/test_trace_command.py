@@ -37,7 +37,7 @@ def test_another_seed_prints_other_json() -> None:
 
 
 def test_cost_parameters_reach_the_router() -> None:
-    few = (*SMALL, "--modes", "kv", "--no-control", "--json")
+    few = (*SMALL, "--modes", "kv-blocks", "--no-control", "--json")
     other = json.loads(typed(*few, "--cost", "prefill_scale=0", "--cost", "history_weight=9").stdout)
     assert other["shape"]["cost"]["prefill_scale"] == 0
     assert other["cells"] != json.loads(typed(*few).stdout)["cells"]
@@ -74,7 +74,7 @@ def test_tables_name_the_machine_every_cell_the_bound_and_the_verdicts(tmp_path:
         (("--workers", "4,x"), "found '4,x', allowed ints between commas"),
         (("--rates", "0"), "found '0', allowed more than 0"),
         (("--lag-ms", "nan"), "found 'nan', allowed at least 0"),
-        (("--modes", "kv,best"), "found 'best', allowed kv, predicted-ttft, round-robin, random,"),
+        (("--modes", "kv,best"), "found 'best', allowed kv, kv-blocks, predicted-ttft, round-robin, random,"),
         (("--cost", "prefill_scale=x"), "found 'prefill_scale=x', allowed overlap_credit=NUMBER"),
         (("--cost", "hope=1"), "found 'hope=1', allowed overlap_credit=NUMBER"),
         (("--block-size", "500"), "'500' is not one of"),

@@ -31,7 +31,7 @@ FIELDS: dict[str, Any] = {
     "reusable_blocks": 6,
     "winner": 1,
     "runner_up": 0,
-    "margin_blocks": 0.1,
+    "margin": 0.1,
     "candidates": CANDIDATES,
     "excluded": (Exclusion(worker_id="w-9", dp_rank=0, reason="draining"),),
 }
@@ -43,7 +43,7 @@ def test_the_winner_is_the_candidate_that_is_chosen(winner: int) -> None:
 
 
 def test_a_single_candidate_wins_without_a_runner_up() -> None:
-    alone = Decision(**FIELDS | {"candidates": CANDIDATES[:1], "winner": 0, "runner_up": None, "margin_blocks": None})
+    alone = Decision(**FIELDS | {"candidates": CANDIDATES[:1], "winner": 0, "runner_up": None, "margin": None})
     assert alone.chosen is CANDIDATES[0]
 
 
@@ -74,5 +74,11 @@ def test_a_cost_names_every_addend() -> None:
         "history_blocks",
         "constraint_multiplier",
         "cost",
+        "wait_ms",
+        "prefill_ms",
+        "lateness_ms",
+        "stall_ms",
+        "decode_ms",
+        "slowdown_ms",
     )
     assert CostTerms().constraint_multiplier == 1.0

@@ -14,6 +14,7 @@ from kv_protocol.decided import (
     best_terms,
     other_costs,
     overlap_depths,
+    packed_mask,
 )
 from kv_protocol.decision import CostTerms, Exclusion
 from kv_protocol.errors import LimitExceeded, MalformedMessage
@@ -95,7 +96,7 @@ LEAST: dict[str, Any] = {
     "worker_id": "w-10",
     "dp_rank": 0,
     "runner_up": 0,
-    "margin_blocks": 0.1 + 0.2,
+    "margin": 0.1 + 0.2,
     "reason": "overlap",
 }
 WEIGHED: dict[str, Any] = LEAST | {
@@ -269,7 +270,7 @@ def test_depths_beyond_a_u16_are_wide() -> None:
         ({"best": struct.pack("<9H", *range(9))}, "best"),
         ({"terms": b""}, "terms"),
         ({"terms": WEIGHED["terms"][:-1]}, "terms"),
-        ({"terms": bytes((1 << len(TERMS),)) + bytes(24)}, "terms"),
+        ({"terms": packed_mask(1 << len(TERMS)) + bytes(24)}, "terms"),
         ({"best": b""}, "terms"),
         ({"costs": bytes(5)}, "costs"),
         ({"costs": bytes(4 * 9)}, "costs"),

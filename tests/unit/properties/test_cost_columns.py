@@ -4,10 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.decided import TERMS
+from kv_protocol.decided import TERMS, RequestPhase
 from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, in_arrays
 from router.decision.policy import CostParameters, Policy
+from router.decision.time_cost import in_arrays as timed_in_arrays
+from router.decision.time_cost import time_columns
 from router.decision.view import View
+from router.fleet.rates import RateColumns
 from router.journal.records import pack_overlap
 from tests.unit.router.samples import Row, rank, route, view
 
@@ -43,9 +46,39 @@ def _rows(draw: st.DrawFn) -> Row:
     )
 
 
+_factors = st.sampled_from((1.0, 0.25, 3.7, 1e-3))
+
+
+@given(
+    st.lists(_rows(), min_size=1, max_size=LISTS_MAX),
+    st.integers(1, 100_000),
+    st.integers(1, 64),
+    _parameters,
+    st.sampled_from(("whole", "prefill", "decode", "alone")),
+    st.none() | st.floats(0.1, 2.7),
+    st.data(),
+)
+def test_terms_in_ms_are_the_same_in_lists_and_arrays(
+    rows: list[Row],
+    tokens: int,
+    block_size: int,
+    parameters: CostParameters,
+    phase: RequestPhase,
+    multiplier: float | None,
+    data: st.DataObject,
+) -> None:
+    drawn = [np.array(data.draw(st.lists(_factors, min_size=len(rows), max_size=len(rows)))) for _ in range(2)]
+    moment = view(*rows)._replace(rates=RateColumns(drawn[0], drawn[1], data.draw(st.floats(1.0, 1e6))))
+    request = route(tokens, block_size=block_size, phase=phase, max_tokens=data.draw(st.integers(0, 2000)))
+    factors = None if multiplier is None else np.linspace(1.0, multiplier, len(rows))
+    listed = time_columns(moment, request, Policy(cost="ms", parameters=parameters), factors)
+    assert _bits(listed) == _bits(timed_in_arrays(moment, request, parameters, factors))
+    assert listed.unit == "ms"
+
+
 def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:
-    found = [getattr(columns, name) for name in (*TERMS, "spilled")]
-    return [None if each is None else (each.dtype.str, each.tobytes()) for each in found]
+    found = [columns.column(name) for name in TERMS]
+    return [None if each is None else (each.dtype.str, each.tobytes()) for each in (*found, columns.spilled)]
 
 
 @given(

@@ -39,7 +39,7 @@ from router.journal.replay import Otherwise, Redecided, Replay, replay
 from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 
-SEEDS = range(4)
+SEEDS = range(6)
 LIVES = settings(deadline=None, max_examples=12)
 
 
@@ -209,7 +209,7 @@ def test_a_decision_that_says_something_else_is_found_and_said_in_words() -> Non
     told = records[at]
     assert isinstance(told, Decided)
     for changed, words in (
-        ({"margin_blocks": 0.125}, "margin_blocks: now "),
+        ({"margin": 0.125}, "margin: now "),
         ({"reason": "said so"}, "recorded 'said so'"),
         ({"seed": told.seed ^ 1, "turn": told.turn + 1}, f"recorded {told.turn + 1}"),
         ({"terms": told.terms[:-1] + bytes((told.terms[-1] ^ 1,))}, "cost now "),

@@ -170,7 +170,7 @@ def is_found(seed: int, policy: str, table: str, change: Callable[[list[Any]], l
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_checkpoint_that_forgets_a_table_is_found(table: str) -> None:
-    policies = ("predicted-ttft",) if table in LEARNT else ("kv", "soft")
+    policies = ("predicted-ttft",) if table in LEARNT else ("kv", "kv-blocks", "soft")
     assert any(is_found(seed, policy, table, lambda _: []) for seed in range(40) for policy in policies)
 
 

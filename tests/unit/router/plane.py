@@ -257,7 +257,7 @@ async def running_plane(
         disaggregation=DisaggregationSection(**(disaggregation or {})),
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
-    plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
+    plane = Plane(settings, policy or Policy(cost="ms"), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
     stop, read = asyncio.Event(), threading.Event()
     for work in (plane.serving.bodies.work, plane.prompts.work):
         threading.Thread(target=work, args=(read,), daemon=True).start()

@@ -187,7 +187,7 @@ def decision(*candidates: Candidate, **changed: Any) -> Decision:
         "reusable_blocks": 5,
         "winner": 0,
         "runner_up": 1 if len(candidates) > 1 else None,
-        "margin_blocks": candidates[1].terms.cost - candidates[0].terms.cost if len(candidates) > 1 else None,
+        "margin": candidates[1].terms.cost - candidates[0].terms.cost if len(candidates) > 1 else None,
         "candidates": candidates or (candidate(),),
     }
     return Decision(**fields | changed)

@@ -216,7 +216,10 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, predicted-ttft, round-robin'),
+        (
+            b'{"mode": "os:system"}',
+            'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft, round-robin',
+        ),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed: "),
         (b'{"prefill_scale": "much"}', 'policy.prefill_scale: found "much", allowed: '),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),

@@ -162,7 +162,7 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     assert (winner.worker_id, winner.dp_rank, winner.epoch, winner.seq) == ("w2", 1, 3, 4)
     assert (winner.trust, winner.trust_reason, winner.overlap_blocks) == ("DEGRADED", "behind", (1, 2, 2, 2))
     assert (winner.overlap_source, winner.predicted_blocks, winner.expected_blocks) == ("index", 2, 2)
-    assert decided.margin_blocks == decided.candidates[0].terms.cost - winner.terms.cost
+    assert decided.margin == decided.candidates[0].terms.cost - winner.terms.cost
     columns = cost_columns(ranks.only([0, 2]), request, KV)
     assert [each.terms for each in decided.candidates] == [columns.terms(0), columns.terms(1)]
     assert (decided.reason, decided.regret_blocks, decided.action) == ("overlap", 0, "admit")
@@ -209,7 +209,7 @@ def test_round_robin_takes_the_eligible_in_turn_whatever_they_cost() -> None:
 
 def test_round_robin_computes_no_costs_and_says_so() -> None:
     decided = decide(view(row("w0/0"), row("w1/0", active_blocks=9), turn=1), route(40), ROUND_ROBIN, 5)
-    assert (decided.winner, decided.runner_up, decided.margin_blocks, decided.reason) == (1, None, None, "turn")
+    assert (decided.winner, decided.runner_up, decided.margin, decided.reason) == (1, None, None, "turn")
     assert [each.is_weighed for each in decided.candidates] == [False, False]
 
 

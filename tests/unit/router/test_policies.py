@@ -31,11 +31,12 @@ def winners(moment: View, **policy: Any) -> Counter[str]:
 
 def test_every_mode_says_what_it_reads() -> None:
     reads = {
-        name: "".join(letter for letter, does in zip("olf", mode[1:], strict=True) if does)
+        name: "".join(letter for letter, does in zip("olfr", mode[1:], strict=True) if does)
         for name, mode in MODES.items()
     }
     assert reads == {
-        "kv": "ol",
+        "kv": "olr",
+        "kv-blocks": "ol",
         "predicted-ttft": "olf",
         "round-robin": "",
         "random": "",
@@ -193,7 +194,7 @@ def test_the_runner_up_is_the_best_of_the_others_by_what_the_mode_compares(
     assert worth[mode](found.runner_up) == min(map(worth[mode], others))
     if found.costs is not None:
         costs = found.costs.cost.tolist()
-        assert found.margin_blocks == costs[found.runner_up] - costs[found.winner_at]
+        assert found.margin == costs[found.runner_up] - costs[found.winner_at]
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "random"])
@@ -307,5 +308,5 @@ def test_a_loser_that_gets_busier_still_loses(ranks: list[Row], more: int, data:
     field = data.draw(st.sampled_from(["prefill_tokens_queued", "active_blocks", "active_requests"]))
     named[at] = named[at]._replace(**{field: getattr(named[at], field) + more})
     after = decide(view(*named), route(40), policy, 1)
-    is_tied = before.margin_blocks == 0
+    is_tied = before.margin == 0
     assert after.winner == before.winner or is_tied

@@ -51,7 +51,7 @@ def test_a_users_function_is_a_mode_by_its_name() -> None:
 def test_a_function_says_by_its_attributes_what_it_reads() -> None:
     name = f"{HERE}:turned"
     modes = load_modes((name,), "kv")
-    assert modes[name][1:] == (False, False, False)
+    assert modes[name][1:] == (False, False, False, False)
     assert decide(view(row("w0/0"), row("w1/0"), turn=1), route(), Policy(mode=name), 1, modes).reason == "turn"
 
 
@@ -88,5 +88,5 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_mode_that_the_configuration_does_not_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, predicted-ttft, "):
+    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, kv-blocks, predicted-ttft, "):
         load_modes((), "os:system")

@@ -125,7 +125,7 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
     assert costs is not None
     best = best_columns(found.best)
     assert best[0] == found.winner
-    assert (found.rank, found.kv_seq, found.margin_blocks) == (told.winner, 7, told.margin_blocks)
+    assert (found.rank, found.kv_seq, found.margin) == (told.winner, 7, told.margin)
     assert best_terms(found) == [costs.terms(list(told.rank_indices).index(column)) for column in best]
     others = [at for at, place in enumerate(told.rank_indices) if place not in best]
     assert other_costs(found) == tuple(float(np.float32(costs.cost[at])) for at in others)

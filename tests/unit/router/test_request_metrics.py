@@ -169,7 +169,7 @@ def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> 
     told.metrics.decided(verdict)
     assert told("decisions_total", policy="kv", reason=verdict.reason) == 1
     assert told("decision_margin_blocks_count") == 1
-    assert told("decision_margin_blocks_sum") == verdict.margin_blocks
+    assert told("decision_margin_blocks_sum") == verdict.margin
     assert (told("regret_blocks_count"), told("regret_blocks_sum")) == (1, 0)
 
 
@@ -226,6 +226,10 @@ def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() 
         ("decode",): 0,
         ("request",): 0,
         ("history",): 0,
+        ("wait",): 0,
+        ("lateness",): 0,
+        ("stall",): 0,
+        ("slowdown",): 0,
         ("not_cost",): 0,
     }
 
