@@ -8,6 +8,7 @@ failed      everything else
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
@@ -101,11 +102,15 @@ class Traffic:
 
 
 def prompts(shape: TrafficShape, seed: int) -> Iterator[list[int]]:
-    """Yield prompts that share beginnings and differ in their ends, as tokens of the byte tokenizer."""
+    """Yield prompts as tokens of the byte tokenizer: they share beginnings and differ in their ends.
+
+    Every third shares nothing, so that a worker with an empty cache gets requests, too.
+    """
     draw = Random(seed)
     systems = [_tokens(draw, shape.system_blocks) for _ in range(_SYSTEMS)]
-    while True:
-        yield draw.choice(systems) + _tokens(draw, draw.randint(*shape.question_blocks))
+    for number in count():
+        begins = draw.choice(systems) if number % 3 else _tokens(draw, shape.system_blocks)
+        yield begins + _tokens(draw, draw.randint(*shape.question_blocks))
 
 
 def _tokens(draw: Random, blocks: int) -> list[int]:
