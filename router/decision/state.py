@@ -249,7 +249,7 @@ class RouterState:
             if mode.reads_forecast:
                 view = view._replace(forecast=self.forecasts.forecast(view, request))
             if mode.reads_rates and policy.cost == "ms":
-                view = view._replace(rates=self.rates.columns(request.model, view.ranks))
+                view = view._replace(rates=self.rates.columns(request.model, view.ranks, now_s))
         else:
             view = model_view.blank(now_s, turn)
             if mode.reads_load:

@@ -5,20 +5,22 @@ What a reference engine needs (`PREFILL_*`, `STEP_*`), times a factor:
     prefill   uncached tokens * PREFILL_TOKEN_S + attention pairs * PREFILL_PAIR_S
     step      STEP_S + sequences * STEP_SEQUENCE_S + KV tokens * STEP_KV_TOKEN_S
 
-    factor(kind)   begins at 1, within 1 / KIND_MAX .. KIND_MAX; a kind is what serves one model
-    factor(rank)   begins at its kind's, within 1 / RANK_MAX .. RANK_MAX of it
     ratio          measured TTFT / (FIRST_S + prefill of the queue and of the request), or measured ITL / step
-    gain           max(1 / (n + GAIN_FIRST), GAIN) for the n-th measurement
+    gain           max(1 / (n + GAIN_FIRST), GAIN) for a rank's n-th measurement
     factor        += gain * (ratio within factor / RATIO_MAX .. factor * RATIO_MAX - factor)
+                   it begins at the mean, and stays within mean / RANK_MAX .. mean * RANK_MAX and 1 / MAX .. MAX
+    mean           of the factors of all ranks that serve the model; at first 1
+    used           mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement)
 
-So one stray measurement moves a factor little, a rank without measurements is taken to be like the others of its
-model, and a rank that is measured wrongly, or is 100 times slower, is neither avoided for ever nor given everything.
-Impossible latencies (0 or less, above `SECONDS_MAX`, not a number) are counted and not learnt.
+So one stray measurement moves a factor little, and a rank without measurements is taken to be like the others. A rank
+that seems fast does not get everything, nor is one that seems slow avoided for ever. Impossible latencies (0 or less,
+above `SECONDS_MAX`, not a number) are counted and not learnt.
 
 The length of answers is learnt per model, in the same way. Arithmetic is Python's, in a fixed order: the same outcomes
 in the same order give the same bits.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
-from router.journal.checkpoint_rows import ExpectedRow, KindRatesRow, RankRatesRow, RatesTotals
+from router.journal.checkpoint_rows import ExpectedRow, ModelRatesRow, RankRatesRow, RatesTotals
 
 FIRST_S = 17.0e-3
 """Of a TTFT, whatever the prompt. Source: as `router/fleet/ttft_model.TTFT`."""
@@ -34,8 +36,10 @@ PREFILL_TOKEN_S, PREFILL_PAIR_S = 22.8e-6, 0.830e-9
 STEP_S, STEP_SEQUENCE_S, STEP_KV_TOKEN_S = 5.52e-3, 12.7e-6, 34.7e-9
 """Source: `worker_agent/engines/simulated/timing.py` (H200, 8B parameters) and `router/fleet/ttft_model.ITL`."""
 GAIN, GAIN_FIRST = 0.03, 3
-RATIO_MAX, RANK_MAX, KIND_MAX = 3.0, 4.0, 64.0
+RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, 64.0
+FORGET_S = 30.0
 SECONDS_MAX = 600.0
+_HALVINGS_MAX = 64
 OUTPUT_TOKENS = 128.0
 """Of an answer, before any is known."""
 OUTPUT_TOKENS_MAX = 1e6
@@ -61,49 +65,80 @@ class RatesStatistics(NamedTuple):
     refused_total: int
 
 
-class _Factors:
-    """Prefill and decode, and how many measurements of each there were."""
+class _Model:
+    """What is known of a model: the mean of its ranks' factors, of so many ranks, and the length of its answers."""
 
-    __slots__ = ("decode", "decodes", "prefill", "prefills")
-
-    def __init__(self, prefill: float, decode: float) -> None:
-        self.prefill, self.decode = prefill, decode
-        self.prefills = self.decodes = 0
-
-
-class _Kind:
-    """What is known of a model: the factors of its ranks together, and the length of its answers."""
-
-    __slots__ = ("answers", "factors", "output_tokens")
+    __slots__ = ("answers", "decode", "output_tokens", "prefill", "ranks")
 
     def __init__(self) -> None:
-        self.factors = _Factors(1.0, 1.0)
+        self.prefill = self.decode = 1.0
+        self.ranks = 0
         self.output_tokens, self.answers = OUTPUT_TOKENS, 0
+
+    def left(self, rank: "_Rank") -> None:
+        """Take a rank out of the means; after the last one they stay."""
+        self.ranks -= 1
+        if self.ranks:
+            self.prefill = _within(self.prefill + (self.prefill - rank.prefill) / self.ranks, 1.0, MAX)
+            self.decode = _within(self.decode + (self.decode - rank.decode) / self.ranks, 1.0, MAX)
+
+
+class _Rank:
+    """A rank's factors, how many measurements of each there were, and when the last was."""
+
+    __slots__ = ("decode", "decodes", "measured_s", "model", "prefill", "prefills")
+
+    def __init__(self, model: _Model) -> None:
+        self.model = model
+        self.prefill, self.decode = model.prefill, model.decode
+        self.prefills = self.decodes = 0
+        self.measured_s = 0.0
+
+    def learn_prefill(self, ratio: float) -> None:
+        """Learn from a TTFT, as a multiple of the reference engine's."""
+        model, before = self.model, self.prefill
+        self.prefill = _bounded(_nearer(before, ratio, self.prefills), model.prefill)
+        model.prefill += (self.prefill - before) / model.ranks
+        self.prefills += 1
+
+    def learn_decode(self, ratio: float) -> None:
+        """Learn from an ITL, as a multiple of the reference engine's."""
+        model, before = self.model, self.decode
+        self.decode = _bounded(_nearer(before, ratio, self.decodes), model.decode)
+        model.decode += (self.decode - before) / model.ranks
+        self.decodes += 1
+
+    def used(self, now_s: float) -> tuple[float, float]:
+        """Return the factors as they are used now."""
+        halvings = min(_HALVINGS_MAX, max(0, int((now_s - self.measured_s) / FORGET_S)))
+        left, model = math.ldexp(1.0, -halvings), self.model
+        return model.prefill + (self.prefill - model.prefill) * left, model.decode + (self.decode - model.decode) * left
 
 
 class Rates:
     """The factors of all ranks; a fold over decisions and their outcomes."""
 
     def __init__(self) -> None:
-        self._ranks: dict[WorkerRank, _Factors] = {}
-        self._kinds: dict[str, _Kind] = {}
+        self._ranks: dict[WorkerRank, _Rank] = {}
+        self._models: dict[str, _Model] = {}
         self._pending: dict[str, ExpectedRow] = {}
         self._refused = 0
         self._changes = 0
-        self._known: tuple[int, str, tuple[WorkerRank, ...], RateColumns] | None = None
+        self._known: tuple[tuple[int, int, str], tuple[WorkerRank, ...], RateColumns] | None = None
 
-    def columns(self, model: str, ranks: tuple[WorkerRank, ...]) -> RateColumns:
-        """Return the factors of ranks that serve the model; read-only."""
-        known = self._known
-        if known is not None and known[0] == self._changes and known[1] == model and known[2] is ranks:
-            return known[3]
-        kind = self._kinds.get(model) or _Kind()
-        factors = [self._ranks.get(rank) or kind.factors for rank in ranks]
-        prefill, decode = np.array([each.prefill for each in factors]), np.array([each.decode for each in factors])
-        prefill.setflags(write=False)
-        decode.setflags(write=False)
-        columns = RateColumns(prefill, decode, kind.output_tokens)
-        self._known = (self._changes, model, ranks, columns)
+    def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
+        """Return the factors of ranks that serve the model, as of this second; read-only."""
+        key, known = (int(now_s), self._changes, model), self._known
+        if known is not None and known[0] == key and known[1] is ranks:
+            return known[2]
+        of_model = self._models.get(model) or _Model()
+        others, moment_s = (of_model.prefill, of_model.decode), float(key[0])
+        known_ranks = [self._ranks.get(rank) for rank in ranks]
+        factors = [others if rank is None else rank.used(moment_s) for rank in known_ranks]
+        both: Floats = np.array(factors).reshape(len(ranks), 2).T.copy()
+        both.setflags(write=False)
+        columns = RateColumns(both[0], both[1], of_model.output_tokens)
+        self._known = (key, ranks, columns)
         return columns
 
     def decided(self, expected: ExpectedRow) -> None:
@@ -117,52 +152,46 @@ class Rates:
         expected = self._pending.pop(outcome.decision_id, None)
         if expected is None or outcome.outcome != "ok":
             return
-        kind = self._kinds.get(expected.model)
-        if kind is None:
-            kind = self._kinds[expected.model] = _Kind()
-        factors = self._ranks.get(expected.rank)
-        if factors is None:
-            factors = self._ranks[expected.rank] = _Factors(kind.factors.prefill, kind.factors.decode)
+        rank = self._ranks.get(expected.rank) or self._joined(expected)
+        model = rank.model
         if outcome.ttft_s is not None and expected.ttft_s and self._is_possible(outcome.ttft_s):
-            self._learn_prefill(factors, kind.factors, outcome.ttft_s / expected.ttft_s)
+            rank.learn_prefill(outcome.ttft_s / expected.ttft_s)
         itl_s = outcome.mean_itl_s
         if itl_s is not None and self._is_possible(itl_s):
-            self._learn_decode(factors, kind.factors, itl_s / expected.itl_s)
+            rank.learn_decode(itl_s / expected.itl_s)
+        rank.measured_s = outcome.now_s
         if outcome.output_tokens:
             tokens = min(float(outcome.output_tokens), OUTPUT_TOKENS_MAX)
-            kind.output_tokens += _gain(kind.answers) * (tokens - kind.output_tokens)
-            kind.answers += 1
+            model.output_tokens += _gain(model.answers) * (tokens - model.output_tokens)
+            model.answers += 1
         self._changes += 1
+
+    def _joined(self, expected: ExpectedRow) -> _Rank:
+        model = self._models.get(expected.model)
+        if model is None:
+            model = self._models[expected.model] = _Model()
+        rank = self._ranks[expected.rank] = _Rank(model)
+        model.ranks += 1
+        return rank
 
     def _is_possible(self, seconds: float) -> bool:
         is_possible = 0.0 < seconds <= SECONDS_MAX
         self._refused += not is_possible
         return is_possible
 
-    def _learn_prefill(self, rank: _Factors, kind: _Factors, ratio: float) -> None:
-        kind.prefill = _within(_nearer(kind.prefill, ratio, kind.prefills), 1.0, KIND_MAX)
-        rank.prefill = _within(_nearer(rank.prefill, ratio, rank.prefills), kind.prefill, RANK_MAX)
-        kind.prefills += 1
-        rank.prefills += 1
-
-    def _learn_decode(self, rank: _Factors, kind: _Factors, ratio: float) -> None:
-        kind.decode = _within(_nearer(kind.decode, ratio, kind.decodes), 1.0, KIND_MAX)
-        rank.decode = _within(_nearer(rank.decode, ratio, rank.decodes), kind.decode, RANK_MAX)
-        kind.decodes += 1
-        rank.decodes += 1
-
     def statistics(self) -> RatesStatistics:
         """Return all factors, and the number of refused measurements."""
         return RatesStatistics(
             {rank: (each.prefill, each.decode) for rank, each in self._ranks.items()},
-            {model: kind.output_tokens for model, kind in self._kinds.items()},
+            {model: each.output_tokens for model, each in self._models.items()},
             self._refused,
         )
 
     def forget(self, worker_id: str) -> None:
-        """Drop a worker that left or restarted. Its model's factors stay, and begin those of the next."""
+        """Drop a worker that left or restarted."""
         for rank in [rank for rank in self._ranks if rank.worker_id == worker_id]:
-            del self._ranks[rank]
+            gone = self._ranks.pop(rank)
+            gone.model.left(gone)
         for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
             del self._pending[decision_id]
         self._changes += 1
@@ -177,40 +206,34 @@ class Rates:
         """Restore the total from the row."""
         self._refused = row.refused_total
 
-    def kind_rows(self) -> list[KindRatesRow]:
+    def model_rows(self) -> list[ModelRatesRow]:
         """Return the rows of models for a checkpoint."""
         return [
-            KindRatesRow(
-                model,
-                kind.factors.prefill,
-                kind.factors.decode,
-                kind.factors.prefills,
-                kind.factors.decodes,
-                kind.output_tokens,
-                kind.answers,
-            )
-            for model, kind in self._kinds.items()
+            ModelRatesRow(name, each.prefill, each.decode, each.ranks, each.output_tokens, each.answers)
+            for name, each in self._models.items()
         ]
 
-    def restore_kind(self, row: KindRatesRow) -> None:
-        """Restore a model from the row."""
-        kind = self._kinds[row.model] = _Kind()
-        factors = kind.factors
-        factors.prefill, factors.decode, factors.prefills, factors.decodes = row[1:5]
-        kind.output_tokens, kind.answers = row.output_tokens, row.answers
+    def restore_model(self, row: ModelRatesRow) -> None:
+        """Restore a model from the row, before its ranks."""
+        model = self._models[row.model] = _Model()
+        model.prefill, model.decode, model.ranks = row.prefill, row.decode, row.ranks
+        model.output_tokens, model.answers = row.output_tokens, row.answers
         self._changes += 1
 
     def rank_rows(self) -> list[RankRatesRow]:
         """Return the rows of ranks for a checkpoint."""
+        names = {id(model): name for name, model in self._models.items()}
         return [
-            RankRatesRow(rank, each.prefill, each.decode, each.prefills, each.decodes)
+            RankRatesRow(
+                rank, names[id(each.model)], each.prefill, each.decode, each.prefills, each.decodes, each.measured_s
+            )
             for rank, each in self._ranks.items()
         ]
 
     def restore_rank(self, row: RankRatesRow) -> None:
         """Restore a rank from the row."""
-        factors = self._ranks[row.rank] = _Factors(row.prefill, row.decode)
-        factors.prefills, factors.decodes = row.prefills, row.decodes
+        rank = self._ranks[row.rank] = _Rank(self._models[row.model])
+        rank.prefill, rank.decode, rank.prefills, rank.decodes, rank.measured_s = row[2:]
         self._changes += 1
 
     def expected_rows(self) -> list[ExpectedRow]:
@@ -229,6 +252,10 @@ def _gain(measurements: int) -> float:
 def _nearer(factor: float, ratio: float, measurements: int) -> float:
     near = min(max(ratio, factor / RATIO_MAX), factor * RATIO_MAX)
     return factor + _gain(measurements) * (near - factor)
+
+
+def _bounded(factor: float, mean: float) -> float:
+    return _within(_within(factor, mean, RANK_MAX), 1.0, MAX)
 
 
 def _within(factor: float, middle: float, span: float) -> float:

@@ -212,26 +212,27 @@ class RatesTotals(NamedTuple):
     refused_total: int
 
 
-class KindRatesRow(NamedTuple):
-    """The factors of a model's ranks together, after so many measurements, and its expected tokens of an answer."""
+class ModelRatesRow(NamedTuple):
+    """The means of a model's ranks, how many these are, and its expected tokens of an answer, after so many answers."""
 
     model: str
     prefill: float
     decode: float
-    prefills: int
-    decodes: int
+    ranks: int
     output_tokens: float
     answers: int
 
 
 class RankRatesRow(NamedTuple):
-    """The factors of a rank, after so many measurements."""
+    """The factors of a rank, after so many measurements, of which the last was at `measured_s`."""
 
     rank: WorkerRank
+    model: str
     prefill: float
     decode: float
     prefills: int
     decodes: int
+    measured_s: float
 
 
 class ExpectedRow(NamedTuple):

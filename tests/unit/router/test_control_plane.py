@@ -218,7 +218,7 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
     [
         (
             b'{"mode": "os:system"}',
-            'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft, round-robin',
+            'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft',
         ),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed: "),
         (b'{"prefill_scale": "much"}', 'policy.prefill_scale: found "much", allowed: '),

@@ -88,5 +88,5 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_mode_that_the_configuration_does_not_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, kv-blocks, predicted-ttft, "):
+    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, kv-blocks, "):
         load_modes((), "os:system")

@@ -1,0 +1,115 @@
+"""Every line of the formula against numbers worked out by hand: B = 16, ISL = 1600, so N = 100."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kv_protocol.decision import CostTerms
+from router.decision.policy import CostParameters, Policy
+from router.decision.time_cost import expected_of, time_columns
+from router.fleet.rates import RateColumns
+from tests.unit.router.samples import Row, route, row, view
+
+TOKENS = 1600
+TOKEN_MS, PAIR_MS = 22.8e-3, 0.830e-6
+STEP_MS, SEQUENCE_MS, KV_TOKEN_MS = 5.52, 12.7e-3, 34.7e-6
+OUTPUT_TOKENS = 100.0
+
+
+def terms(
+    *rows: Row, prefill: float = 1.0, decode: float = 1.0, parameters: CostParameters | None = None, **changed: Any
+) -> CostTerms:
+    """Return the terms of the first rank; its factors are `prefill` and `decode`."""
+    rows = rows or (row(),)
+    factors = (np.full(len(rows), prefill), np.full(len(rows), decode))
+    moment = view(*rows)._replace(rates=RateColumns(*factors, OUTPUT_TOKENS))
+    policy = Policy(cost="ms", parameters=parameters or CostParameters())
+    return time_columns(moment, route(TOKENS, block_size=16, **changed), policy).terms(0)
+
+
+def prefill_ms(uncached: float) -> float:
+    return uncached * TOKEN_MS + uncached * (TOKENS - uncached / 2) * PAIR_MS
+
+
+def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_steps() -> None:
+    found = terms()
+    step = STEP_MS + SEQUENCE_MS + TOKENS * KV_TOKEN_MS
+    assert found.prefill_ms == pytest.approx(prefill_ms(TOKENS))
+    assert found.decode_ms == pytest.approx(OUTPUT_TOKENS * step)
+    assert (found.wait_ms, found.stall_ms, found.slowdown_ms) == (0.0, 0.0, 0.0)
+    assert found.lateness_ms == pytest.approx(found.prefill_ms**2 / 2000)
+    assert found.cost == pytest.approx(4 * (found.prefill_ms + found.lateness_ms) + found.decode_ms)
+
+
+def test_what_is_cached_is_not_computed() -> None:
+    found = terms(row(overlap_blocks=(60, 60, 60, 60)))
+    assert found.overlap_credit_blocks == 60
+    assert found.prefill_ms == pytest.approx(prefill_ms(40 * 16))
+
+
+def test_half_is_credited_of_what_a_rank_in_doubt_holds() -> None:
+    found = terms(row(overlap_blocks=(60, 60, 60, 60), trust="DEGRADED"))
+    assert found.prefill_ms == pytest.approx(prefill_ms(70 * 16))
+
+
+def test_the_queue_ahead_is_waited_for() -> None:
+    assert terms(row(prefill_tokens_queued=1000), prefill=2.0).wait_ms == pytest.approx(2 * 1000 * TOKEN_MS)
+
+
+def test_the_prompt_stalls_every_active_request_and_its_answer_slows_each_of_their_steps() -> None:
+    found = terms(row(active_requests=5, active_blocks=500))
+    assert found.stall_ms == pytest.approx(5 * prefill_ms(TOKENS))
+    assert found.slowdown_ms == pytest.approx(OUTPUT_TOKENS * 5 * (SEQUENCE_MS + TOKENS * KV_TOKEN_MS))
+    assert found.decode_ms == pytest.approx(OUTPUT_TOKENS * (STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS))
+
+
+def test_blocks_that_active_requests_share_with_it_are_in_use_once() -> None:
+    shared, other = (terms(row(active_requests=5, active_blocks=500, shared_blocks=of)) for of in (50, 0))
+    assert other.decode_ms - shared.decode_ms == pytest.approx(OUTPUT_TOKENS * 50 * 16 * KV_TOKEN_MS)
+
+
+def test_a_slower_rank_costs_as_many_times_more() -> None:
+    slow, usual = terms(row(active_requests=5), prefill=3.0, decode=2.0), terms(row(active_requests=5))
+    assert slow.prefill_ms == pytest.approx(3 * usual.prefill_ms)
+    assert slow.stall_ms == pytest.approx(3 * usual.stall_ms)
+    assert slow.decode_ms == pytest.approx(2 * usual.decode_ms)
+    assert slow.slowdown_ms == pytest.approx(2 * usual.slowdown_ms)
+
+
+def test_a_first_token_as_late_as_lateness_s_counts_twice() -> None:
+    found = terms(row(prefill_tokens_queued=40_000), parameters=CostParameters(lateness_s=0.5))
+    until_first = found.wait_ms + found.prefill_ms
+    assert found.lateness_ms == pytest.approx(until_first * until_first / 500)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens"),
+    [
+        ({}, OUTPUT_TOKENS),
+        ({"max_tokens": 20}, 20),
+        ({"max_tokens": 9000}, OUTPUT_TOKENS),
+        ({"expected_osl": 700}, 700),
+    ],
+)
+def test_the_answer_is_as_long_as_learnt_or_as_the_client_says(changed: dict[str, Any], tokens: float) -> None:
+    assert terms(**changed).decode_ms == pytest.approx(tokens * (STEP_MS + SEQUENCE_MS + TOKENS * KV_TOKEN_MS))
+
+
+def test_a_prefill_worker_decodes_nothing() -> None:
+    found = terms(row(active_requests=5, prefill_tokens_queued=10), phase="prefill")
+    assert (found.stall_ms, found.decode_ms, found.slowdown_ms) == (0.0, 0.0, 0.0)
+    assert found.prefill_ms > 0 < found.wait_ms
+
+
+def test_a_decode_worker_computes_no_prompt() -> None:
+    found = terms(row(active_requests=5, prefill_tokens_queued=10), phase="decode")
+    assert (found.wait_ms, found.prefill_ms, found.lateness_ms, found.stall_ms) == (0.0, 0.0, 0.0, 0.0)
+    assert found.decode_ms > 0 < found.slowdown_ms
+
+
+def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_with() -> None:
+    moment = view(row("w0/0"), row("w1/0", prefill_tokens_queued=1000, active_requests=5, active_blocks=500))
+    found = expected_of(moment, route(TOKENS, block_size=16), 1)
+    assert found.ttft_s == pytest.approx(17e-3 + (1000 * TOKEN_MS + prefill_ms(TOKENS)) / 1e3)
+    assert found.itl_s == pytest.approx((STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS) / 1e3)
