@@ -26,17 +26,32 @@ GIVEN_UP = Row(
         ),
         Panel(
             title="The winner's cost, by term",
-            description="kvrouter_cost_term_blocks, the mean of each addend of sampled decisions. overlap_credit is "
-            "what caches save, and is taken off prefill. A term that outweighs all others decides alone: "
-            "its weight is in GET /v1/policy.",
-            queries=(Query(mean("cost_term_blocks", by="term"), "{{term}}"),),
+            description="kvrouter_cost_term_seconds, the mean of each term of sampled decisions of mode kv: what all "
+            "requests wait longer because of one. wait, prefill and lateness count policy.ttft_weight times. Much wait:"
+            " the fleet is too small for its prompts; much slowdown: for its answers. Mode kv-blocks has "
+            "kvrouter_cost_term_blocks.",
+            queries=(Query(mean("cost_term_seconds", by="term"), "{{term}}"),),
+            unit="s",
         ),
         Panel(
             title="Margin",
-            description="kvrouter_decision_margin_blocks: the runner-up's cost minus the winner's. Near 0 the choice "
-            "hardly matters, and small errors of the index decide it; large margins are decided by "
-            "caches.",
-            queries=tuple(Query(quantile(q, "decision_margin_blocks"), f"p{q * 100:g}") for q in (0.1, 0.5, 0.9)),
+            description="kvrouter_decision_margin_seconds: the runner-up's cost minus the winner's, of mode kv. Near 0 "
+            "the choice hardly matters, and small errors of the index decide it. Mode kv-blocks has "
+            "kvrouter_decision_margin_blocks.",
+            queries=tuple(Query(quantile(q, "decision_margin_seconds"), f"p{q * 100:g}") for q in (0.1, 0.5, 0.9)),
+            unit="s",
+        ),
+        Panel(
+            title="Learnt time of each rank's work",
+            description="kvrouter_rate_factor: how many times as long as a reference engine (H200, 8B parameters) the "
+            "rank needs for prompts (prefill) and for each token (decode). Ranks of one model that differ are machines "
+            "that differ, or one of them is ill.",
+            queries=(Query(selected("rate_factor"), "{{worker}}/{{dp_rank}} {{work}}"),),
+        ),
+        Panel(
+            title="Learnt length of answers",
+            description="kvrouter_expected_output_tokens, by model: mode kv expects so many tokens of each answer.",
+            queries=(Query(selected("expected_output_tokens"), "{{model}}"),),
         ),
         Panel(
             title="Blocks counted on that were on their way",

@@ -49,7 +49,7 @@ from router.fleet.breakers import Breakers
 from router.fleet.forecasts import Forecasts
 from router.fleet.ledger import Ledger
 from router.fleet.predictions import Predictions
-from router.fleet.rates import Rates
+from router.fleet.rates import RateColumns, Rates
 from router.fleet.registry import Fleet
 
 Applied = JournalRecord | Taken
@@ -245,11 +245,11 @@ class RouterState:
         model_view = self._model_view(request.model, request.block_size, request.hash_scheme, now_s)
         turn = self.decisions_by_model[request.model]
         if mode.reads_overlap and model_view.ranks:
-            view = self._overlap_view(request, model_view, ask, now_s, turn)
+            reads_rates = mode.reads_rates and policy.cost == "ms"
+            rates = self.rates.columns(request.model, model_view.ranks, now_s) if reads_rates else None
+            view = self._overlap_view(request, model_view, ask, now_s, turn, rates)
             if mode.reads_forecast:
                 view = view._replace(forecast=self.forecasts.forecast(view, request))
-            if mode.reads_rates and policy.cost == "ms":
-                view = view._replace(rates=self.rates.columns(request.model, view.ranks, now_s))
         else:
             view = model_view.blank(now_s, turn)
             if mode.reads_load:
@@ -259,7 +259,13 @@ class RouterState:
         return view
 
     def _overlap_view(
-        self, request: RouteRequest, model_view: ModelView, ask: AskIndex, now_s: float, turn: int
+        self,
+        request: RouteRequest,
+        model_view: ModelView,
+        ask: AskIndex,
+        now_s: float,
+        turn: int,
+        rates: RateColumns | None,
     ) -> View:
         chain, ranks = request.reusable_hashes, model_view.ranks
         answer = ask(chain, ranks)
@@ -285,6 +291,7 @@ class RouterState:
             history_blocks=self.history.columns(ranks, now_s),
             newcomer=self.newcomers.flags(ranks),
             trust_factor=trusted.factor,
+            rates=rates,
             is_uniform=model_view.is_uniform,
             seq_len_min=model_view.seq_len_min,
             misfits=model_view.misfits,

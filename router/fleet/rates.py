@@ -10,7 +10,7 @@ What a reference engine needs (`PREFILL_*`, `STEP_*`), times a factor:
     factor        += gain * (ratio within factor / RATIO_MAX .. factor * RATIO_MAX - factor)
                    it begins at the mean, and stays within mean / RANK_MAX .. mean * RANK_MAX and 1 / MAX .. MAX
     mean           of the factors of all ranks that serve the model; at first 1
-    used           mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement)
+    used           mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement); without one, mean
 
 So one stray measurement moves a factor little, and a rank without measurements is taken to be like the others. A rank
 that seems fast does not get everything, nor is one that seems slow avoided for ever. Impossible latencies (0 or less,
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
+from router.fleet.rank_table import RankTable
 from router.journal.checkpoint_rows import ExpectedRow, ModelRatesRow, RankRatesRow, RatesTotals
 
 FIRST_S = 17.0e-3
@@ -108,12 +109,6 @@ class _Rank:
         model.decode += (self.decode - before) / model.ranks
         self.decodes += 1
 
-    def used(self, now_s: float) -> tuple[float, float]:
-        """Return the factors as they are used now."""
-        halvings = min(_HALVINGS_MAX, max(0, int((now_s - self.measured_s) / FORGET_S)))
-        left, model = math.ldexp(1.0, -halvings), self.model
-        return model.prefill + (self.prefill - model.prefill) * left, model.decode + (self.decode - model.decode) * left
-
 
 class Rates:
     """The factors of all ranks; a fold over decisions and their outcomes."""
@@ -123,23 +118,19 @@ class Rates:
         self._models: dict[str, _Model] = {}
         self._pending: dict[str, ExpectedRow] = {}
         self._refused = 0
-        self._changes = 0
-        self._known: tuple[tuple[int, int, str], tuple[WorkerRank, ...], RateColumns] | None = None
+        self._table = RankTable("d", (1.0, 1.0, -math.inf))
+        """Prefill, decode, and when the last measurement was."""
 
     def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
-        """Return the factors of ranks that serve the model, as of this second; read-only."""
-        key, known = (int(now_s), self._changes, model), self._known
-        if known is not None and known[0] == key and known[1] is ranks:
-            return known[2]
-        of_model = self._models.get(model) or _Model()
-        others, moment_s = (of_model.prefill, of_model.decode), float(key[0])
-        known_ranks = [self._ranks.get(rank) for rank in ranks]
-        factors = [others if rank is None else rank.used(moment_s) for rank in known_ranks]
-        both: Floats = np.array(factors).reshape(len(ranks), 2).T.copy()
-        both.setflags(write=False)
-        columns = RateColumns(both[0], both[1], of_model.output_tokens)
-        self._known = (key, ranks, columns)
-        return columns
+        """Return the factors of ranks that serve the model, as they are used now; read-only."""
+        known = self._models.get(model) or _Model()
+        prefill, decode, measured_s = self._table.columns(ranks)
+        if now_s - np.minimum.reduce(measured_s) >= FORGET_S:
+            halvings = np.minimum((now_s - measured_s) / FORGET_S, _HALVINGS_MAX).astype(np.int32)
+            left = np.ldexp(1.0, -np.maximum(halvings, 0))
+            prefill = known.prefill + (prefill - known.prefill) * left
+            decode = known.decode + (decode - known.decode) * left
+        return RateColumns(prefill, decode, known.output_tokens)
 
     def decided(self, expected: ExpectedRow) -> None:
         """Keep what is expected of a decision that is carried out, until its outcome."""
@@ -164,7 +155,10 @@ class Rates:
             tokens = min(float(outcome.output_tokens), OUTPUT_TOKENS_MAX)
             model.output_tokens += _gain(model.answers) * (tokens - model.output_tokens)
             model.answers += 1
-        self._changes += 1
+        self._show(expected.rank, rank)
+
+    def _show(self, at: WorkerRank, rank: _Rank) -> None:
+        self._table.put(self._table.row(at), rank.prefill, rank.decode, rank.measured_s)
 
     def _joined(self, expected: ExpectedRow) -> _Rank:
         model = self._models.get(expected.model)
@@ -192,9 +186,9 @@ class Rates:
         for rank in [rank for rank in self._ranks if rank.worker_id == worker_id]:
             gone = self._ranks.pop(rank)
             gone.model.left(gone)
+            self._table.remove(rank)
         for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
             del self._pending[decision_id]
-        self._changes += 1
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
@@ -218,7 +212,6 @@ class Rates:
         model = self._models[row.model] = _Model()
         model.prefill, model.decode, model.ranks = row.prefill, row.decode, row.ranks
         model.output_tokens, model.answers = row.output_tokens, row.answers
-        self._changes += 1
 
     def rank_rows(self) -> list[RankRatesRow]:
         """Return the rows of ranks for a checkpoint."""
@@ -234,7 +227,7 @@ class Rates:
         """Restore a rank from the row."""
         rank = self._ranks[row.rank] = _Rank(self._models[row.model])
         rank.prefill, rank.decode, rank.prefills, rank.decodes, rank.measured_s = row[2:]
-        self._changes += 1
+        self._show(row.rank, rank)
 
     def expected_rows(self) -> list[ExpectedRow]:
         """Return the decisions without an outcome, for a checkpoint."""

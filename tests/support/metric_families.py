@@ -24,6 +24,7 @@ from router.admin.metrics import (
     policy_families,
     prompt_families,
     queue_families,
+    rate_families,
     state_families,
     trust_families,
 )
@@ -127,7 +128,15 @@ def _router() -> Iterator[MadeFamily]:
     for metrics in (Weighing(), DecisionMetrics(()), WorkerMetrics(router_state.fleet)):
         yield from _of_object(metrics)
     yield from _of_object(RequestMetrics(CollectorRegistry(), router_state))
-    for make in (build_families, trust_families, policy_families, queue_families, http_families, prompt_families):
+    for make in (
+        build_families,
+        trust_families,
+        policy_families,
+        rate_families,
+        queue_families,
+        http_families,
+        prompt_families,
+    ):
         yield from _of_function(make)
     yield from _of_function(state_families, 2)
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
