@@ -412,6 +412,7 @@ async def test_a_second_process_under_a_living_id_ends_with_one_sentence_and_the
         first, second = simulated(broker.url), simulated(broker.url)
         await first.start(group)
         await first.line_with("worker_registered")
+        await eventually(lambda: bool(told))
         (registration,) = told
         assert isinstance(registration, WorkerRegistered)
         await second.start(group)
