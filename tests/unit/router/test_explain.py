@@ -4,12 +4,14 @@ import re
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
 from router.decision.decide import decide
 from router.decision.explain import explain
 from router.decision.policy import CostParameters, Policy
+from router.fleet.rates import RateColumns
 from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
 PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))
@@ -32,6 +34,21 @@ def test_it_names_the_winner_its_blocks_every_cost_and_the_margin() -> None:
         "  w0/0: cost 13.1 = prefill 5.1 (after a credit of 0.0) + decode 8.0 + requests 0.0 + history 0.0 blocks\n"
         "  w2/0: not eligible, draining\n"
         "The runner-up, w0/0, costs 2.0 blocks more: mostly prefill, +4.0, its credit 0.0 against 4.0."
+    )
+
+
+def test_a_cost_in_ms_is_told_by_its_terms_and_by_the_one_that_decided() -> None:
+    rows = (row("w0/0", overlap_blocks=(4, 4, 4, 4), active_requests=9), row("w1/2"))
+    factors = np.ones(len(rows))
+    moment = view(*rows)._replace(rates=RateColumns(factors, factors, output_tokens=10.0))
+    text = explain(decide(moment, route(81), Policy(cost="ms"), 1).decision())
+    assert text == (
+        "Request r-1: 81 tokens for m, policy kv. It went to w1/2, which holds 0 of 5 reusable blocks (0%).\n"
+        "  w1/2: cost 62.8 = 4.0 x (wait 0.0 + prefill 1.8 + lateness 0.0) + stall 0.0 + decode 55.4 + slowdown 0.0 ms"
+        ", with 0.0 blocks credited\n"
+        "  w0/0: cost 63.0 = 4.0 x (wait 0.0 + prefill 0.4 + lateness 0.0) + stall 3.5 + decode 56.5 + slowdown 1.4 ms"
+        ", with 4.0 blocks credited\n"
+        "The runner-up, w0/0, costs 0.2 ms more: mostly stall, +3.5 ms."
     )
 
 
