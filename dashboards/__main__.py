@@ -1,6 +1,6 @@
-"""`python -m dashboards` builds the dashboards' JSON; `--check` tests whether it is as committed.
+"""`python -m dashboards` builds the dashboards' JSON and the rules' YAML; `--check` tests whether they are so.
 
-`router dashboards --write DIR` writes what is committed, for a Grafana elsewhere; that needs no builder.
+`router dashboards --write DIR` writes what is committed, for Grafana and Prometheus elsewhere; that needs no builder.
 """
 
 import sys
@@ -8,23 +8,26 @@ from pathlib import Path
 
 import click
 
+from dashboards import rules
+from dashboards.alerts import GROUPS
 from dashboards.boards import ANNOTATIONS, BOARDS, VARIABLES
-from dashboards.files import GRAFANA
+from dashboards.files import GRAFANA, RULES
 
-HERE = Path(__file__).parent / GRAFANA
+HERE = Path(__file__).parent
 
 
 def built() -> dict[str, bytes]:
-    """Return the JSON of every dashboard by the name of its file."""
+    """Return every dashboard's JSON and the rules' YAML, by path."""
     from dashboards.render import rendered
 
-    return {f"{name}.json": rendered(board, VARIABLES, ANNOTATIONS) for name, board in BOARDS.items()}
+    boards = {f"{GRAFANA}/{name}.json": rendered(board, VARIABLES, ANNOTATIONS) for name, board in BOARDS.items()}
+    return boards | {RULES: rules.rendered(GROUPS)}
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="write nothing; exit with 1 where a file is not as it would be written")
 def main(check: bool) -> None:
-    """Build the dashboards' JSON."""
+    """Build the dashboards' JSON and the rules' YAML."""
     differing = [
         name for name, content in built().items() if not (HERE / name).exists() or (HERE / name).read_bytes() != content
     ]

@@ -1,16 +1,21 @@
-"""The files that Grafana loads, as they are committed: they can be written without the builder of them."""
+"""The files that Grafana and Prometheus load, as committed: they can be written without their builder."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-GRAFANA, PROVISIONING = "grafana", "provisioning"
+GRAFANA, PROVISIONING, PROMETHEUS = "grafana", "provisioning", "prometheus"
+RULES = f"{PROMETHEUS}/kv-router.rules.yaml"
 
 
 def write(directory: Path) -> list[Path]:
-    """The dashboards and their provisioning lie in `directory`, over what was there; return the files."""
+    """The dashboards, their provisioning and the rules lie in `directory`, over what was there; return the files."""
     root = files("dashboards")
-    return [path for folder in (GRAFANA, PROVISIONING) for path in _copied(root.joinpath(folder), directory / folder)]
+    return [
+        path
+        for folder in (GRAFANA, PROVISIONING, PROMETHEUS)
+        for path in _copied(root.joinpath(folder), directory / folder)
+    ]
 
 
 def _copied(source: Traversable, target: Path) -> list[Path]:

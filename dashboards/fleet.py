@@ -2,19 +2,15 @@
 
 from dashboards.fleet_load import QUEUE, WAITING
 from dashboards.fleet_troubles import FAILURES, REPLICAS
+from dashboards.objectives import ANSWERED_OBJECTIVE, FAILED, FIRST_TOKEN_OBJECTIVE, FIRST_TOKEN_S
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import MODEL, WORKER, burn, rate, selected, share
 
-ANSWERED_OBJECTIVE, FIRST_TOKEN_OBJECTIVE = 0.999, 0.95
-"""The objectives: the share of requests that do not fail, and of first tokens that come in time."""
-FIRST_TOKEN_S = 1.6
-"""In time; a bound of the histogram, so that the share is exact."""
-_FAILED = 'outcome="failed"'
 _WINDOWS = ("5m", "1h", "6h")
 
 
 def _answers_burn(over: str) -> Query:
-    bad, total = rate("requests_total", MODEL, _FAILED, over=over), rate("requests_total", MODEL, over=over)
+    bad, total = rate("requests_total", MODEL, FAILED, over=over), rate("requests_total", MODEL, over=over)
     return Query(burn(bad, total, 1 - ANSWERED_OBJECTIVE), over)
 
 
@@ -57,7 +53,7 @@ SERVING = Row(
             title="Failed requests",
             description="kvrouter_requests_total, those that failed, of all. Above 0: what failed stands below; the "
             "router's log names worker, phase and reason.",
-            queries=(Query(share(rate("requests_total", MODEL, _FAILED), rate("requests_total", MODEL)), "failed"),),
+            queries=(Query(share(rate("requests_total", MODEL, FAILED), rate("requests_total", MODEL)), "failed"),),
             kind="stat",
             unit="percentunit",
             width=6,

@@ -20,6 +20,11 @@ def rate(metric: str, *matchers: str, by: str = "", over: str = INTERVAL) -> str
     return f"sum{f' by ({by})' if by else ''} (rate({selected(metric, *matchers)}[{over}]))"
 
 
+def increase(metric: str, *matchers: str, by: str = "", over: str = INTERVAL) -> str:
+    """Return by how much a counter grew, summed, apart by the labels of `by`."""
+    return f"sum{f' by ({by})' if by else ''} (increase({selected(metric, *matchers)}[{over}]))"
+
+
 def quantile(share: float, metric: str, *matchers: str, by: str = "") -> str:
     """Return the quantile of a histogram, apart by the labels of `by`."""
     labels = f"le, {by}" if by else "le"

@@ -88,15 +88,16 @@ class Prometheus:
         return list(data if isinstance(data, list) else data["result"])
 
 
-def program() -> str:
-    """Return the server's program.
+def program(name: str = "prometheus") -> str:
+    """Return a program of the server's package, or the Alertmanager's.
 
     Raises:
         PrometheusMissing: there is none.
     """
-    found = shutil.which("prometheus")
+    found = shutil.which(name)
     if found is None:
-        raise PrometheusMissing("prometheus: found no such program, allowed: that of the Debian package `prometheus`")
+        package = name if name == "prometheus-alertmanager" else "prometheus"
+        raise PrometheusMissing(f"{name}: found no such program, allowed: that of the Debian package `{package}`")
     return found
 
 

@@ -22,6 +22,7 @@ from router.processes.metrics import process_families
 from router.queue.admission import RequestQueue
 from router.replicas.service import Replicas, replica_families
 from router.server.plane import HttpPlane
+from tests.support.metric_families import COMMANDS
 from tests.unit.router.test_routing import Bench
 
 SampleLabels = dict[str, set[str]]
@@ -53,6 +54,25 @@ def families_of_the_package() -> SampleLabels:
     Projection(registry, lambda: trust_families(bench.routing))
     Projection(registry, lambda: process_families((), {}))
     return _samples(registry)
+
+
+@cache
+def every_sample() -> SampleLabels:
+    """Return the samples of every command, as `docs/reference/metrics.md` lists their families."""
+    found: SampleLabels = {}
+    for family in (family for families in COMMANDS.values() for family in families.values()):
+        for suffix in _SUFFIXES[family.kind] if family.kind != "counter" else ("",):
+            labels = found.setdefault(family.name + suffix, set())
+            labels |= {*family.labels, *(("le",) if suffix == "_bucket" else ())}
+    return found
+
+
+def bounds(histogram: str) -> set[float]:
+    """Return the upper bounds of a histogram of requests."""
+    registry = CollectorRegistry()
+    RequestMetrics(registry, Bench().state)
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return {float(sample.labels["le"]) for sample in samples if sample.name == f"{histogram}_bucket"}
 
 
 def _samples(registry: CollectorRegistry) -> SampleLabels:

@@ -12,7 +12,7 @@ import yaml
 
 from dashboards.__main__ import built
 from dashboards.boards import BOARDS
-from dashboards.files import write
+from dashboards.files import RULES, write
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
 from tests.system.dashboards.registry import families_of_a_router, families_of_the_package
@@ -47,17 +47,19 @@ def family_of(sample: str) -> str:
 
 @pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
 def test_what_is_committed_is_what_is_built() -> None:
-    folder = ROOT / "dashboards" / "grafana"
-    committed = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert committed.keys() == {f"{name}.json" for name in BOARD_NAMES}
+    folder = ROOT / "dashboards"
+    files = [*folder.glob("grafana/*"), *folder.glob("prometheus/*")]
+    committed = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    assert committed.keys() == {*(f"grafana/{name}.json" for name in BOARD_NAMES), RULES}
     assert committed == built(), "run: python -m dashboards"
 
 
 def test_what_is_written_elsewhere_is_what_is_committed(tmp_path: Path) -> None:
+    folder = ROOT / "dashboards"
     written = {str(path.relative_to(tmp_path)): path.read_bytes() for path in write(tmp_path)}
-    committed = [*ROOT.glob("dashboards/grafana/*"), *ROOT.glob("dashboards/provisioning/*/*")]
-    assert written == {str(path.relative_to(ROOT / "dashboards")): path.read_bytes() for path in committed}
-    assert len(written) == 4
+    committed = [path for glob in ("grafana/*", "provisioning/*/*", "prometheus/*") for path in folder.glob(glob)]
+    assert written == {str(path.relative_to(folder)): path.read_bytes() for path in committed}
+    assert len(written) == len(BOARD_NAMES) + 3
 
 
 @pytest.mark.parametrize("name", BOARD_NAMES)
