@@ -73,7 +73,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,$(AGENT_TESTS))
 
-simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
+simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query and alert on a real Prometheus
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
@@ -104,8 +104,9 @@ format: $(READY)  ## rewrite the tree in the one format
 
 # ---------------------------------------------------------------- set-up
 prometheus:
-	@command -v prometheus >/dev/null \
-	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends prometheus; }
+	@command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null \
+	  || { $(SUDO) apt-get update -qq \
+	    && $(SUDO) apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager; }
 
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

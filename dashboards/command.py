@@ -1,4 +1,4 @@
-"""`router dashboards`: writes the Grafana dashboards."""
+"""`router dashboards`: writes the Grafana dashboards and the Prometheus rules."""
 
 from pathlib import Path
 
@@ -10,6 +10,6 @@ from dashboards.files import write
 @click.command()
 @click.option("--write", "directory", required=True, type=click.Path(file_okay=False, path_type=Path))
 def dashboards(directory: Path) -> None:
-    """Write the Grafana dashboards and their provisioning into a directory."""
+    """Write the Grafana dashboards, their provisioning and the Prometheus rules into a directory."""
     for path in write(directory):
         click.echo(path)

@@ -16,7 +16,9 @@ import aiohttp
 import yaml
 
 from bench.processes import free_ports
+from dashboards.files import RULES
 from kv_runtime.clock import SystemClock
+from tests.support.paths import ROOT
 from tests.system.faults.children import Children
 
 SCRAPE_S = 1
@@ -44,10 +46,15 @@ class Prometheus:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    async def start(self, children: Children, jobs: Mapping[str, Sequence[str]]) -> None:
-        """It scrapes these addresses, by job, once a second; raise `PrometheusMissing` where it is not installed."""
+    async def start(self, children: Children, jobs: Mapping[str, Sequence[str]], alertmanager_url: str = "") -> None:
+        """It scrapes these addresses, by job, once a second; its alerts go to the Alertmanager, if there is one.
+
+        Raises:
+            PrometheusMissing: it is not installed.
+        """
         configuration = self._directory / "prometheus.yaml"
-        configuration.write_text(yaml.safe_dump(_configuration(jobs)))
+        content = _configuration(jobs) | (_alerting(alertmanager_url) if alertmanager_url else {})
+        configuration.write_text(yaml.safe_dump(content))
         command = [program(), f"--config.file={configuration}", f"--storage.tsdb.path={self._directory / 'data'}"]
         command += [f"--web.listen-address=127.0.0.1:{self._port}", f"--storage.tsdb.retention.time={_RETENTION}"]
         await children.start("prometheus", command, ready=_READY)
@@ -106,7 +113,13 @@ def _configuration(jobs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
         for job, urls in jobs.items()
     ]
-    return {"global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"}, "scrape_configs": scraped}
+    every = {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
+    return {"global": every, "scrape_configs": scraped}
+
+
+def _alerting(alertmanager_url: str) -> dict[str, Any]:
+    targets = [{"static_configs": [{"targets": [alertmanager_url.removeprefix("http://")]}]}]
+    return {"rule_files": [str(ROOT / "dashboards" / RULES)], "alerting": {"alertmanagers": targets}}
 
 
 def _judge(expr: str, series: list[Any]) -> None:

@@ -1,0 +1,111 @@
+"""One alert on its whole way: a metric, a real Prometheus with the committed rules, a real Alertmanager, a webhook."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bench.processes import free_ports
+from kv_runtime.telemetry import Projection
+from router.processes.metrics import ProcessState, process_families
+from tests.system.dashboards.prometheus import Prometheus, program
+from tests.system.faults.children import Children
+
+pytestmark = pytest.mark.slow
+
+READY_S = 30.0
+PROCESS = "serving-1"
+
+
+class Router:
+    """Shows the metrics of a router's processes, and takes what a webhook is told."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._registry = CollectorRegistry()
+        Projection(self._registry, lambda: process_families([ProcessState(PROCESS, 1, True, self.restarts)], {}))
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain")
+
+    async def webhook(self, request: web.Request) -> web.Response:
+        await self.told.put(await request.json())
+        return web.Response()
+
+
+@asynccontextmanager
+async def served(router: Router) -> AsyncIterator[str]:
+    """Both are served at the address that is returned."""
+    app = web.Application()
+    app.add_routes([web.get("/metrics", router.metrics), web.post("/webhook", router.webhook)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def start_alertmanager(children: Children, directory: Path, webhook_url: str) -> str:
+    """Return the address of an Alertmanager that tells the webhook of every alert at once."""
+    (port,) = free_ports(1)
+    receiver = {"name": "webhook", "webhook_configs": [{"url": webhook_url}]}
+    route = {"receiver": "webhook", "group_by": ["alertname"], "group_wait": "100ms"}
+    configuration = directory / "alertmanager.yaml"
+    configuration.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
+    command = [program("prometheus-alertmanager"), f"--config.file={configuration}"]
+    command += [f"--storage.path={directory / 'alertmanager'}", "--cluster.listen-address="]
+    command += [f"--web.listen-address=127.0.0.1:{port}"]
+    await children.start("alertmanager", command, ready=f"address=127.0.0.1:{port}")
+    return f"http://127.0.0.1:{port}"
+
+
+class Running(NamedTuple):
+    router: Router
+    prometheus: Prometheus
+    address: str
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    async with AsyncExitStack() as cleanup:
+        children = await cleanup.enter_async_context(Children())
+        session = await cleanup.enter_async_context(aiohttp.ClientSession())
+        router = Router()
+        url = await cleanup.enter_async_context(served(router))
+        alertmanager_url = await start_alertmanager(children, directory, f"{url}/webhook")
+        prometheus = Prometheus(session, directory)
+        await prometheus.start(children, {"kv-router": [url]}, alertmanager_url)
+        yield Running(router, prometheus, url.removeprefix("http://"))
+
+
+@pytest.mark.asyncio
+async def test_a_webhook_is_told_of_a_process_that_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as (router, prometheus, address):
+        await prometheus.until("count_over_time(kvrouter_process_restarts_total[1m]) >= 2", READY_S)
+        assert router.told.empty()
+        router.restarts = 1
+        async with asyncio.timeout(READY_S):
+            told = await router.told.get()
+    (alert,) = told["alerts"]
+    assert (told["status"], alert["status"]) == ("firing", "firing")
+    assert alert["labels"] == {
+        "alertname": "KvRouterProcessRestarts",
+        "instance": address,
+        "process": PROCESS,
+        "severity": "warning",
+    }
+    texts = alert["annotations"]
+    assert texts["summary"] == f"Process {PROCESS} of router {address} ended and was started again"
+    assert texts["description"].startswith(f"Process {PROCESS} of router {address} ended within the last 15 minutes.")
+    assert texts["runbook_url"] == "docs/OPERATIONS.md#kvrouterprocessrestarts"
