@@ -4,12 +4,23 @@ There is no variable for a cluster, because no metric has such a label. A Promet
 to add one.
 """
 
+from dashboards.agents import AGENTS
 from dashboards.decisions import DECISIONS
 from dashboards.fleet import FLEET
+from dashboards.index import INDEX
 from dashboards.panels import Annotation, Board, Variable
+from dashboards.pools import POOLS
 from dashboards.promql import selected
+from dashboards.router import ROUTER
 
-BOARDS: dict[str, Board] = {"fleet": FLEET, "decisions": DECISIONS}
+BOARDS: dict[str, Board] = {
+    "fleet": FLEET,
+    "decisions": DECISIONS,
+    "index": INDEX,
+    "agents": AGENTS,
+    "router": ROUTER,
+    "pools": POOLS,
+}
 """By the name of their file."""
 VARIABLES = (
     Variable("model", "requests_total", "model"),

@@ -155,7 +155,7 @@ COST = Row(
         Panel(
             title="Stages, p99",
             description="kvrouter_decision_duration_seconds. p99 of everything at once: the process is short of CPU, "
-            "see kvrouter_event_loop_lag_seconds on the other dashboard.",
+            "see kvrouter_event_loop_lag_seconds on the dashboard Fleet.",
             queries=(Query(quantile(0.99, "decision_duration_seconds", by="stage"), "{{stage}}"),),
             unit="s",
         ),

@@ -114,7 +114,7 @@ CACHES = Row(
         Panel(
             title="Reused tokens by worker",
             description="kvrouter_actual_cached_tokens_total. A worker without any: its cache is off or new, or "
-            "the fleet does not know what it holds; its trust is on the other dashboard.",
+            "the fleet does not know what it holds; its trust is on the dashboard Routing decisions.",
             queries=(Query(rate("actual_cached_tokens_total", WORKER, by="worker"), "{{worker}}"),),
             kind="stacked",
             unit="cps",

@@ -70,7 +70,7 @@ QUEUE = Row(
         Panel(
             title="Uncached tokens promised and not yet computed",
             description="kvrouter_ledger_prefill_tokens_queued, by worker. One worker far above the others: its cache "
-            'draws everything, see "The price of affinity" of the other dashboard. Not 0 without '
+            'draws everything, see "The price of affinity" of Routing decisions. Not 0 without '
             "requests: a leak, report it.",
             queries=(Query(f"sum by (worker) ({selected('ledger_prefill_tokens_queued', WORKER)})", "{{worker}}"),),
         ),
@@ -86,8 +86,8 @@ QUEUE = Row(
         Panel(
             title="What engines say they do",
             description="kvrouter_ledger_reported_running, kvrouter_ledger_reported_waiting: the engines' own word, "
-            "by worker. Waiting at one worker while others run none: it is chosen for its cache, see the "
-            "other dashboard.",
+            "by worker. Waiting at one worker while others run none: it is chosen for its cache, see "
+            "Routing decisions.",
             queries=(
                 Query(f"sum by (worker) ({selected('ledger_reported_running', WORKER)})", "{{worker}} running"),
                 Query(f"sum by (worker) ({selected('ledger_reported_waiting', WORKER)})", "{{worker}} waiting"),

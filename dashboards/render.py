@@ -7,23 +7,24 @@ order of a panel's queries go by them.
 import json
 from collections.abc import Callable, Iterator
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, stat, statetimeline, text, timeseries
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as grid
 from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
 
 from dashboards.panels import WIDTH, Annotation, Board, Kind, Panel, Query, Variable
 
 TAG = "kv-router"
 _DATASOURCE = look.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _REF_IDS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_ROW_HEIGHT = 1
+_ROW_HEIGHT, _QUESTIONS_HEIGHT = 1, 3
 _GOOD, _BAD = "green", "red"
 
-AnyPanel = timeseries.Panel | heatmap.Panel | stat.Panel | bargauge.Panel | statetimeline.Panel
+AnyPanel = text.Panel | timeseries.Panel | heatmap.Panel | stat.Panel | bargauge.Panel | statetimeline.Panel
 
 
 def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[Annotation, ...]) -> bytes:
@@ -45,9 +46,17 @@ def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[A
     return json.dumps(built.build(), cls=JSONEncoder, indent=2, sort_keys=True).encode() + b"\n"
 
 
+def _questions(board: Board) -> text.Panel:
+    """Return the panel at the top: what the dashboard answers, in the order of its rows."""
+    questions = " ".join(f"**{row.question}**" for row in board.rows)
+    built = text.Panel().title("What this dashboard answers").transparent(transparent=True)
+    return built.mode(TextMode.MARKDOWN).content(questions)
+
+
 def _placed(board: Board) -> Iterator[dashboard.Row | AnyPanel]:
     """Yield rows and panels in their order, each with its id and its place; a row's widths fill lines from the left."""
-    top, panel_id = 0, 0
+    top, panel_id = _QUESTIONS_HEIGHT, 1
+    yield _questions(board).id(panel_id).grid_pos(grid.GridPos(h=top, w=WIDTH, x=0, y=0))
     for row in board.rows:
         panel_id += 1
         here = grid.GridPos(h=_ROW_HEIGHT, w=WIDTH, x=0, y=top)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-BOARD_NAMES = ("decisions", "fleet")
+BOARD_NAMES = ("agents", "decisions", "fleet", "index", "pools", "router")
 _INSTANTS = ("stat", "bargauge")
 
 
@@ -30,8 +30,8 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """Return the panels that show something: no rows."""
-    return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
+    """Return the panels that show figures: neither rows nor texts."""
+    return [panel for panel in board(name)["panels"] if panel["type"] not in {"row", "text"}]
 
 
 def panel_queries() -> list[Shown]:

@@ -1,4 +1,4 @@
-"""The dashboards are what their content says, can be asked, and leave out nothing that the router counts."""
+"""The dashboards are what their content says, can be asked, and leave out nothing that our processes count."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from dashboards.boards import BOARDS
 from dashboards.files import RULES, write
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import families_of_a_router, families_of_the_package
+from tests.system.dashboards.registry import every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     Shown,
@@ -30,8 +30,9 @@ from tests.system.dashboards.shipped import (
 ON_NO_PANEL: dict[str, str] = {
     "kvrouter_queued_tokens": "kvrouter_queued_requests says whether work waits, kvrouter_queue_wait_seconds how long",
 }
-"""Families of the router's own figures that no panel shows, and why."""
+"""Families that no panel shows, and why."""
 
+OF_EVERY_SCRAPE = {"job", "instance"}
 ALL_QUERIES = [*panel_queries(), *annotation_queries()]
 
 
@@ -119,8 +120,8 @@ def test_dashboards_lead_to_one_another_with_time_and_variables(name: str) -> No
 
 
 @pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
-def test_every_query_is_promql_over_metrics_and_labels_that_a_router_shows(shown: Shown) -> None:
-    samples = families_of_a_router()
+def test_every_query_is_promql_over_metrics_and_labels_that_a_process_shows(shown: Shown) -> None:
+    samples = every_sample()
     for selector in selectors(shown.expr):
         assert selector.name in samples, f"{shown}: no metric {selector.name}"
         wanted = {matcher.name for matcher in selector.matchers.matchers}
@@ -129,14 +130,14 @@ def test_every_query_is_promql_over_metrics_and_labels_that_a_router_shows(shown
 
 @pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
 def test_series_are_told_apart_by_labels_that_there_are(shown: Shown) -> None:
-    samples = families_of_a_router()
-    labels = set().union(*(samples[name] for name in metric_names(shown.expr))) | {"instance"}
+    samples = every_sample()
+    labels = set().union(*(samples[name] for name in metric_names(shown.expr))) | OF_EVERY_SCRAPE
     by = {label for names in re.findall(r"\bby \(([^)]*)\)", shown.expr) for label in names.split(", ")}
     assert by <= labels
 
 
 def test_variables_ask_for_labels_that_there_are() -> None:
-    samples = families_of_a_router()
+    samples = every_sample()
     assert variables()
     for variable in variables():
         assert variable.label in samples[variable.metric]
@@ -148,7 +149,7 @@ def test_descriptions_name_every_metric_of_their_panel_and_no_other(name: str) -
         shown = {family_of(metric) for target in panel["targets"] for metric in metric_names(target["expr"])}
         named = {family_of(metric) for metric in re.findall(r"kvrouter_[a-z_]+", panel["description"])}
         assert shown <= named, panel["title"]
-        assert {family_of(metric) for metric in named} <= {family_of(each) for each in families_of_a_router()}
+        assert {family_of(metric) for metric in named} <= {family_of(each) for each in every_sample()}
         assert len(panel["description"]) > 80, f"{panel['title']}: says what to do"
 
 
@@ -161,19 +162,21 @@ def test_legends_name_labels_that_the_query_keeps(name: str) -> None:
                 assert any(label in each.split(", ") for each in kept), f"{panel['title']}: {label}"
 
 
-def test_every_family_that_the_router_counts_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
+def test_every_family_that_a_process_counts_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
     shown = {family_of(name) for query in panel_queries() for name in metric_names(query.expr)}
-    counted = {family_of(sample) for sample in families_of_the_package()}
+    counted = {family_of(sample) for sample in every_sample()}
     assert counted - shown == ON_NO_PANEL.keys()
 
 
-def test_rows_are_questions_and_each_has_an_answer() -> None:
+def test_rows_are_questions_that_stand_at_the_top_and_each_has_an_answer() -> None:
     for name in BOARD_NAMES:
-        kinds = [panel["type"] for panel in board(name)["panels"]]
-        assert kinds[0] == "row"
+        top, *others = board(name)["panels"]
+        kinds = [panel["type"] for panel in others]
+        assert (top["type"], kinds[0]) == ("text", "row")
         assert ("row", "row") not in pairwise([*kinds, "row"])
         titles = [panel["title"] for panel in board(name)["panels"] if panel["type"] == "row"]
         assert all(title.endswith("?") for title in titles)
+        assert re.findall(r"\*\*(.*?)\*\*", top["options"]["content"]) == titles
 
 
 def test_histograms_over_time_are_heatmaps_of_buckets() -> None:

@@ -1,7 +1,8 @@
 """Every query of the dashboards, asked of a real Prometheus that scraped a real fleet which lived through something.
 
-The fleet: a router, three simulated workers with small caches, a nats-server. While requests flow, streamed ones too, a
-worker is killed in the middle of some and comes back, the router is restarted, and another worker is killed for good.
+The fleet: a router and `router pools` before it, a stand-alone index, three simulated workers with small caches, a
+nats-server. While requests flow, streamed ones too, a worker is killed in the middle of some and comes back, the router
+is restarted, and another worker is killed for good.
 """
 
 import asyncio
@@ -20,12 +21,14 @@ from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from router.admin.metrics.decision import STAGES
 from tests.support.paths import ROOT
+from tests.system.dashboards.pools_before import start_pools
 from tests.system.dashboards.prometheus import NoData, Prometheus, PrometheusMissing, program
 from tests.system.dashboards.shipped import (
     LabelValues,
     Shown,
     annotation_queries,
     panel_queries,
+    selectors,
     substituted,
     variables,
 )
@@ -46,6 +49,38 @@ _STREAMED, _ANSWERS = 12, 25
 _LOOK_S = 0.02
 
 
+_ATTACHED = "no engine is attached"
+_IN_PROCESS = "simulated engines neither load, nor die, nor have logits processors and canaries"
+_PUBLISHES = "no engine publishes its events"
+_MEDIA = "no worker takes or encodes media"
+WITHOUT_SERIES = {
+    "engine_attached": _ATTACHED,
+    "engine_questions_total": _ATTACHED,
+    "forwarded_inflight_requests": _ATTACHED,
+    "forwarded_requests_total": _ATTACHED,
+    "engine_canaries_total": _IN_PROCESS,
+    "engine_dead": _IN_PROCESS,
+    "engine_failed_requests_total": _IN_PROCESS,
+    "engine_load_seconds": _IN_PROCESS,
+    "logits_processor_errors_total": _IN_PROCESS,
+    "refused_messages_total": _PUBLISHES,
+    "zmq_gaps_total": _PUBLISHES,
+    "zmq_lost_total": _PUBLISHES,
+    "zmq_replays_total": _PUBLISHES,
+    "zmq_restarts_total": _PUBLISHES,
+    "embedding_cache_bytes": _MEDIA,
+    "embedding_lookups_total": _MEDIA,
+    "embedding_offers_bytes": _MEDIA,
+    "embedding_offers_total": _MEDIA,
+    "encode_inflight_requests": _MEDIA,
+    "encode_requests_total": _MEDIA,
+    "media_loaded_total": _MEDIA,
+    "media_refused_total": _MEDIA,
+    "stream_last_healing_seconds": "a stream may need no recovery",
+}
+"""Metrics of which this fleet has no series, and why: their queries must be understood, and may have no answer."""
+
+
 class Lived(NamedTuple):
     """A Prometheus, and between which times the fleet lived."""
 
@@ -64,14 +99,20 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         await server.start()
         running = await cleanup.enter_async_context(fleet(children, [server.url], SHAPE))
         prometheus = Prometheus(session, directory)
-        agents = [running.urls[worker_id] for worker_id in running.worker_ids]
-        await prometheus.start(children, {"kv-router": [running.urls["router"]], "kv-router-agents": agents})
+        pools_url, pools_control_url = await start_pools(children, running, directory)
+        jobs = {
+            "kv-router": [running.urls["router"]],
+            "kv-router-agents": [running.urls[worker_id] for worker_id in running.worker_ids],
+            "kv-router-indexes": [running.urls["index"]],
+            "kv-router-pools": [pools_control_url],
+        }
+        await prometheus.start(children, jobs)
         began_s = time()
-        await live(running, prometheus)
+        await live(running, prometheus, pools_url)
         yield Lived(prometheus, began_s, time())
 
 
-async def live(running: Fleet, prometheus: Prometheus) -> None:
+async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
     """Requests flow, a worker dies and comes back, the router is restarted; Prometheus has seen all of it."""
     async with running.traffic() as sent:
         await sent.more(_ANSWERS)
@@ -86,7 +127,8 @@ async def live(running: Fleet, prometheus: Prometheus) -> None:
         await running.processes["router"].end()
         await running.start_router()
         await running.until_ready()
-        await asyncio.gather(*(stream(running, number) for number in range(_STREAMED)))
+        await asyncio.gather(*(stream(running, running.data_url, number) for number in range(_STREAMED)))
+        await asyncio.gather(*(stream(running, pools_url, number) for number in range(_STREAMED)))
         await sent.more(_ANSWERS)
         answers = f'sum(kvrouter_requests_total{{outcome="ok"}}) >= {_STREAMED + _ANSWERS}'
         await running.kill("w2")
@@ -101,21 +143,32 @@ async def until_promised(running: Fleet, worker_id: str) -> None:
             await SystemClock().sleep(_LOOK_S)
 
 
-async def stream(running: Fleet, number: int) -> None:
+async def stream(running: Fleet, data_url: str, number: int) -> None:
     """One request whose answer comes token by token, and says how many there were."""
     prompt = [number, *range(200), *range(number)]
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12}
     body = {"model": MODEL, "prompt": prompt, **options}
-    async with running.session.post(f"{running.data_url}/v1/completions", json=body) as response:
+    async with running.session.post(f"{data_url}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+
+def has_no_series(shown: Shown) -> bool:
+    return any(str(each.name).removeprefix("kvrouter_") in WITHOUT_SERIES for each in selectors(shown.expr))
+
+
+def test_metrics_without_series_are_on_panels() -> None:
+    shown = {str(each.name).removeprefix("kvrouter_") for query in panel_queries() for each in selectors(query.expr)}
+    assert WITHOUT_SERIES.keys() <= shown
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("shown", panel_queries(), ids=str)
 async def test_every_query_of_every_panel_has_data(lived: Lived, shown: Shown) -> None:
     expr = substituted(shown.expr, interval=INTERVAL, window=WINDOW)
-    if shown.is_range:
+    if has_no_series(shown):
+        await lived.prometheus.api("query", query=expr, time=f"{lived.ended_s}")
+    elif shown.is_range:
         await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
     else:
         await lived.prometheus.instant(expr, lived.ended_s)

@@ -1,0 +1,199 @@
+"""The dashboard "Router process": prompts, journal, connections, drains, what runs."""
+
+from dashboards.panels import Board, Panel, Query, Row
+from dashboards.promql import rate, selected
+
+PROMPTS = Row(
+    "Are prompts encoded in time?",
+    (
+        Panel(
+            title="Text that waits to be encoded",
+            description="kvrouter_prompts_waiting_bytes now; kvrouter_prompts_off_loop_total: prompts that threads "
+            "encoded. It grows: more tokens.threads, or the encoder of the next panel is slow.",
+            queries=(
+                Query(f"sum({selected('prompts_waiting_bytes')})", "bytes that wait"),
+                Query(rate("prompts_off_loop_total"), "prompts of threads, a second", right=True),
+            ),
+        ),
+        Panel(
+            title="Encoder",
+            description="kvrouter_encoder_info: byte, hf (tokenizers) or fast (fastokens), by router. hf though "
+            "tokens.encoder is auto: encoder_not_fast in the log says which text differs.",
+            queries=(Query(f"max by (encoder) ({selected('encoder_info')})", "{{encoder}}"),),
+            kind="stat",
+            unit="none",
+        ),
+        Panel(
+            title="Prompts that were not encoded",
+            description="kvrouter_prompts_refused_total (503, no room), kvrouter_prompts_cancelled_total (the client "
+            "left), kvrouter_encoder_failures_total (the fast encoder failed, hf did it). Refused: raise "
+            "tokens.waiting_bytes_max or tokens.threads.",
+            queries=(
+                Query(rate("prompts_refused_total"), "refused"),
+                Query(rate("prompts_cancelled_total"), "cancelled"),
+                Query(rate("encoder_failures_total"), "the fast encoder failed"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Text of chats, known and new",
+            description="kvrouter_chat_bytes_total: rendered chats, known from an earlier turn or encoded anew. Few "
+            "known though conversations grow: the cache is too small, or the template rewrites earlier turns.",
+            queries=(Query(rate("chat_bytes_total", by="part"), "{{part}}"),),
+            kind="stacked",
+            unit="cps",
+        ),
+        Panel(
+            title="The cache of chats",
+            description="kvrouter_chat_cache_bytes; at the right kvrouter_chat_cache_chats and "
+            "kvrouter_chat_cache_evictions_total a second. Many evictions: raise tokens.cache_bytes_max.",
+            queries=(
+                Query(f"sum({selected('chat_cache_bytes')})", "bytes"),
+                Query(f"sum({selected('chat_cache_chats')})", "chats", right=True),
+                Query(rate("chat_cache_evictions_total"), "evicted, a second", right=True),
+            ),
+        ),
+        Panel(
+            title="Images in prompts",
+            description="kvrouter_prompt_images_total: hashed for routing (yes) or not (no). Many no: such prompts "
+            "are routed by what stands before the first unseen image; send images as data: URLs.",
+            queries=(Query(rate("prompt_images_total", by="seen"), "hashed: {{seen}}"),),
+            unit="cps",
+        ),
+    ),
+)
+
+JOURNAL = Row(
+    "Is the journal whole?",
+    (
+        Panel(
+            title="Records lost",
+            description="kvrouter_journal_lost_records_total by reason, kvrouter_journal_publish_failures_total. Any: "
+            "those decisions cannot be replayed; log_away and buffer_full: NATS is away or slow.",
+            queries=(
+                Query(rate("journal_lost_records_total", by="reason"), "{{reason}}"),
+                Query(rate("journal_publish_failures_total"), "messages not confirmed"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Records written",
+            description="kvrouter_journal_records_total, kvrouter_journal_batches_total; at the right "
+            "kvrouter_journal_bytes_total and what waits, kvrouter_journal_unpublished_records. What waits does not "
+            "get less: NATS is away or slow.",
+            queries=(
+                Query(rate("journal_records_total"), "records"),
+                Query(rate("journal_batches_total"), "messages"),
+                Query(rate("journal_bytes_total"), "bytes", right=True),
+                Query(f"sum({selected('journal_unpublished_records')})", "waiting records", right=True),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Checkpoints",
+            description="kvrouter_journal_checkpoint_pause_seconds: how long the last one blocked requests; at the "
+            "right kvrouter_journal_checkpoint_bytes and kvrouter_journal_checkpoints_total. A pause above 0.05: "
+            "fewer idle sessions, or a larger journal.checkpoint_s.",
+            queries=(
+                Query(f"max({selected('journal_checkpoint_pause_seconds')})", "pause"),
+                Query(f"max({selected('journal_checkpoint_bytes')})", "bytes", right=True),
+                Query(f"sum({selected('journal_checkpoints_total')})", "checkpoints", right=True),
+            ),
+            unit="s",
+        ),
+    ),
+)
+
+CONNECTIONS = Row(
+    "Do control planes and agents have enough connections?",
+    (
+        Panel(
+            title="Connections to control planes and agents",
+            description="kvrouter_server_connections by state, and the bound, kvrouter_server_connections_max. All in "
+            "use: raise the hard limit of open files, or look who keeps connections open.",
+            queries=(
+                Query(f"sum by (job, state) ({selected('server_connections')})", "{{job}} {{state}}"),
+                Query(f"min by (job) ({selected('server_connections_max')})", "{{job}} bound of one", right=True),
+            ),
+            width=12,
+        ),
+        Panel(
+            title="Connections at the bound",
+            description="kvrouter_server_connections_at_bound_total by outcome, "
+            "kvrouter_server_accept_failures_total by error. refused: all were in use; EMFILE: the process has no "
+            "descriptors left.",
+            queries=(
+                Query(rate("server_connections_at_bound_total", by="job, outcome"), "{{job}} {{outcome}}"),
+                Query(rate("server_accept_failures_total", by="job, error"), "{{job}} {{error}}"),
+            ),
+            unit="cps",
+            width=12,
+        ),
+    ),
+)
+
+DRAINS = Row(
+    "Do drains keep what only the leaving worker holds?",
+    (
+        Panel(
+            title="Prefixes handed over",
+            description="kvrouter_handover_prefixes_total by outcome. skipped: GET /v1/workers/{id}/drain says why; "
+            "failed: worker_failed in the log.",
+            queries=(Query(rate("handover_prefixes_total", by="outcome"), "{{outcome}}"),),
+            unit="cps",
+        ),
+        Panel(
+            title="The price of hand-overs",
+            description="kvrouter_handover_tokens_total: tokens computed elsewhere for it; at the right "
+            "kvrouter_handover_seconds_total. Much while clients wait: drain when it is quiet.",
+            queries=(
+                Query(rate("handover_tokens_total"), "tokens"),
+                Query(rate("handover_seconds_total"), "seconds", right=True),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Memory of recent prompts",
+            description="kvrouter_recent_prompts_bytes: prompts that hand-overs choose from. 0: nothing can be handed "
+            "over, since no worker drains with it; the setting bounds it.",
+            queries=(Query(f"sum({selected('recent_prompts_bytes')})", "bytes"),),
+        ),
+    ),
+)
+
+RUNNING = Row(
+    "What runs?",
+    (
+        Panel(
+            title="Versions",
+            description="kvrouter_build_info: version, index and hot path of each router. index python, or a hot path "
+            "that is interpreted in an installation: the wheel was built without a compiler.",
+            queries=(
+                Query(
+                    f"sum by (version, index, hot_path) ({selected('build_info')})",
+                    "{{version}}, index {{index}}, hot path {{hot_path}}",
+                ),
+            ),
+            kind="stat",
+            unit="none",
+            width=12,
+        ),
+        Panel(
+            title="Indexes",
+            description="kvrouter_index_info: native (C++) or python, of routers and stand-alone indexes. python under "
+            "index.implementation auto: native_index_missing in the log says why.",
+            queries=(Query(f"sum by (implementation) ({selected('index_info')})", "{{implementation}}"),),
+            kind="stat",
+            unit="none",
+            width=12,
+        ),
+    ),
+)
+
+ROUTER = Board(
+    uid="kv-router-process",
+    title="KV router: router process",
+    description="Are prompts encoded in time, is the journal whole, are there enough connections, do drains keep "
+    "caches, which versions run.",
+    rows=(RUNNING, PROMPTS, JOURNAL, CONNECTIONS, DRAINS),
+)
