@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
+.PHONY: help demo observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ help:  ## what can be made
 demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (KEEP=1 keeps it up)
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo $(if $(KEEP),--keep)
+
+observe: $(READY) prometheus  ## the demo, kept up under requests, with Prometheus and Alertmanager on loopback
+	@$(BIN)/python -m indexer.native || true
+	@$(BIN)/router demo --observe
 
 test: native lint imports  ## lint, types, import contracts, tests (about 5 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types unit

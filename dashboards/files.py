@@ -18,6 +18,11 @@ def write(directory: Path) -> list[Path]:
     ]
 
 
+def rules() -> bytes:
+    """Return the rules, as Prometheus loads them."""
+    return files("dashboards").joinpath(RULES).read_bytes()
+
+
 def _copied(source: Traversable, target: Path) -> list[Path]:
     if source.is_dir():
         inner = sorted(source.iterdir(), key=lambda each: each.name)

@@ -6,6 +6,9 @@ an H200. Latency is measured at the client, so a busy machine blurs it: where an
 
 import asyncio
 from collections import Counter
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import aiohttp
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.demo.monitoring import monitoring
 from bench.demo.replay import Measured, Player
 from bench.demo.workload import WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape
@@ -58,17 +62,19 @@ class Demo:
         self._clock: Clock = SystemClock()
         self._is_shown = False
 
-    async def run(self, stop: asyncio.Event, *, keep: bool) -> None:
+    async def run(self, stop: asyncio.Event, *, keep: bool, observe: bool = False) -> None:
         """Print the table; with `keep`, leave the last fleet up until `stop` is set.
+
+        With `observe` the last fleet gets requests until then, and Prometheus and Alertmanager watch it.
 
         Once `stop` is set the processes are ended, and this returns when they are gone. Raises `DemoStopped` where the
         table was not printed.
         """
-        await until(stop, self._run(stop, keep=keep))
+        await until(stop, self._run(stop, keep=keep, observe=observe))
         if not self._is_shown:
             raise DemoStopped("stopped before its end; its processes are gone")
 
-    async def _run(self, stop: asyncio.Event, *, keep: bool) -> None:
+    async def _run(self, stop: asyncio.Event, *, keep: bool, observe: bool) -> None:
         total = self._shape.conversations * self._shape.turns
         self._console.print(
             f"{self._workers} simulated workers, {total} requests of {self._shape.conversations} conversations, "
@@ -83,7 +89,9 @@ class Demo:
                 if mode == MODES[-1]:
                     self._show(results)
                     self._is_shown = True
-                    if keep:
+                    if observe:
+                        await self._observe(fleet, stop)
+                    elif keep:
                         await self._stay(fleet, stop)
 
     async def _play(self, fleet: FleetProcesses, mode: str) -> ModeResult:
@@ -133,6 +141,22 @@ class Demo:
         self._console.print(table)
         self._console.print("\n[bold]One decision, in words[/bold]")
         self._console.print(results[-1].explanation, highlight=False, markup=False)
+
+    async def _observe(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
+        jobs = {"kv-router": [fleet.control_url], "kv-router-agents": list(fleet.worker_urls.values())}
+        with TemporaryDirectory() as directory:
+            async with monitoring(Path(directory), jobs) as at:
+                self._console.print(f"\nPrometheus {at.prometheus_url}/alerts, Alertmanager {at.alertmanager_url}")
+                async with asyncio.TaskGroup() as group:
+                    playing = group.create_task(self._play_on(fleet))
+                    await self._stay(fleet, stop)
+                    playing.cancel()
+
+    async def _play_on(self, fleet: FleetProcesses) -> None:
+        """Play further workloads, one after the other, until cancelled."""
+        player = Player(fleet.data_url, MODEL, self._clock)
+        for seed in count(self._seed + 1):
+            await player.play(list(conversations(self._shape, seed)), self._shape.answer_tokens)
 
     async def _stay(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
         self._console.print(f"\nstill up: {fleet.data_url} (OpenAI), {fleet.control_url} (control), {fleet.nats_url}")

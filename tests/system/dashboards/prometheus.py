@@ -7,28 +7,19 @@ Each fails, and names the query.
 """
 
 import math
-import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
+from bench.demo.monitoring import PROMETHEUS_READY, SCRAPE_S, Jobs, prometheus_command, prometheus_configuration
 from bench.processes import free_ports
 from dashboards.files import RULES
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
 from tests.system.faults.children import Children
 
-SCRAPE_S = 1
-_READY = "Server is ready to receive web requests"
 _LOOK_S = 0.1
-_RETENTION = "1h"
-
-
-class PrometheusMissing(Exception):
-    """There is no Prometheus on this machine."""
 
 
 class NoData(AssertionError):
@@ -38,26 +29,22 @@ class NoData(AssertionError):
 class Prometheus:
     """One server, between `start` and the end of its `Children`."""
 
-    def __init__(self, session: aiohttp.ClientSession, directory: Path) -> None:
+    def __init__(self, session: aiohttp.ClientSession, directory: Path, url: str = "") -> None:
+        """`url`: that of one that runs already."""
         self._session, self._directory = session, directory
         (self._port,) = free_ports(1)
+        self.url = url or f"http://127.0.0.1:{self._port}"
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    async def start(self, children: Children, jobs: Mapping[str, Sequence[str]], alertmanager_url: str = "") -> None:
+    async def start(self, children: Children, jobs: Jobs, alertmanager_url: str = "") -> None:
         """It scrapes these addresses, by job, once a second; its alerts go to the Alertmanager, if there is one.
 
         Raises:
-            PrometheusMissing: it is not installed.
+            ProgramMissing: it is not installed.
         """
-        configuration = self._directory / "prometheus.yaml"
-        content = _configuration(jobs) | (_alerting(alertmanager_url) if alertmanager_url else {})
-        configuration.write_text(yaml.safe_dump(content))
-        command = [program(), f"--config.file={configuration}", f"--storage.tsdb.path={self._directory / 'data'}"]
-        command += [f"--web.listen-address=127.0.0.1:{self._port}", f"--storage.tsdb.retention.time={_RETENTION}"]
-        await children.start("prometheus", command, ready=_READY)
+        rule_file = ROOT / "dashboards" / RULES if alertmanager_url else None
+        configuration = prometheus_configuration(jobs, rule_file, alertmanager_url)
+        command = prometheus_command(self._directory, configuration, self._port)
+        await children.start("prometheus", command, ready=PROMETHEUS_READY)
 
     async def until(self, expr: str, within_s: float) -> None:
         """Return once an instant query has an answer."""
@@ -93,33 +80,6 @@ class Prometheus:
             raise NoData(f"{answer.get('error')}: {parameters}")
         data = answer["data"]
         return list(data if isinstance(data, list) else data["result"])
-
-
-def program(name: str = "prometheus") -> str:
-    """Return a program of the server's package, or the Alertmanager's.
-
-    Raises:
-        PrometheusMissing: there is none.
-    """
-    found = shutil.which(name)
-    if found is None:
-        package = name if name == "prometheus-alertmanager" else "prometheus"
-        raise PrometheusMissing(f"{name}: found no such program, allowed: that of the Debian package `{package}`")
-    return found
-
-
-def _configuration(jobs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    scraped = [
-        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
-        for job, urls in jobs.items()
-    ]
-    every = {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
-    return {"global": every, "scrape_configs": scraped}
-
-
-def _alerting(alertmanager_url: str) -> dict[str, Any]:
-    targets = [{"static_configs": [{"targets": [alertmanager_url.removeprefix("http://")]}]}]
-    return {"rule_files": [str(ROOT / "dashboards" / RULES)], "alerting": {"alertmanagers": targets}}
 
 
 def _judge(expr: str, series: list[Any]) -> None:

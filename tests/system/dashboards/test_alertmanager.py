@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from bench.demo.monitoring import alertmanager_command, monitoring
 from bench.processes import free_ports
+from dashboards.alerts import GROUPS
 from kv_runtime.telemetry import Projection
 from router.processes.metrics import ProcessState, process_families
-from tests.system.dashboards.prometheus import Prometheus, program
+from tests.system.dashboards.prometheus import Prometheus
 from tests.system.faults.children import Children
 
 pytestmark = pytest.mark.slow
@@ -61,11 +62,7 @@ async def start_alertmanager(children: Children, directory: Path, webhook_url: s
     (port,) = free_ports(1)
     receiver = {"name": "webhook", "webhook_configs": [{"url": webhook_url}]}
     route = {"receiver": "webhook", "group_by": ["alertname"], "group_wait": "100ms"}
-    configuration = directory / "alertmanager.yaml"
-    configuration.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
-    command = [program("prometheus-alertmanager"), f"--config.file={configuration}"]
-    command += [f"--storage.path={directory / 'alertmanager'}", "--cluster.listen-address="]
-    command += [f"--web.listen-address=127.0.0.1:{port}"]
+    command = alertmanager_command(directory, {"route": route, "receivers": [receiver]}, port)
     await children.start("alertmanager", command, ready=f"address=127.0.0.1:{port}")
     return f"http://127.0.0.1:{port}"
 
@@ -109,3 +106,23 @@ async def test_a_webhook_is_told_of_a_process_that_ended(tmp_path: Path) -> None
     assert texts["summary"] == f"Process {PROCESS} of router {address} ended and was started again"
     assert texts["description"].startswith(f"Process {PROCESS} of router {address} ended within the last 15 minutes.")
     assert texts["runbook_url"] == "docs/OPERATIONS.md#kvrouterprocessrestarts"
+
+
+@pytest.mark.asyncio
+async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(tmp_path: Path) -> None:
+    router = Router()
+    async with AsyncExitStack() as cleanup:
+        session = await cleanup.enter_async_context(aiohttp.ClientSession())
+        url = await cleanup.enter_async_context(served(router))
+        at = await cleanup.enter_async_context(monitoring(tmp_path, {"kv-router": [url], "kv-router-agents": [url]}))
+        prometheus = Prometheus(session, tmp_path, at.prometheus_url)
+        for job in ("kv-router", "kv-router-agents"):
+            await prometheus.until(f'up{{job="{job}"}} == 1', READY_S)
+        assert sorted(await rule_groups(session, at.prometheus_url)) == sorted(group.name for group in GROUPS)
+        async with session.get(f"{at.alertmanager_url}/api/v2/receivers") as response:
+            assert await response.json() == [{"name": "none"}]
+
+
+async def rule_groups(session: aiohttp.ClientSession, prometheus_url: str) -> list[str]:
+    async with session.get(f"{prometheus_url}/api/v1/rules") as response:
+        return [group["name"] for group in (await response.json())["data"]["groups"]]

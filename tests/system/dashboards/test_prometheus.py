@@ -17,12 +17,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from bench.demo.monitoring import PROMETHEUS, ProgramMissing, program
 from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from router.admin.metrics.decision import STAGES
 from tests.support.paths import ROOT
 from tests.system.dashboards.pools_before import start_pools
-from tests.system.dashboards.prometheus import NoData, Prometheus, PrometheusMissing, program
+from tests.system.dashboards.prometheus import NoData, Prometheus
 from tests.system.dashboards.shipped import (
     LabelValues,
     Shown,
@@ -233,8 +234,8 @@ async def test_a_planted_query_without_data_is_found(lived: Lived, planted: str,
 
 def test_a_missing_prometheus_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PrometheusMissing, match="Debian package `prometheus`"):
-        program()
+    with pytest.raises(ProgramMissing, match="Debian package `prometheus`"):
+        program(PROMETHEUS)
 
 
 def test_the_example_of_what_to_scrape_is_one_that_prometheus_reads() -> None:

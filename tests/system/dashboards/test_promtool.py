@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.demo.monitoring import PROMETHEUS, program
 from dashboards.alerts import GROUPS
 from dashboards.files import RULES
 from dashboards.rules import alerts
 from tests.support.paths import ROOT
-from tests.system.dashboards.prometheus import program
 from tests.system.dashboards.rule_cases import CASES, Case
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ COMMITTED = ROOT / "dashboards" / RULES
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([program("promtool", PROMETHEUS), *arguments], capture_output=True, text=True, check=False)
 
 
 def judged(case: Case, directory: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,105 @@
+"""Prometheus and Alertmanager on loopback, with the rules of `dashboards/`: their configurations, commands, processes.
+
+async with monitoring(directory, {"kv-router": [control_url], "kv-router-agents": agent_urls}) as addresses: ...
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from bench.processes import ChildProcess, free_ports
+from dashboards.files import rules
+
+PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
+"""The programs, and the Debian packages that have them."""
+PROMETHEUS_READY = "Server is ready to receive web requests"
+SCRAPE_S = 1
+_RETENTION = "1h"
+_NO_RECEIVER = {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}
+"""Alerts are shown on Alertmanager's page, and told to nothing."""
+
+Jobs = Mapping[str, Sequence[str]]
+"""Addresses by the name of their job; the rules go by the names of `configs/prometheus.yml`."""
+
+
+class ProgramMissing(Exception):
+    """A program is not installed; the message names its package."""
+
+
+class Monitoring(NamedTuple):
+    """The addresses of both."""
+
+    prometheus_url: str
+    alertmanager_url: str
+
+
+def program(name: str, package: str = "") -> str:
+    """Return the path of a program of a Debian package of the same name, unless another is given.
+
+    Raises:
+        ProgramMissing: there is none.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ProgramMissing(f"{name}: found no such program, allowed: that of the Debian package `{package or name}`")
+    return found
+
+
+def prometheus_configuration(jobs: Jobs, rule_file: Path | None = None, alertmanager_url: str = "") -> dict[str, Any]:
+    """Return what Prometheus reads: it scrapes the jobs and evaluates the rules once a second."""
+    scraped = [{"job_name": job, "static_configs": [_at(*urls)]} for job, urls in jobs.items()]
+    every = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{SCRAPE_S}s")
+    alerting = {"alertmanagers": [{"static_configs": [_at(alertmanager_url)]}]} if alertmanager_url else {}
+    rule_files = [] if rule_file is None else [str(rule_file)]
+    return {"global": every, "scrape_configs": scraped, "rule_files": rule_files, "alerting": alerting}
+
+
+def prometheus_command(directory: Path, configuration: Mapping[str, Any], port: int) -> list[str]:
+    """Return the command of a server that keeps all in `directory`, where its configuration is now."""
+    file = directory / "prometheus.yaml"
+    file.write_text(yaml.safe_dump(dict(configuration)))
+    command = [program(PROMETHEUS), f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
+    return [*command, f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.retention.time={_RETENTION}"]
+
+
+def alertmanager_command(directory: Path, configuration: Mapping[str, Any], port: int) -> list[str]:
+    """Return the command of an Alertmanager without peers, as `prometheus_command` does."""
+    file = directory / "alertmanager.yaml"
+    file.write_text(yaml.safe_dump(dict(configuration)))
+    command = [program(ALERTMANAGER), f"--config.file={file}", f"--storage.path={directory / 'alertmanager'}"]
+    return [*command, f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+
+
+@asynccontextmanager
+async def monitoring(directory: Path, jobs: Jobs) -> AsyncIterator[Monitoring]:
+    """Both run while the block does, and keep their files in `directory`.
+
+    Raises:
+        ProgramMissing: one of them is not installed.
+        ProcessFailed: one of them did not start.
+    """
+    prometheus_port, alertmanager_port = free_ports(2)
+    at = Monitoring(f"http://127.0.0.1:{prometheus_port}", f"http://127.0.0.1:{alertmanager_port}")
+    rule_file = directory / "kv-router.rules.yaml"
+    rule_file.write_bytes(rules())
+    configuration = prometheus_configuration(jobs, rule_file, at.alertmanager_url)
+    alertmanager = ChildProcess("alertmanager", alertmanager_command(directory, _NO_RECEIVER, alertmanager_port))
+    prometheus = ChildProcess("prometheus", prometheus_command(directory, configuration, prometheus_port))
+    async with asyncio.TaskGroup() as group:
+        try:
+            await alertmanager.start(group)
+            await alertmanager.line_with(f"address=127.0.0.1:{alertmanager_port}")
+            await prometheus.start(group)
+            await prometheus.line_with(PROMETHEUS_READY)
+            yield at
+        finally:
+            await asyncio.gather(*(each.end() for each in (prometheus, alertmanager)))
+
+
+def _at(*urls: str) -> dict[str, list[str]]:
+    return {"targets": [url.removeprefix("http://") for url in urls]}

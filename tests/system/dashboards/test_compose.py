@@ -1,0 +1,67 @@
+"""What `dashboards/compose.yaml` starts finds its files, and what each looks for at the others."""
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "dashboards"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ALLOWED = {"image", "network_mode", "command", "volumes", "environment"}
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """Return the files of the repository that a service sees, by their path there."""
+    parts = [volume.split(":") for volume in SERVICES[service].get("volumes", [])]
+    return {at: (FOLDER / source).resolve() for source, at, *_ in parts if source.startswith(".")}
+
+
+def seen(service: str, path: str) -> Path:
+    """Return the file of the repository that a service finds at a path."""
+    for at, source in mounts(service).items():
+        if PurePosixPath(path).is_relative_to(at):
+            return source / PurePosixPath(path).relative_to(at)
+    raise AssertionError(f"{service} has nothing at {path}")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_a_version_and_only_fields_of_compose(name: str) -> None:
+    service = SERVICES[name]
+    assert service.keys() <= ALLOWED
+    assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+(\.\d+)?", service["image"])
+    named = [volume.split(":")[0] for volume in service.get("volumes", []) if not volume.startswith(".")]
+    assert set(named) <= COMPOSE["volumes"].keys()
+    assert all(source.exists() for source in mounts(name).values())
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_listens_on_loopback_alone(name: str) -> None:
+    service = SERVICES[name]
+    said = f"{service.get('command', '')} {service.get('environment', '')}"
+    assert service["network_mode"] == "host"
+    assert "127.0.0.1" in said
+    assert "0.0.0.0" not in said  # noqa: S104
+
+
+def test_prometheus_finds_its_rules_and_its_alertmanager() -> None:
+    (option,) = [part for part in SERVICES["prometheus"]["command"] if part.startswith("--config.file=")]
+    path = PurePosixPath(option.removeprefix("--config.file="))
+    configuration = yaml.safe_load(seen("prometheus", str(path)).read_text())
+    (rules,) = configuration["rule_files"]
+    assert rules.startswith("../")
+    assert seen("prometheus", str(path.parent.parent / rules.removeprefix("../"))).is_file()
+    ((target,),) = [each["targets"] for each in configuration["alerting"]["alertmanagers"][0]["static_configs"]]
+    assert f"--web.listen-address={target}" in SERVICES["alertmanager"]["command"]
+
+
+def test_grafana_finds_its_dashboards_and_its_data_source() -> None:
+    provisioning = seen("grafana", "/etc/grafana/provisioning")
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "kv-router.yaml").read_text())["providers"]
+    assert list(seen("grafana", provider["options"]["path"]).glob("*.json"))
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert f"--web.listen-address={source['url'].removeprefix('http://')}" in SERVICES["prometheus"]["command"]
