@@ -154,8 +154,8 @@ DRAINS = Row(
         ),
         Panel(
             title="Memory of recent prompts",
-            description="kvrouter_recent_prompts_bytes: prompts that hand-overs choose from. 0: nothing can be handed "
-            "over, since no worker drains with it; the setting bounds it.",
+            description="kvrouter_recent_prompts_bytes: prompts that hand-overs choose from. 0 under load: nothing can "
+            "be handed over, handover.prompts_bytes_max is 0; it bounds this memory.",
             queries=(Query(f"sum({selected('recent_prompts_bytes')})", "bytes"),),
         ),
     ),

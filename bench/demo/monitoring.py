@@ -50,13 +50,12 @@ def program(name: str, package: str = "") -> str:
     return found
 
 
-def prometheus_configuration(jobs: Jobs, rule_file: Path | None = None, alertmanager_url: str = "") -> dict[str, Any]:
+def prometheus_configuration(jobs: Jobs, rule_file: Path, alertmanager_url: str = "") -> dict[str, Any]:
     """Return what Prometheus reads: it scrapes the jobs and evaluates the rules once a second."""
     scraped = [{"job_name": job, "static_configs": [_at(*urls)]} for job, urls in jobs.items()]
     every = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{SCRAPE_S}s")
     alerting = {"alertmanagers": [{"static_configs": [_at(alertmanager_url)]}]} if alertmanager_url else {}
-    rule_files = [] if rule_file is None else [str(rule_file)]
-    return {"global": every, "scrape_configs": scraped, "rule_files": rule_files, "alerting": alerting}
+    return {"global": every, "scrape_configs": scraped, "rule_files": [str(rule_file)], "alerting": alerting}
 
 
 def prometheus_command(directory: Path, configuration: Mapping[str, Any], port: int) -> list[str]:

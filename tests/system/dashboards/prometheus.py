@@ -36,13 +36,12 @@ class Prometheus:
         self.url = url or f"http://127.0.0.1:{self._port}"
 
     async def start(self, children: Children, jobs: Jobs, alertmanager_url: str = "") -> None:
-        """It scrapes these addresses, by job, once a second; its alerts go to the Alertmanager, if there is one.
+        """It scrapes these addresses, by job, once a second, and evaluates the committed rules.
 
         Raises:
             ProgramMissing: it is not installed.
         """
-        rule_file = ROOT / "dashboards" / RULES if alertmanager_url else None
-        configuration = prometheus_configuration(jobs, rule_file, alertmanager_url)
+        configuration = prometheus_configuration(jobs, ROOT / "dashboards" / RULES, alertmanager_url)
         command = prometheus_command(self._directory, configuration, self._port)
         await children.start("prometheus", command, ready=PROMETHEUS_READY)
 
@@ -79,7 +78,7 @@ class Prometheus:
         if answer["status"] != "success":
             raise NoData(f"{answer.get('error')}: {parameters}")
         data = answer["data"]
-        return list(data if isinstance(data, list) else data["result"])
+        return list(data if isinstance(data, list) else data["groups" if path == "rules" else "result"])
 
 
 def _judge(expr: str, series: list[Any]) -> None:

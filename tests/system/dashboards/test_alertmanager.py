@@ -118,11 +118,6 @@ async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(
         prometheus = Prometheus(session, tmp_path, at.prometheus_url)
         for job in ("kv-router", "kv-router-agents"):
             await prometheus.until(f'up{{job="{job}"}} == 1', READY_S)
-        assert sorted(await rule_groups(session, at.prometheus_url)) == sorted(group.name for group in GROUPS)
+        assert {each["name"] for each in await prometheus.api("rules")} == {group.name for group in GROUPS}
         async with session.get(f"{at.alertmanager_url}/api/v2/receivers") as response:
             assert await response.json() == [{"name": "none"}]
-
-
-async def rule_groups(session: aiohttp.ClientSession, prometheus_url: str) -> list[str]:
-    async with session.get(f"{prometheus_url}/api/v1/rules") as response:
-        return [group["name"] for group in (await response.json())["data"]["groups"]]

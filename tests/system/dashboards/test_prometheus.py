@@ -19,6 +19,9 @@ import pytest_asyncio
 
 from bench.demo.monitoring import PROMETHEUS, ProgramMissing, program
 from bench.processes import free_ports
+from dashboards.alerts import GROUPS
+from dashboards.objectives import OBJECTIVES
+from dashboards.rules import alerts
 from kv_runtime.clock import SystemClock
 from router.admin.metrics.decision import STAGES
 from tests.support.paths import ROOT
@@ -206,6 +209,27 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
 )
 async def test_what_the_fleet_lived_through_was_counted(lived: Lived, counted: str) -> None:
     await lived.prometheus.range(f"{counted} > 0", lived.began_s, lived.ended_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_rule_can_be_evaluated_on_what_real_processes_show(lived: Lived) -> None:
+    groups = await lived.prometheus.api("rules")
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == sum(len(group.rules) for group in GROUPS)
+    assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] == "err"} == {}
+    assert {alert.name for alert in alerts(GROUPS)} <= {rule["name"] for rule in rules if rule["health"] == "ok"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "expr",
+    [
+        *(objective.recorded("5m") for objective in OBJECTIVES),
+        'ALERTS{alertname="KvRouterAgentDown",alertstate="pending"}',
+    ],
+)
+async def test_objectives_are_recorded_and_a_dead_agent_is_on_its_way_to_an_alert(lived: Lived, expr: str) -> None:
+    await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
 
 
 @pytest.mark.asyncio(loop_scope="module")
