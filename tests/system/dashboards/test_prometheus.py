@@ -53,25 +53,25 @@ _STREAMED, _ANSWERS = 12, 25
 _LOOK_S = 0.02
 
 
-_ATTACHED = "no engine is attached"
+ATTACHED = "no engine is attached"
 _IN_PROCESS = "simulated engines neither load, nor die, nor have logits processors and canaries"
-_PUBLISHES = "no engine publishes its events"
+PUBLISHES = "no engine publishes its events"
 _MEDIA = "no worker takes or encodes media"
 WITHOUT_SERIES = {
-    "engine_attached": _ATTACHED,
-    "engine_questions_total": _ATTACHED,
-    "forwarded_inflight_requests": _ATTACHED,
-    "forwarded_requests_total": _ATTACHED,
+    "engine_attached": ATTACHED,
+    "engine_questions_total": ATTACHED,
+    "forwarded_inflight_requests": ATTACHED,
+    "forwarded_requests_total": ATTACHED,
     "engine_canaries_total": _IN_PROCESS,
     "engine_dead": _IN_PROCESS,
     "engine_failed_requests_total": _IN_PROCESS,
     "engine_load_seconds": _IN_PROCESS,
     "logits_processor_errors_total": _IN_PROCESS,
-    "refused_messages_total": _PUBLISHES,
-    "zmq_gaps_total": _PUBLISHES,
-    "zmq_lost_total": _PUBLISHES,
-    "zmq_replays_total": _PUBLISHES,
-    "zmq_restarts_total": _PUBLISHES,
+    "refused_messages_total": PUBLISHES,
+    "zmq_gaps_total": PUBLISHES,
+    "zmq_lost_total": PUBLISHES,
+    "zmq_replays_total": PUBLISHES,
+    "zmq_restarts_total": PUBLISHES,
     "embedding_cache_bytes": _MEDIA,
     "embedding_lookups_total": _MEDIA,
     "embedding_offers_bytes": _MEDIA,
