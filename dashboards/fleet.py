@@ -2,7 +2,17 @@
 
 from dashboards.fleet_load import QUEUE, WAITING
 from dashboards.fleet_troubles import FAILURES, REPLICAS
-from dashboards.objectives import ANSWERED_OBJECTIVE, FAILED, FIRST_TOKEN_OBJECTIVE, FIRST_TOKEN_S
+from dashboards.objectives import (
+    ANSWERED_OBJECTIVE,
+    FAILED,
+    FIRST_TOKEN_OBJECTIVE,
+    FIRST_TOKEN_S,
+    FIRST_TOKENS,
+    TOKEN_INTERVAL_OBJECTIVE,
+    TOKEN_INTERVAL_S,
+    TOKEN_INTERVALS,
+    Objective,
+)
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import MODEL, WORKER, burn, rate, selected, share
 
@@ -14,10 +24,11 @@ def _answers_burn(over: str) -> Query:
     return Query(burn(bad, total, 1 - ANSWERED_OBJECTIVE), over)
 
 
-def _first_token_burn(over: str) -> Query:
-    total = rate("time_to_first_token_seconds_count", over=over)
-    in_time = rate("time_to_first_token_seconds_bucket", f'le="{FIRST_TOKEN_S}"', over=over)
-    return Query(burn(f"{total} - {in_time}", total, 1 - FIRST_TOKEN_OBJECTIVE), over)
+def _burns(objective: Objective) -> tuple[Query, ...]:
+    allowed = 1 - objective.kept
+    return tuple(
+        Query(burn(objective.bad(rate, over), rate(objective.total, over=over), allowed), over) for over in _WINDOWS
+    )
 
 
 SERVING = Row(
@@ -132,7 +143,6 @@ OBJECTIVES = Row(
             "just as long as it must. Above 14 for 5 minutes and an hour: an operator must look now; above 1 "
             "for hours: this week.",
             queries=tuple(_answers_burn(over) for over in _WINDOWS),
-            width=12,
             bad_from=1,
         ),
         Panel(
@@ -140,8 +150,14 @@ OBJECTIVES = Row(
             description="kvrouter_time_to_first_token_seconds: likewise, of answers whose first token came later. It "
             "is known of streams, and of agents' whole answers. Burning while the error budget does not: the fleet is "
             "too small for its traffic, or routing is wrong.",
-            queries=tuple(_first_token_burn(over) for over in _WINDOWS),
-            width=12,
+            queries=_burns(FIRST_TOKENS),
+            bad_from=1,
+        ),
+        Panel(
+            title=f"Latency budget: {TOKEN_INTERVAL_OBJECTIVE:.0%} have {TOKEN_INTERVAL_S} s between tokens or less",
+            description="kvrouter_inter_token_latency_seconds: likewise, of answers whose mean time between tokens is "
+            "longer. Burning alone: engines' batches are too large, or long prefills stand between decodes.",
+            queries=_burns(TOKEN_INTERVALS),
             bad_from=1,
         ),
     ),

@@ -70,32 +70,31 @@ class Objective(NamedTuple):
         return f"({self.bad(rate, over)}) / ({rate(self.total, over=over)} > 0)"
 
 
-OBJECTIVES = (
-    Objective(
-        "request_failures",
-        "KvRouterFailureBudgetBurns",
-        ANSWERED_OBJECTIVE,
-        "requests_total",
-        _failed,
-        "requests fail",
-    ),
-    Objective(
-        "late_first_tokens",
-        "KvRouterFirstTokenBudgetBurns",
-        FIRST_TOKEN_OBJECTIVE,
-        "time_to_first_token_seconds_count",
-        _late_first_tokens,
-        f"first tokens come later than {FIRST_TOKEN_S} s",
-    ),
-    Objective(
-        "slow_answers",
-        "KvRouterTokenIntervalBudgetBurns",
-        TOKEN_INTERVAL_OBJECTIVE,
-        "inter_token_latency_seconds_count",
-        _slow_answers,
-        f"answers have more than {TOKEN_INTERVAL_S} s between tokens",
-    ),
+ANSWERS = Objective(
+    "request_failures",
+    "KvRouterFailureBudgetBurns",
+    ANSWERED_OBJECTIVE,
+    "requests_total",
+    _failed,
+    "requests fail",
 )
+FIRST_TOKENS = Objective(
+    "late_first_tokens",
+    "KvRouterFirstTokenBudgetBurns",
+    FIRST_TOKEN_OBJECTIVE,
+    "time_to_first_token_seconds_count",
+    _late_first_tokens,
+    f"first tokens come later than {FIRST_TOKEN_S} s",
+)
+TOKEN_INTERVALS = Objective(
+    "slow_answers",
+    "KvRouterTokenIntervalBudgetBurns",
+    TOKEN_INTERVAL_OBJECTIVE,
+    "inter_token_latency_seconds_count",
+    _slow_answers,
+    f"answers have more than {TOKEN_INTERVAL_S} s between tokens",
+)
+OBJECTIVES = (ANSWERS, FIRST_TOKENS, TOKEN_INTERVALS)
 
 
 class Burn(NamedTuple):
