@@ -46,12 +46,14 @@ GIVEN_UP = Row(
             description="kvrouter_rate_factor: how many times as long as a reference engine (H200, 8B parameters) the "
             "rank needs for prompts (prefill) and for each token (decode). Ranks of one model that differ are machines "
             "that differ, or one of them is ill.",
-            queries=(Query(selected("rate_factor"), "{{worker}}/{{dp_rank}} {{work}}"),),
+            queries=(
+                Query(f"max by (worker, dp_rank, work) ({selected('rate_factor')})", "{{worker}}/{{dp_rank}} {{work}}"),
+            ),
         ),
         Panel(
             title="Learnt length of answers",
             description="kvrouter_expected_output_tokens, by model: mode kv expects so many tokens of each answer.",
-            queries=(Query(selected("expected_output_tokens"), "{{model}}"),),
+            queries=(Query(f"max by (model) ({selected('expected_output_tokens')})", "{{model}}"),),
         ),
         Panel(
             title="Blocks counted on that were on their way",

@@ -28,6 +28,9 @@ from tests.system.dashboards.shipped import (
 )
 
 ON_NO_PANEL: dict[str, str] = {
+    "kvrouter_cost_term_blocks": "of mode kv-blocks: kvrouter_cost_term_seconds is that of mode kv",
+    "kvrouter_decision_margin_blocks": "of mode kv-blocks: kvrouter_decision_margin_seconds is that of mode kv",
+    "kvrouter_rates_refused": "0 unless a clock jumps",
     "kvrouter_queued_tokens": "kvrouter_queued_requests says whether work waits, kvrouter_queue_wait_seconds how long",
 }
 """Families that no panel shows, and why."""
