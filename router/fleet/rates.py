@@ -10,11 +10,13 @@ What a reference engine needs (`PREFILL_*`, `STEP_*`), times a factor:
     factor        += gain * (ratio within factor / RATIO_MAX .. factor * RATIO_MAX - factor)
                    it begins at the mean, and stays within mean / RANK_MAX .. mean * RANK_MAX and 1 / MAX .. MAX
     mean           of the factors of all ranks that serve the model; at first 1
-    used           mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement); without one, mean
+    remembered     mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement); without one, mean
+    used           mean if that is within 1 / ALIKE .. ALIKE of it; otherwise nearer to the mean by so much
 
 So one stray measurement moves a factor little, and a rank without measurements is taken to be like the others. A rank
 that seems fast does not get everything, nor is one that seems slow avoided for ever. Impossible latencies (0 or less,
-above `SECONDS_MAX`, not a number) are counted and not learnt.
+above `SECONDS_MAX`, not a number) are counted and not learnt. Factors of equal ranks differ by chance: if that counted,
+the least would get all requests of an idle fleet.
 
 The length of answers is learnt per model, in the same way. Arithmetic is Python's, in a fixed order: the same outcomes
 in the same order give the same bits.
@@ -38,7 +40,7 @@ STEP_S, STEP_SEQUENCE_S, STEP_KV_TOKEN_S = 5.52e-3, 12.7e-6, 34.7e-9
 """Source: `worker_agent/engines/simulated/timing.py` (H200, 8B parameters) and `router/fleet/ttft_model.ITL`."""
 GAIN, GAIN_FIRST = 0.03, 3
 RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, 64.0
-FORGET_S = 30.0
+FORGET_S, ALIKE = 30.0, 1.25
 SECONDS_MAX = 600.0
 _HALVINGS_MAX = 64
 OUTPUT_TOKENS = 128.0
@@ -130,6 +132,7 @@ class Rates:
             left = np.ldexp(1.0, -np.maximum(halvings, 0))
             prefill = known.prefill + (prefill - known.prefill) * left
             decode = known.decode + (decode - known.decode) * left
+        prefill, decode = _without_noise(prefill, known.prefill), _without_noise(decode, known.decode)
         return RateColumns(prefill, decode, known.output_tokens)
 
     def decided(self, expected: ExpectedRow) -> None:
@@ -236,6 +239,12 @@ class Rates:
     def restore_expected(self, row: ExpectedRow) -> None:
         """Restore a decision without an outcome."""
         self._pending[row.decision_id] = row
+
+
+def _without_noise(factors: Floats, mean: float) -> Floats:
+    """Return the mean for factors that are near it, and the others that much nearer to it."""
+    near: Floats = np.minimum(np.maximum(mean, factors / ALIKE), factors * ALIKE)
+    return near
 
 
 def _gain(measurements: int) -> float:

@@ -15,7 +15,7 @@ from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.time_cost import expected_of
 from router.fleet import rates as module
-from router.fleet.rates import MAX, OUTPUT_TOKENS, SECONDS_MAX, Rates
+from router.fleet.rates import ALIKE, FORGET_S, MAX, OUTPUT_TOKENS, SECONDS_MAX, Rates
 from router.journal.checkpoint_rows import ExpectedRow
 from tests.unit.router.samples import MODEL, rank, route, row, view
 
@@ -57,7 +57,7 @@ def test_at_first_all_ranks_are_like_the_reference_engine() -> None:
 def test_a_ranks_factors_come_near_what_is_measured() -> None:
     rates = Rates()
     learn(rates, HERE, slower=2.5, times=200)
-    assert factors(rates, HERE) == (near(2.5), near(2.5))
+    assert list(rates.statistics().ranks[HERE]) == near(2.5) * 2
 
 
 def test_a_rank_without_measurements_is_taken_to_be_like_the_others_of_its_model() -> None:
@@ -65,6 +65,21 @@ def test_a_rank_without_measurements_is_taken_to_be_like_the_others_of_its_model
     learn(rates, HERE, slower=3.0, times=200)
     assert factors(rates, THERE) == (near(3.0), near(3.0))
     assert rates.columns("another", (THERE,), NOW_S).prefill.tolist() == [1.0]
+
+
+def test_ranks_that_differ_by_chance_are_taken_to_be_alike() -> None:
+    rates = Rates()
+    for at, slower in ((HERE, 1.1), (THERE, 0.9)):
+        learn(rates, at, slower=slower, times=200)
+    assert factors(rates, HERE, THERE)[0] == near(1.0) * 2
+
+
+def test_ranks_that_differ_by_much_are_not() -> None:
+    rates = Rates()
+    for at, slower in ((HERE, 3.0), (THERE, 1.0)):
+        learn(rates, at, slower=slower, times=200)
+    slow, fast = factors(rates, HERE, THERE)[0]
+    assert slow / fast == pytest.approx(3.0 / ALIKE**2, rel=0.05)
 
 
 def test_a_worker_that_left_leaves_its_models_factors() -> None:
@@ -164,12 +179,19 @@ def test_a_rank_whose_timings_lie_gets_neither_all_requests_nor_none(liar: float
     assert is_fair(found), found
 
 
-@pytest.mark.parametrize(("name", "value"), [("FORGET_S", 1e9), ("RANK_MAX", 1e9)])
-def test_a_model_that_forgets_nothing_or_has_no_bounds_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: float
-) -> None:
-    monkeypatch.setattr(module, name, value)
+def test_factors_without_bounds_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RANK_MAX", 1e9)
     assert not all(is_fair(shares(liar)) for liar in LIES)
+
+
+def test_a_rank_that_was_slow_once_is_soon_taken_to_be_like_the_others() -> None:
+    rates = Rates()
+    for at, slower in ((HERE, 3.0), (THERE, 1.0)):
+        learn(rates, at, slower=slower, times=200)
+    slow, _ = rates.columns(MODEL, (HERE, THERE), NOW_S).prefill.tolist()
+    later_slow, later_other = rates.columns(MODEL, (HERE, THERE), NOW_S + 2 * FORGET_S).prefill.tolist()
+    assert slow > 1.1 * later_slow
+    assert later_slow == later_other
 
 
 @settings(deadline=None)
