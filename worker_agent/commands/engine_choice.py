@@ -31,7 +31,7 @@ from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.rules import FLAGS, Circumstances
-from worker_agent.engine_args.sources import EngineArgsSources, check_model, load_engine_args
+from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
 from worker_agent.engines.port import Engine
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import HttpCarrier
@@ -115,6 +115,7 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
     )
     args = load_engine_args(msgspec.structs.replace(sources, flags={**sources.flags, "model": model or None}), around)
     check_model(args)
+    check_files(args)
     _check_together(settings, args)
     has_events = circumstances.publishes_kv_events and role != "encode"
     return Chosen(

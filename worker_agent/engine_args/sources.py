@@ -92,6 +92,24 @@ def check_model(args: EngineArgs) -> None:
         )
 
 
+def check_files(args: EngineArgs) -> None:
+    """Check that the files which arguments name are there: `moe_config.load_balancer`, where it is a text.
+
+    The engine opens it in its worker processes, minutes later, relative to the directory of this process.
+    Source: NVIDIA/TensorRT-LLM, `examples/wide_ep/README.md` (a path, or the values themselves).
+
+    Raises:
+        EngineArgsInvalid: there is no such file.
+    """
+    path = ("moe_config", "load_balancer")
+    named, origin = args.value(*path), args.origin(*path)
+    if isinstance(named, str) and origin is not None and not Path(named).is_file():
+        found = f"{shortened(named)!r}, which is no file here"
+        raise EngineArgsInvalid(
+            [ArgumentFinding(severity="error", place=origin.place, path=path, found=found, expected="a file")]
+        )
+
+
 def _model_problem(model: str) -> str:
     """Return why no engine loads `model`; empty if it is a model's directory or may be a name on the hub."""
     path = Path(model)

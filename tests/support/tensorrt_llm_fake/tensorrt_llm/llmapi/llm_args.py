@@ -30,12 +30,15 @@ __all__ = [
     "CapacitySchedulerPolicy",
     "ContextChunkingPolicy",
     "CudaGraphConfig",
+    "DecodingBaseConfig",
     "DynamicBatchConfig",
+    "Eagle3DecodingConfig",
     "KVEventsConfig",
     "KvCacheConfig",
     "KvCacheConnectorConfig",
     "LlmArgs",
     "LoadFormat",
+    "MTPDecodingConfig",
     "MambaStateConfig",
     "MoeConfig",
     "PeftCacheConfig",
@@ -165,6 +168,61 @@ class MoeConfig(StrictBaseModel):
     load_balancer: Opaque = None
     disable_finalize_fusion: bool = False
     use_low_precision_moe_combine: bool = False
+
+
+class DecodingBaseConfig(StrictBaseModel):
+    """What all kinds of speculative decoding have."""
+
+    max_draft_len: NonNegativeInt | None = None
+    max_total_draft_tokens: int | None = None
+    speculative_model: str | Path | None = None
+    max_concurrency: PositiveInt | None = None
+    draft_len_schedule: dict[int, int] | None = None
+    load_format: str | None = None
+    acceptance_rate_window_size: NonNegativeInt | None = None
+    acceptance_rate_threshold: float | None = None
+    use_rejection_sampling: bool = False
+    allow_advanced_sampling: bool = False
+    advanced_sampling_mode: Opaque = None
+    enable_penalty: bool = False
+
+
+class Eagle3DecodingConfig(DecodingBaseConfig):
+    """Eagle3, with its draft as a part of the model: `eagle3_one_model` of older candidates is gone."""
+
+    decoding_type: Literal["Eagle3"] = "Eagle3"
+    eagle_choices: list[list[int]] | None = None
+    use_dynamic_tree: bool | None = False
+    dynamic_tree_max_topK: int | None = None  # noqa: N815  the engine's name
+    num_eagle_layers: int | None = None
+    max_non_leaves_per_layer: int | None = None
+    eagle3_layers_to_capture: set[int] | None = None
+    eagle3_model_arch: Literal["llama3", "mistral_large3"] = "llama3"
+    sa_config: Opaque = None
+
+    @validator(mode="after")
+    def _check_draft(self) -> Self:
+        if not self.max_draft_len:
+            raise ValueError("max_draft_len must be > 0 for Eagle")
+        if self.speculative_model is None:
+            raise ValueError("Draft model must be provided for EAGLE")
+        return self
+
+
+class MTPDecodingConfig(DecodingBaseConfig):
+    """Multi-token prediction by layers of the model."""
+
+    decoding_type: Literal["MTP"] = "MTP"
+    use_relaxed_acceptance_for_thinking: bool = False
+    relaxed_topk: PositiveInt = 1
+    relaxed_delta: NonNegativeFloat = 0.0
+    use_mtp_vanilla: bool = False
+    use_dynamic_tree: bool = False
+    dynamic_tree_max_topK: int | None = None  # noqa: N815  the engine's name
+    sa_config: Opaque = None
+    num_nextn_predict_layers: int | None = None
+    begin_thinking_phase_token: NonNegativeInt = 128798
+    end_thinking_phase_token: NonNegativeInt = 128799
 
 
 class TorchCompileConfig(StrictBaseModel):
