@@ -1,0 +1,87 @@
+"""`worker-agent config convert` and `config slurm` as typed: what they print, write and end with."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from kv_runtime.config.loading import load_settings
+from tests.support.paths import ROOT
+from worker_agent.__main__ import main
+from worker_agent.config import AgentSettings
+
+DECODE = str(ROOT / "configs" / "engines" / "gpt-oss-120b" / "decode.yaml")
+SLURM = ["slurm", "--tasks-per-node", "8(x4)", "--prefill", "2", "8", "--decode", "1", "16", "--decode-attention-dp",
+         "--gpu", "b200", "--precision", "nvfp4", "--mtp-layers", "1", "--slots", "288", "--model", "/models/r1",
+         "--nats-url", "nats://head:4222"]  # fmt: skip
+
+
+def config(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["config", *arguments])
+
+
+def test_check_prints_a_diff_and_writes_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "agg.yaml"
+    done = config("convert", DECODE, "--to", "aggregated", "--output", str(output), "--check")
+    assert done.exit_code == 0, done.output
+    assert "-cache_transceiver_config:" in done.stdout
+    assert "+enable_chunked_prefill: true" in done.stdout
+    assert not output.exists()
+
+
+def test_the_result_is_read_as_a_file_again(tmp_path: Path) -> None:
+    there, back = tmp_path / "agg.yaml", tmp_path / "decode.yaml"
+    assert config("convert", DECODE, "--to", "aggregated", "--output", str(there)).exit_code == 0
+    assert config("convert", str(there), "--to", "decode", "--output", str(back)).exit_code == 0
+    first, last = yaml.safe_load(Path(DECODE).read_text()), yaml.safe_load(back.read_text())
+    assert last == {**first, "enable_chunked_prefill": True}
+
+
+def test_another_size_is_printed() -> None:
+    done = config("convert", DECODE, "--to", "decode", "--tensor-parallel-size", "8")
+    assert (yaml.safe_load(done.stdout)["tensor_parallel_size"], done.stderr) == (8, "")
+    assert yaml.safe_load(done.stdout)["moe_expert_parallel_size"] == 8
+
+
+def test_an_invalid_file_or_result_ends_with_2(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("max_batch_sise: 3\n")
+    done = config("convert", str(file), "--to", "aggregated")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "is it max_batch_size?" in done.stderr
+    assert config("convert", str(tmp_path / "none.yaml"), "--to", "aggregated").exit_code == 2
+
+
+def test_an_allocation_gets_two_files_and_a_script(tmp_path: Path) -> None:
+    done = config(*SLURM, "--nodes", "node[01-03,07]", "--output", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    decode = yaml.safe_load((tmp_path / "decode.yaml").read_text())
+    assert (decode["moe_config"]["backend"], decode["gpus_per_node"]) == ("CUTEDSL", 8)
+    starts = [line for line in (tmp_path / "start.sh").read_text().splitlines() if line.startswith("srun")]
+    assert ["--nodelist=node01 " in starts[0], "--nodelist=node02 " in starts[1]] == [True, True]
+    assert "--nodes=2 --nodelist=node03,node07 " in starts[2]
+    assert len(starts) == 3
+    again = config(*SLURM, "--nodes", "node[01-03,07]", "--output", str(tmp_path), "--check")
+    assert (again.exit_code, again.stdout) == (0, "")
+
+
+def test_the_script_s_flags_and_settings_are_those_of_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config(*SLURM, "--nodes", "n[1-4]", "--output", str(tmp_path)).exit_code == 0
+    command = main.commands["serve"].imported()  # type: ignore[attr-defined]
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    words = (tmp_path / "start.sh").read_text().split("worker-agent serve")[1].split("&")[0].split()
+    assert {word for word in words if word.startswith("--")} <= known
+    given = [word for before, word in pairwise(words) if before == "--set"]
+    monkeypatch.setenv("KVROUTER_WORKER__TOKEN", "secret")
+    settings = load_settings(AgentSettings, assignments=given)
+    assert settings.worker.advertised_host == "n1"
+
+
+def test_too_few_nodes_write_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    done = config(*SLURM, "--nodes", "n[1-3]", "--output", str(output))
+    assert (done.exit_code, output.exists()) == (2, False)
+    assert "3 nodes, but tasks of 4" in done.stderr
+    assert config(*SLURM, "--nodes", "n[1-", "--output", str(output)).exit_code == 2
