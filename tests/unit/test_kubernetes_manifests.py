@@ -1,0 +1,79 @@
+"""The manifests of `configs/deploy/kubernetes`: flags and variables exist, and so does what one names of another."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+
+import router.__main__
+import worker_agent.__main__
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from router.config import RouterSettings
+from tests.support.paths import ROOT
+from worker_agent.config import AgentSettings
+
+FOLDER = ROOT / "configs" / "deploy" / "kubernetes"
+FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.name != "kustomization.yaml")
+OBJECTS: list[dict[str, Any]] = [each for file in FILES for each in yaml.safe_load_all(file.read_text())]
+CONTAINERS = [
+    (each["metadata"]["name"], container)
+    for each in OBJECTS
+    if each["kind"] in ("Deployment", "StatefulSet")
+    for container in each["spec"]["template"]["spec"]["containers"]
+]
+OURS = [(name, container) for name, container in CONTAINERS if name != "nats"]
+
+
+@pytest.mark.parametrize(("name", "container"), OURS)
+def test_every_flag_exists(name: str, container: dict[str, Any]) -> None:
+    command: Any = router.__main__.main
+    if name == "worker":
+        command = worker_agent.__main__.main.commands["serve"].imported()  # type: ignore[attr-defined]
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    flags = {word for word in container["args"] if word.startswith("--")}
+    assert flags <= known
+    assert len(flags) >= 2
+
+
+@pytest.mark.parametrize(("name", "container"), OURS)
+def test_every_variable_is_a_setting(name: str, container: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for entry in container["env"]:
+        if entry["name"] != "POD_NAME":
+            monkeypatch.setenv(entry["name"], entry.get("value", "10.0.0.1"))
+    given = [word for before, word in pairwise(container["args"]) if before == "--set"]
+    kind: type[AgentSettings | RouterSettings] = AgentSettings if name == "worker" else RouterSettings
+    assert isinstance(load_settings(kind, assignments=given), kind)
+
+
+def test_a_misspelt_variable_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_DATA__HOSTZ", "x")
+    with pytest.raises(ConfigurationError, match="KVROUTER_DATA__HOSTZ: unknown"):
+        load_settings(RouterSettings)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("kustomization.yaml")), ids=lambda file: file.parent.name)
+def test_what_a_kustomization_names_is_there(file: Any) -> None:
+    text = yaml.safe_load(file.read_text())
+    for name in text["resources"]:
+        assert (file.parent / name).exists()
+    for generator in text.get("configMapGenerator", []):
+        for entry in generator["files"]:
+            assert (file.parent / entry.partition("=")[2]).is_file()
+    for variable in re.findall(r"name: KVROUTER_(\w+), value", str(text.get("patches", ""))):
+        section, _, field = variable.lower().partition("__")
+        assert field in type(getattr(load_settings(RouterSettings), section)).model_fields
+
+
+@pytest.mark.parametrize(("name", "container"), CONTAINERS)
+def test_mounts_have_volumes(name: str, container: dict[str, Any]) -> None:
+    for each in OBJECTS:
+        if (
+            each["kind"] in ("Deployment", "StatefulSet")
+            and container in each["spec"]["template"]["spec"]["containers"]
+        ):
+            spec = each["spec"]
+            volumes = {one["name"] for one in spec["template"]["spec"].get("volumes", [])}
+            volumes |= {one["metadata"]["name"] for one in spec.get("volumeClaimTemplates", [])}
+            assert {one["name"] for one in container.get("volumeMounts", [])} <= volumes, name
