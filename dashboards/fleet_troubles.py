@@ -123,6 +123,18 @@ FAILURES = Row(
             unit="cps",
         ),
         Panel(
+            title="Spans of requests",
+            description="kvrouter_spans_sent_total: spans that the collector of traces took; "
+            "kvrouter_spans_dropped_total by reason. not_sent: it is away, slow or refuses, and the log's "
+            "spans_not_sent says why; queue_full: more than it takes, lower tracing.ratio. Requests are not delayed "
+            "by it.",
+            queries=(
+                Query(rate("spans_sent_total"), "sent"),
+                Query(rate("spans_dropped_total", by="reason"), "dropped: {{reason}}"),
+            ),
+            unit="cps",
+        ),
+        Panel(
             title="Messages that were refused",
             description="kvrouter_feed_refused_messages_total: fleet and load messages that could not be read; "
             "kvrouter_fleet_refused_total: fleet events by the reason of their refusal; "

@@ -23,6 +23,7 @@ from router.queue.tenants import SECRET_HEADERS, FairShareBy
 from router.queue.waiting import QueueLimits, QueuePolicy
 from router.server.limits import HttpLimits
 from router.server.sites import Sites
+from router.tracing.service import TracingSection
 
 _HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
@@ -371,3 +372,4 @@ class RouterSettings(Settings):
     journal: JournalSection = JournalSection()
     state: StateSection = StateSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
+    tracing: TracingSection = TracingSection()

@@ -59,6 +59,8 @@ from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import Endpoints
 from router.request.serving import Serving
 from router.server.plane import HttpPlane
+from router.tracing.exporter import NO_SPANS, span_families
+from router.tracing.service import opened_tracing
 
 if TYPE_CHECKING:
     import socket
@@ -122,7 +124,18 @@ class RouterParts:
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret)
         new_id = Names(instance).new
         recent = RecentPrompts(settings.handover.prompts_bytes_max)
-        serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id, recent)
+        self._tracing = opened_tracing(settings.tracing, os.environ, name)
+        serving = Serving(
+            self._routing,
+            self._prompts,
+            self._admission,
+            metrics,
+            tenants,
+            settings,
+            new_id,
+            recent,
+            tracer=None if self._tracing is None else self._tracing.tracer,
+        )
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
@@ -191,6 +204,7 @@ class RouterParts:
             lambda: prompt_families(self._prompts.statistics()),
             self._handover.families,
             self._index.families,
+            lambda: span_families(NO_SPANS if self._tracing is None else self._tracing.exporter.counts()),
         ]
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
@@ -241,6 +255,7 @@ class RouterParts:
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
+            *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
         ]
 

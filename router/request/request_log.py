@@ -53,6 +53,8 @@ class EndedRequest(NamedTuple):
     refusal: Refusal | None
     e2e_s: float
     body_bytes: int
+    trace_id: str = ""
+    """Empty: the request was not traced."""
 
 
 class RequestLog:
@@ -100,6 +102,7 @@ def _fields(ended: EndedRequest) -> dict[str, Any]:
     known = {
         "outcome": ended.outcome,
         **_of_route(ended.route),
+        "trace_id": ended.trace_id,
         **({} if last is None else _of_attempt(last, ended.usage)),
         "ttft_ms": _milliseconds(_ttft_s(ended.attempts)),
         "e2e_ms": _milliseconds(ended.e2e_s),

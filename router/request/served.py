@@ -46,6 +46,7 @@ from router.request.usage import NO_USAGE
 from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, OutboundCall
 from router.server.stream_replay import StreamReplayBuffer
+from router.tracing.record import RequestEnd
 
 if TYPE_CHECKING:
     import asyncio
@@ -68,6 +69,7 @@ class Served(RequestDriver):
         "_prefill",
         "_prompt",
         "_ticket",
+        "_trace",
         "_usage",
         "route",
         "serving",
@@ -92,6 +94,8 @@ class Served(RequestDriver):
         """When it was first decided."""
         self._prefill: WorkerRegistered | None = None
         """The worker that computed the prompt."""
+        tracer = serving.tracer
+        self._trace = None if tracer is None else tracer.begin(exchange.headers, exchange.began_s)
 
     # ------------------------------------------------------------------------------------------- until it is sent
 
@@ -127,11 +131,22 @@ class Served(RequestDriver):
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             self.serving.metrics.queue_waited(ticket.waited_s)
+            if self._trace is not None:
+                self._trace.queued_s = ticket.waited_s
 
     def _make_route(self) -> None:
         self.route = self.serving.route_of(self._initial_route, self._plan, self.inbound, self._prefill)
 
     def _decide(self) -> Event:
+        trace = self._trace
+        if trace is None:
+            return self._decided()
+        trace.deciding()
+        event = self._decided()
+        trace.decided(event)
+        return event
+
+    def _decided(self) -> Event:
         serving = self.serving
         try:
             verdict = serving.decide(self.route)
@@ -147,9 +162,17 @@ class Served(RequestDriver):
 
     def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
         verdict, headers = of_rank(send.attempt).verdict, self.exchange.headers
-        return self.serving.calls.call(
-            verdict, self.inbound, self.body, headers, self._prompt, send.handoff, send.progress, buffer
-        )
+        if self._trace is not None:
+            headers = self._trace.sending(headers)
+        call: OutboundCall | None = None
+        try:
+            call = self.serving.calls.call(
+                verdict, self.inbound, self.body, headers, self._prompt, send.handoff, send.progress, buffer
+            )
+        finally:
+            if call is None and self._trace is not None:
+                self._trace.not_sent()
+        return call
 
     def _new_replay_buffer(self) -> StreamReplayBuffer:
         return self.serving.new_replay_buffer(self.exchange.headers)
@@ -160,6 +183,8 @@ class Served(RequestDriver):
     def _let_fetch(self, command: GiveUp, aside: BufferedResponse) -> None:
         serving = self.serving
         headers = self.exchange.headers
+        if self._trace is not None:
+            headers = self._trace.beside(headers)
         try:
             verdict = serving.decide(self.route)
             call = serving.calls.call(
@@ -197,6 +222,8 @@ class Served(RequestDriver):
         elif isinstance(fact, AnswerBegan):
             attempt = of_rank(fact.attempt)
             attempt.lease.first_token()
+            if self._trace is not None:
+                self._trace.began()
             if fact.is_first_token:
                 self._first_token(attempt, attempt.lease.first_byte_s)
             self.serving.admission.poke()
@@ -222,12 +249,17 @@ class Served(RequestDriver):
 
     def _first_token(self, attempt: RankAttempt, ttft_s: float | None) -> None:
         if ttft_s is not None and self._decided_s is not None:
-            self.serving.metrics.first_token(self._mode, ttft_s + attempt.verdict.now_s - self._decided_s)
+            ttft_s += attempt.verdict.now_s - self._decided_s
+            self.serving.metrics.first_token(self._mode, ttft_s)
+            if self._trace is not None:
+                self._trace.ttft_s = ttft_s
 
     def _attempt_over(self, fact: AttemptOver) -> None:
         attempt = of_rank(fact.attempt)
         self._attempts, self._usage = (*self._attempts, attempt), fact.usage
         self.serving.attempt_over(attempt, fact, self._erred_at)
+        if self._trace is not None:
+            self._trace.attempt_over(attempt, fact.outcome, fact.usage)
         if attempt.outcome == "erred":
             self._erred_at = (*self._erred_at, attempt.rank)
         elif fact.outcome == "ok" and attempt.verdict.request.phase == "prefill":
@@ -252,5 +284,32 @@ class Served(RequestDriver):
                     fact.refusal,
                     e2e_s,
                     len(self.exchange.body),
+                    "" if self._trace is None else self._trace.hex_id,
                 )
             )
+        if self._trace is not None:
+            self._trace.ended(self._request_end(fact))
+
+    def _request_end(self, fact: RequestOver) -> RequestEnd:
+        """Return what a trace says of the end."""
+        refusal = fact.refusal
+        last = self._attempts[-1] if self._attempts else None
+        status = refusal.status if refusal is not None else 0 if last is None else last.status
+        error = "" if refusal is None else refusal.code or refusal.kind
+        if refusal is None and fact.outcome == "failed":
+            error = "failed" if last is None else last.phase
+        plan = self._plan if hasattr(self, "_plan") else None
+        migrations = 0 if plan is None else plan.migrations
+        return RequestEnd(
+            self.route if hasattr(self, "route") else None,
+            self.model,
+            self.exchange.path,
+            self._mode,
+            fact.outcome,
+            0 if fact.outcome == "cancelled" else status,
+            error,
+            self._usage,
+            perf_counter(),
+            retries=sum(bool(each.reason) for each in self._attempts[:-1]) - migrations,
+            migrations=migrations,
+        )

@@ -43,6 +43,7 @@ from router.request.route_request import RouteRequestBuilder
 from router.request.usage import Usage
 from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
+from router.tracing.tracer import Tracer
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
@@ -81,10 +82,13 @@ class Serving:
         settings: RouterSettings,
         new_id: Callable[[], str],
         recent: RecentPrompts | None = None,
+        *,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`recent` gets the prompts of requests; None: they are not kept."""
+        """`recent` gets the prompts of requests; None: they are not kept. `tracer` is None if tracing is off."""
         self.routing, self.admission, self.metrics = routing, admission, metrics
         self.new_id = new_id
+        self.tracer = tracer
         self.inflight = 0
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings

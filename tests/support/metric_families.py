@@ -36,6 +36,7 @@ from router.journal.writer import JournalStatistics, journal_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.replicas.service import Replicas, replica_families
+from router.tracing.exporter import NO_SPANS, span_families
 from tests.unit.router.samples import state
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.engines.attached.metrics import AttachMetrics
@@ -145,6 +146,7 @@ def _router() -> Iterator[MadeFamily]:
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
+    yield from _families_of(span_families, span_families(NO_SPANS))
 
 
 def _pools() -> Iterator[MadeFamily]:

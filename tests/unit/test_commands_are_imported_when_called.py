@@ -28,6 +28,12 @@ def test_the_help_of_a_program_loads_no_library_that_only_its_commands_need(prog
     assert "Usage: " in done.stdout
 
 
+def test_a_router_that_traces_nothing_loads_nothing_of_opentelemetry() -> None:
+    code = "import sys, router.cli.serve; print(*[name for name in sys.modules if name.startswith('opentelemetry')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("program", GROUPS)
 def test_each_line_of_the_help_is_what_its_command_says_of_itself(program: str) -> None:
     group = GROUPS[program]

@@ -36,6 +36,7 @@ from router.request.endpoints import Endpoints
 from router.request.serving import Serving
 from router.server.limits import HttpLimits
 from router.server.plane import HttpPlane
+from router.tracing.tracer import Tracer
 from tests.unit.router.samples import MODEL, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -90,7 +91,9 @@ class Answered(NamedTuple):
 class Plane:
     """The router as its clients see it, and what a test looks at behind it."""
 
-    def __init__(self, settings: RouterSettings, policy: Policy, limits: HttpLimits) -> None:
+    def __init__(
+        self, settings: RouterSettings, policy: Policy, limits: HttpLimits, tracer: Tracer | None = None
+    ) -> None:
         self.clock = ManualClock(now_s=NOW_S)
         text = TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)
         folds = StateSettings(text=text, breakers=settings.failures.breakers())
@@ -110,6 +113,7 @@ class Plane:
             TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, bytes(32)),
             settings,
             lambda: f"id-{next(number)}",
+            tracer=tracer,
         )
         self.server = HttpPlane(Endpoints(self.serving, index_name="python"), limits)
         self._writers: list[asyncio.StreamWriter] = []
@@ -248,6 +252,7 @@ async def running_plane(
     queue: Mapping[str, Any] | None = None,
     disaggregation: Mapping[str, Any] | None = None,
     request_log_ratio: float = 0.0,
+    tracer: Tracer | None = None,
     **failures: float,
 ) -> AsyncIterator[Plane]:
     """Run a plane; when it is over nothing may be promised any more."""
@@ -257,7 +262,8 @@ async def running_plane(
         disaggregation=DisaggregationSection(**(disaggregation or {})),
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
-    plane = Plane(settings, policy or Policy(cost="ms"), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
+    bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
+    plane = Plane(settings, policy or Policy(cost="ms"), bounds, tracer)
     stop, read = asyncio.Event(), threading.Event()
     for work in (plane.serving.bodies.work, plane.prompts.work):
         threading.Thread(target=work, args=(read,), daemon=True).start()

@@ -50,11 +50,11 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    *roles: str, domains: dict[str, str] | None = None, dtypes: dict[str, str] | None = None, **failures: Any
+    *roles: str, domains: dict[str, str] | None = None, dtypes: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[Fleet]:
     """Run a router with a worker for each role, named after it: p0, p1, d2, ..."""
     async with AsyncExitStack() as stack:
-        plane = await stack.enter_async_context(running_plane(**failures))
+        plane = await stack.enter_async_context(running_plane(**options))
         found = Fleet(plane)
         for number, role in enumerate(roles):
             worker, name = RoleWorker(role), f"{role[0]}{number}"

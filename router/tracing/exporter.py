@@ -1,0 +1,134 @@
+"""Sends spans to the collector, from a thread of its own.
+
+put      the event loop hands over the spans of one request; when `requests_max` wait already, they are dropped
+work     the thread sends them in batches, and drops what the collector does not take: it tries no batch twice
+         beyond what the sender itself repeats
+stop     what waits is sent for `LAST_S`; the rest is dropped
+
+A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import structlog
+
+from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.supervise import Part, thread_part
+from kv_runtime.telemetry import Family, RateLimitedLog, counter
+from router.tracing.projection import TraceData
+
+DropReason = Literal["queue_full", "not_sent", "stopped"]
+"""Too many wait; the collector did not take them; they waited when the process stopped."""
+DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+BATCH_SPANS = 512
+"""Spans of a batch, as in the SDK; the last request's may exceed it."""
+LAST_S = 2.0
+"""How long a process that stops goes on sending."""
+BATCH_S = 1.0
+_IDLE_S = 0.2
+"""How soon an idle thread notices that it is to end."""
+_JOIN_S = 15.0
+
+_log = structlog.get_logger("tracing")
+
+
+class Sender(Protocol):
+    """Sends spans to a collector."""
+
+    def send(self, traces: Sequence[TraceData]) -> str:
+        """Send the spans, which may block; return why the collector has not got them, empty if it has."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class SpanCounts(NamedTuple):
+    """Spans since the start."""
+
+    sent: int
+    dropped: dict[str, int]
+
+
+NO_SPANS = SpanCounts(0, dict.fromkeys(DROP_REASONS, 0))
+
+
+class SpanExporter:
+    """The queue, and the thread that empties it. `put` and `counts` belong to the event loop, `work` to the thread."""
+
+    def __init__(
+        self, sender: Sender, *, requests_max: int, batch_s: float = BATCH_S, clock: Clock | None = None
+    ) -> None:
+        """`batch_s`: how long the first request of a batch waits for others."""
+        self._sender, self._requests_max, self._batch_s = sender, requests_max, batch_s
+        self._waiting: SimpleQueue[TraceData] = SimpleQueue()
+        self._sent = 0
+        self._dropped = Counter[str](dict.fromkeys(DROP_REASONS, 0))
+        self._failures = RateLimitedLog(_log, clock or SystemClock())
+
+    def put(self, trace: TraceData) -> None:
+        """Hand over the spans of a request; never blocks."""
+        if self._waiting.qsize() >= self._requests_max:
+            self._dropped["queue_full"] += len(trace.spans)
+        else:
+            self._waiting.put(trace)
+
+    def counts(self) -> SpanCounts:
+        """Return what became of the spans so far."""
+        return SpanCounts(self._sent, dict(self._dropped))
+
+    def part(self, stage: int) -> Part:
+        """Return the thread as a part of the process."""
+        return thread_part("span-exporter", self.work, stage=stage, join_s=_JOIN_S)
+
+    def work(self, stop: threading.Event) -> None:
+        """Send what is put until `stop` is set, and then the rest; the body of the thread."""
+        while not stop.is_set():
+            self._send(list(self._batch(stop)))
+        ends_s = monotonic() + LAST_S
+        while not self._waiting.empty() and monotonic() < ends_s:
+            self._send(list(self._batch(stop)))
+        while not self._waiting.empty():
+            self._dropped["stopped"] += len(self._waiting.get().spans)
+        self._sender.close()
+
+    def _batch(self, stop: threading.Event) -> Iterator[TraceData]:
+        """Yield requests until the batch is full or its first one has waited for long; at a stop until none waits."""
+        spans, ends_s = 0, 0.0
+        while spans < BATCH_SPANS:
+            try:
+                trace = self._waiting.get(timeout=0.0 if stop.is_set() else _IDLE_S)
+            except Empty:
+                if stop.is_set() or not spans:
+                    return
+            else:
+                ends_s = ends_s or monotonic() + self._batch_s
+                spans += len(trace.spans)
+                yield trace
+            if monotonic() >= ends_s:
+                return
+
+    def _send(self, batch: list[TraceData]) -> None:
+        if not batch:
+            return
+        spans = sum(len(trace.spans) for trace in batch)
+        try:
+            failure = self._sender.send(batch)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever a collector does, requests go on
+            failure = f"{type(error).__name__}: {error}"
+        if failure:
+            self._dropped["not_sent"] += spans
+            self._failures.warning("spans_not_sent", spans=spans, reason=failure[:500])
+        else:
+            self._sent += spans
+
+
+def span_families(counts: SpanCounts) -> Iterator[Family]:
+    """Yield the metrics of spans; all 0 while tracing is off."""
+    yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), counts.sent)])
+    dropped = [((reason,), float(count)) for reason, count in counts.dropped.items()]
+    yield counter("spans_dropped", "Spans that were to be sent and were not", ("reason",), dropped)

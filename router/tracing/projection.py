@@ -1,0 +1,249 @@
+"""The spans of an ended request, made from its record.
+
+    chat {model}                        SERVER     the request, from its first byte to its end
+      decide                            INTERNAL   one for each decision
+      chat | prefill | decode {model}   CLIENT     one for each upstream request; events first_token, last_token
+        link                                       to the upstream request before: retry, migration or handoff
+
+`gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
+have no name for is `kvrouter.*`. Text of clients is cut to `TEXT_CHARACTERS_MAX`; a model's name is part of a span's
+name only if workers serve it.
+Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.trace_context import TraceParent
+from router.decision.verdict import Verdict
+from router.request.usage import Usage
+from router.tracing.record import RequestEnd, RequestTrace, Turn
+
+TEXT_CHARACTERS_MAX = 256
+"""A model's name, a request's id or a reason in a span is cut to this length."""
+TURNS_MAX = 32
+"""Of a request with more turns, the spans of the first ones are left out."""
+_NS_PER_S = 1_000_000_000
+_OPERATIONS: dict[ApiEndpoint, str] = {"completions": "text_completion", "embeddings": "embeddings"}
+_OPERATION_OF_PATH = {PATHS[endpoint]: operation for endpoint, operation in _OPERATIONS.items()}
+_CHAT = "chat"
+_PROVIDER = "kv_router"
+_UNNAMED = "_OTHER"
+"""`error.type` of an error without a name, by the conventions."""
+_PORTS = {"http": 80, "https": 443}
+
+SpanKind = Literal["server", "internal", "client"]
+Attributes = dict[str, str | int | float | bool]
+
+
+class SpanEvent(NamedTuple):
+    """A moment of a span."""
+
+    name: str
+    at_ns: int
+
+
+class SpanLink(NamedTuple):
+    """Another span of the same trace, and why it is linked."""
+
+    span_id: int
+    why: str
+
+
+class SpanData(NamedTuple):
+    """A finished span. Times are nanoseconds since 1970; `error` is empty if there was none."""
+
+    name: str
+    kind: SpanKind
+    span_id: int
+    start_ns: int
+    end_ns: int
+    attributes: Attributes
+    error: str = ""
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[SpanLink, ...] = ()
+
+
+class TraceData(NamedTuple):
+    """The spans of one request, the SERVER span first; it is the parent of the others, and `parent` is its own."""
+
+    trace_id: int
+    parent: TraceParent | None
+    spans: tuple[SpanData, ...]
+
+
+def projected(trace: RequestTrace, end: RequestEnd, *, epoch_ns: int, new_span_id: Callable[[], int]) -> TraceData:
+    """Return the spans of an ended request.
+
+    `epoch_ns` is when the clock of the record was 0, in nanoseconds since 1970; `new_span_id` returns an id, never 0.
+    """
+    spans, before = [_server(trace, end, epoch_ns)], None
+    for turn in trace.turns[-TURNS_MAX:]:
+        spans.append(_decision(turn, epoch_ns, new_span_id()))
+        if turn.span_id:
+            spans.append(_client(turn, before, end, epoch_ns))
+            before = turn
+    return TraceData(trace.trace_id, trace.parent, tuple(spans))
+
+
+def text(value: str) -> str:
+    """Return what may stand in a span: short, and with no character that UTF-8 cannot encode."""
+    return value[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+
+
+def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:
+    route = end.route
+    operation = _operation(route.endpoint) if route is not None else _OPERATION_OF_PATH.get(end.path, _CHAT)
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": _PROVIDER,
+        "http.request.method": "POST",
+        "http.route": end.path,
+        "url.path": end.path,
+        "url.scheme": "http",
+        "kvrouter.mode": end.mode,
+        "kvrouter.outcome": end.outcome,
+        "kvrouter.retries": end.retries,
+        "kvrouter.migrations": end.migrations,
+    }
+    if end.model:
+        attributes["gen_ai.request.model"] = text(end.model)
+    if route is not None:
+        attributes["kvrouter.request_id"] = text(route.request_id)
+        if route.max_tokens:
+            attributes["gen_ai.request.max_tokens"] = route.max_tokens
+    if end.status:
+        attributes["http.response.status_code"] = end.status
+    if trace.queued_s:
+        attributes["kvrouter.queue_wait_s"] = trace.queued_s
+    if trace.ttft_s is not None:
+        attributes["kvrouter.ttft_s"] = trace.ttft_s
+    if end.error:
+        attributes["error.type"] = end.error
+    _add_usage(attributes, end.usage, 0 if route is None else route.isl_tokens)
+    return SpanData(
+        name=operation if route is None else f"{operation} {text(route.model)}",
+        kind="server",
+        span_id=trace.span_id,
+        start_ns=_at(trace.began_s, epoch_ns),
+        end_ns=_at(end.ended_s, epoch_ns),
+        attributes=attributes,
+        error=end.error if end.is_error else "",
+    )
+
+
+def _decision(turn: Turn, epoch_ns: int, span_id: int) -> SpanData:
+    verdict = turn.verdict
+    refused = "" if verdict is not None else turn.refused or _UNNAMED
+    return SpanData(
+        name="decide",
+        kind="internal",
+        span_id=span_id,
+        start_ns=_at(turn.began_s, epoch_ns),
+        end_ns=_at(turn.decided_s, epoch_ns),
+        attributes={"error.type": refused} if verdict is None else _of_verdict(verdict),
+        error=refused,
+    )
+
+
+def _of_verdict(verdict: Verdict) -> Attributes:
+    request, winner = verdict.request, verdict.winner
+    attributes: Attributes = {
+        "kvrouter.decision_id": verdict.decision_id,
+        "kvrouter.phase": request.phase,
+        "kvrouter.policy": verdict.policy,
+        "kvrouter.reason": verdict.reason,
+        "kvrouter.action": verdict.action,
+        "kvrouter.worker": winner.worker_id,
+        "kvrouter.dp_rank": winner.dp_rank,
+        "kvrouter.trust": verdict.trust,
+        "kvrouter.candidates": len(verdict.rank_indices),
+        "kvrouter.overlap_blocks": verdict.overlap_blocks,
+        "kvrouter.expected_blocks": verdict.expected_blocks,
+        "kvrouter.reusable_blocks": request.reusable_blocks,
+        "kvrouter.regret_blocks": verdict.regret_blocks,
+    }
+    if verdict.margin is not None:
+        attributes["kvrouter.margin"] = verdict.margin
+    if verdict.ttft_s is not None:
+        attributes["kvrouter.predicted_ttft_s"] = verdict.ttft_s
+    if verdict.costs is not None:
+        attributes["kvrouter.cost_unit"] = verdict.costs.unit
+        terms = verdict.costs.terms(verdict.winner_at)
+        for name in terms.__struct_fields__:
+            attributes[f"kvrouter.cost.{name}"] = getattr(terms, name)
+    return attributes
+
+
+def _client(turn: Turn, before: Turn | None, end: RequestEnd, epoch_ns: int) -> SpanData:
+    verdict, sent_s = turn.verdict, turn.sent_s
+    assert verdict is not None, "what was sent was decided"
+    assert sent_s is not None, "it has an id, so it was sent"
+    request = verdict.request
+    operation = _operation(request.endpoint)
+    registration = verdict.view.registrations[verdict.rank_indices[verdict.winner_at]]
+    url = urlsplit(registration.base_url)
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": registration.event_source,
+        "gen_ai.request.model": text(request.model),
+        "http.request.method": "POST",
+        "server.address": url.hostname or "",
+        "server.port": url.port or _PORTS.get(url.scheme, 0),
+        "kvrouter.decision_id": verdict.decision_id,
+        "kvrouter.phase": request.phase,
+        "kvrouter.worker": verdict.winner.worker_id,
+        "kvrouter.dp_rank": verdict.winner.dp_rank,
+        "kvrouter.outcome": turn.outcome,
+    }
+    if turn.status:
+        attributes["http.response.status_code"] = turn.status
+    if turn.reason:
+        attributes["error.type"] = turn.stage
+    _add_usage(attributes, turn.usage, 0)
+    ended_s = end.ended_s if turn.ended_s is None else turn.ended_s
+    word = request.phase if request.phase in ("prefill", "decode") else operation
+    return SpanData(
+        name=f"{word} {text(request.model)}",
+        kind="client",
+        span_id=turn.span_id,
+        start_ns=_at(sent_s, epoch_ns),
+        end_ns=_at(ended_s, epoch_ns),
+        attributes=attributes,
+        error=text(f"{turn.stage}: {turn.reason}") if turn.reason else "",
+        events=_events(turn, ended_s, epoch_ns),
+        links=() if before is None else (SpanLink(before.span_id, _why(before)),),
+    )
+
+
+def _events(turn: Turn, ended_s: float, epoch_ns: int) -> tuple[SpanEvent, ...]:
+    first_s = turn.first_token_s
+    first = () if first_s is None else (SpanEvent("first_token", _at(first_s, epoch_ns)),)
+    return (*first, SpanEvent("last_token", _at(ended_s, epoch_ns))) if turn.outcome == "ok" else first
+
+
+def _why(before: Turn) -> str:
+    """Return why a turn follows one before."""
+    if not before.reason:
+        return "handoff"
+    return "retry" if before.first_token_s is None else "migration"
+
+
+def _operation(endpoint: ApiEndpoint) -> str:
+    return _OPERATIONS.get(endpoint, _CHAT)
+
+
+def _add_usage(attributes: Attributes, usage: Usage, isl_tokens: int) -> None:
+    input_tokens = usage.input_tokens or isl_tokens
+    if input_tokens:
+        attributes["gen_ai.usage.input_tokens"] = input_tokens
+    if usage.output_tokens is not None:
+        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
+    if usage.cached_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+
+
+def _at(seconds: float, epoch_ns: int) -> int:
+    return epoch_ns + round(seconds * _NS_PER_S)

@@ -1,0 +1,99 @@
+"""What a request records of itself while it is traced: times, decisions, and what came of each upstream request.
+
+Times are seconds of the clock that `Exchange.began_s` is of (`perf_counter`); None: it did not happen. A record is
+written by `tracer.py` and read by `projection.py`.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kv_protocol.trace_context import TraceParent
+from router.decision.view import RouteRequest
+from router.request.usage import NO_USAGE, Usage
+
+if TYPE_CHECKING:
+    from router.decision.verdict import Verdict
+
+SERVER_FAULT = 500
+
+
+class Turn:
+    """One decision, and the request that the winner got, if it got one."""
+
+    __slots__ = (
+        "began_s",
+        "decided_s",
+        "ended_s",
+        "first_token_s",
+        "outcome",
+        "reason",
+        "refused",
+        "sent_s",
+        "span_id",
+        "stage",
+        "status",
+        "usage",
+        "verdict",
+    )
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = self.decided_s = began_s
+        self.verdict: Verdict | None = None
+        """None: no worker was chosen; `refused` says why, in a word."""
+        self.refused = ""
+        self.span_id = 0
+        """Of the upstream request; 0: none was sent."""
+        self.sent_s: float | None = None
+        self.first_token_s: float | None = None
+        self.ended_s: float | None = None
+        self.status = 0
+        """Of the worker's answer; 0: none came."""
+        self.outcome = ""
+        """ok, refused, failed or cancelled; empty while it is open."""
+        self.stage = self.reason = ""
+        """Where and why it failed; empty if it did not."""
+        self.usage: Usage = NO_USAGE
+
+
+class RequestEnd(NamedTuple):
+    """How a request ended. `status` is that of the client's answer; 0: unknown, the client left."""
+
+    route: RouteRequest | None
+    """None: it was not understood."""
+    model: str
+    """As the client wrote it; empty: unknown."""
+    path: str
+    mode: str
+    outcome: str
+    status: int
+    error: str
+    """A word for what went wrong; empty: nothing."""
+    usage: Usage
+    ended_s: float
+    retries: int = 0
+    migrations: int = 0
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it ended by a fault of the router or its workers."""
+        return self.outcome == "failed" or self.status >= SERVER_FAULT
+
+
+class RequestTrace:
+    """The record of one request: its place in the trace, and its turns, first one first."""
+
+    __slots__ = ("began_s", "is_sampled", "parent", "queued_s", "span_id", "trace_id", "ttft_s", "turns")
+
+    def __init__(
+        self, parent: TraceParent | None, trace_id: int, span_id: int, began_s: float, *, is_sampled: bool
+    ) -> None:
+        """`parent`: the caller's span; None: the trace begins here."""
+        self.parent, self.trace_id, self.span_id = parent, trace_id, span_id
+        self.began_s, self.is_sampled = began_s, is_sampled
+        self.turns: list[Turn] = []
+        self.queued_s = 0.0
+        self.ttft_s: float | None = None
+
+    @property
+    def hex_id(self) -> str:
+        """The trace id as logs and exemplars have it."""
+        return f"{self.trace_id:032x}"

@@ -1,0 +1,106 @@
+"""Opens tracing as the configuration and the environment say; nothing of OpenTelemetry is imported while it is off."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import NamedTuple
+
+from pydantic import Field
+
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import Section
+from kv_runtime.extras import DISTRIBUTION, install_command, missing
+from router.tracing.exporter import SpanExporter
+from router.tracing.sampling import SamplerInvalid, Sampling, sampling
+from router.tracing.tracer import Tracer
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_TIMEOUT_S = 3.0
+"""How long a batch may take if the environment does not say: a process that stops waits for as long."""
+_EXTRA = "tracing"
+
+
+class TracingSection(Section):
+    """Traces of requests, sent over OTLP. The environment's `OTEL_*` variables are read too."""
+
+    endpoint: str = Field(
+        "",
+        description="a collector's address, as http://host:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT; neither: no"
+        " traces",
+    )
+    ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
+        " all; more costs CPU",
+    )
+    ttft_target_s: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        description="requests whose first token came later are sent although they were not sampled, as failed ones are",
+    )
+    requests_max: int = Field(
+        2048,
+        ge=1,
+        le=1_000_000,
+        description="ended requests whose spans wait for the collector; beyond it they are dropped; memory",
+    )
+
+
+class Tracing(NamedTuple):
+    """What traces requests, and what sends their spans."""
+
+    tracer: Tracer
+    exporter: SpanExporter
+
+
+def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instance: str) -> Tracing | None:
+    """Return what traces requests; None if nothing is to be traced. `instance` is this process's unique name.
+
+    Raises:
+        ConfigurationError: a variable has a value that is not allowed, or a package is missing.
+    """
+    rule = _sampling(settings, environ)
+    if rule is None or not _is_wanted(settings, environ):
+        return None
+    if missing(_EXTRA):
+        raise ConfigurationError([f"tracing: needs {DISTRIBUTION}[{_EXTRA}]: {install_command(_EXTRA)}"])
+    from router.tracing import otlp  # noqa: PLC0415 - not while tracing is off
+
+    protocol = _first(environ, _PROTOCOLS).strip().lower()
+    make = {"": otlp.http_exporter, "http/protobuf": otlp.http_exporter, "grpc": otlp.grpc_exporter}.get(protocol)
+    if make is None:
+        raise ConfigurationError([f"{_PROTOCOLS[1]}: found {protocol[:64]!r}, allowed http/protobuf, grpc"])
+    service = {
+        "service.name": DISTRIBUTION,
+        "service.instance.id": instance,
+        "service.version": version(DISTRIBUTION),
+    }
+    try:
+        sender = otlp.OtlpSender(make(settings.endpoint, None if _first(environ, _TIMEOUTS) else _TIMEOUT_S), service)
+    except ImportError as error:
+        name = "opentelemetry-exporter-otlp-proto-grpc"
+        raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
+    exporter = SpanExporter(sender, requests_max=settings.requests_max)
+    return Tracing(Tracer(rule, exporter.put), exporter)
+
+
+def _sampling(settings: TracingSection, environ: Mapping[str, str]) -> Sampling | None:
+    sampler, argument = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
+    try:
+        return sampling(sampler, argument, ratio=settings.ratio, ttft_target_s=settings.ttft_target_s)
+    except SamplerInvalid as error:
+        raise ConfigurationError([str(error)]) from error
+
+
+def _is_wanted(settings: TracingSection, environ: Mapping[str, str]) -> bool:
+    is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    is_elsewhere = environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() not in ("", "otlp")
+    return bool(settings.endpoint or _first(environ, _ENDPOINTS)) and not is_off and not is_elsewhere
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")

@@ -1,0 +1,125 @@
+"""Begins the records of requests, and hands the spans of those that are sent to the exporter.
+
+While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
+times; spans are made for what is sent alone.
+"""
+
+import random
+from collections.abc import Callable
+from time import perf_counter, time_ns
+
+from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent
+from router.request.events import Chosen, Event, NotChosen
+from router.request.rank_attempt import RankAttempt, of_rank
+from router.request.usage import Usage
+from router.server.heads import Headers
+from router.tracing.projection import TraceData, projected
+from router.tracing.record import RequestEnd, RequestTrace, Turn
+from router.tracing.sampling import Sampling
+
+_NS_PER_S = 1_000_000_000
+_TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
+
+
+class Tracer:
+    """Traces the requests of one process; for its event loop."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        send: Callable[[TraceData], None],
+        *,
+        random_bits: Callable[[int], int] | None = None,
+        now_s: Callable[[], float] = perf_counter,
+        wall_ns: Callable[[], int] = time_ns,
+    ) -> None:
+        """`send` gets the spans of a request, and does not block; `random_bits` returns a number of so many bits."""
+        self._sampling, self._send = sampling, send
+        self._bits = random_bits or random.Random().getrandbits  # noqa: S311 - ids are no secrets
+        self.now_s, self._wall_ns = now_s, wall_ns
+
+    def begin(self, headers: Headers, began_s: float) -> "TracedRequest":
+        """Return the record of a request that came with these headers; `began_s` is by `now_s`."""
+        given = headers.get(TRACEPARENT)
+        parent = None if given is None else parsed_trace_parent(given)
+        trace_id = parent.trace_id if parent is not None else self._bits(_TRACE_ID_BITS) or 1
+        is_sampled = self._sampling.is_sampled(parent, trace_id)
+        return TracedRequest(self, parent, trace_id, began_s, is_sampled=is_sampled)
+
+    def new_span_id(self) -> int:
+        """Return a random id, not 0."""
+        return self._bits(_SPAN_ID_BITS) or 1
+
+    def ended(self, trace: RequestTrace, end: RequestEnd) -> None:
+        """Hand the spans of an ended request over, if they are to be sent."""
+        if trace.is_sampled or self._sampling.is_kept(has_failed=end.is_error, ttft_s=trace.ttft_s):
+            epoch_ns = self._wall_ns() - round(self.now_s() * _NS_PER_S)
+            self._send(projected(trace, end, epoch_ns=epoch_ns, new_span_id=self.new_span_id))
+
+
+class TracedRequest(RequestTrace):
+    """A record that is being written, in the order of the methods."""
+
+    __slots__ = ("_tracer",)
+
+    def __init__(
+        self, tracer: Tracer, parent: TraceParent | None, trace_id: int, began_s: float, *, is_sampled: bool
+    ) -> None:
+        super().__init__(parent, trace_id, tracer.new_span_id(), began_s, is_sampled=is_sampled)
+        self._tracer = tracer
+
+    def deciding(self) -> None:
+        """A decision begins."""
+        self.turns.append(Turn(self._tracer.now_s()))
+
+    def decided(self, event: Event) -> None:
+        """The decision was made."""
+        turn = self.turns[-1]
+        turn.decided_s = self._tracer.now_s()
+        if isinstance(event, Chosen):
+            turn.verdict = of_rank(event.attempt).verdict
+        elif isinstance(event, NotChosen):
+            turn.refused = event.refusal.code or event.refusal.kind
+
+    def sending(self, client: Headers) -> Headers:
+        """The request goes to the chosen worker; return the client's headers with this upstream request's span."""
+        turn = self.turns[-1]
+        turn.span_id, turn.sent_s = self._tracer.new_span_id(), self._tracer.now_s()
+        return self._within(turn.span_id, client)
+
+    def not_sent(self) -> None:
+        """It could not be sent after all."""
+        turn = self.turns[-1]
+        turn.span_id, turn.sent_s = 0, None
+
+    def beside(self, client: Headers) -> Headers:
+        """Return the client's headers for an upstream request without a span: it belongs to the SERVER span."""
+        return self._within(self.span_id, client)
+
+    def _within(self, span_id: int, client: Headers) -> Headers:
+        """Return the headers with the `traceparent` of the span; a `tracestate` beside no valid one is left out."""
+        headers = {**client, TRACEPARENT: TraceParent(self.trace_id, span_id, self.is_sampled).header()}
+        if self.parent is None:
+            headers.pop(TRACESTATE, None)
+        return headers
+
+    def began(self) -> None:
+        """The first bytes of the worker's answer came."""
+        turn = self.turns[-1]
+        if turn.first_token_s is None:
+            turn.first_token_s = self._tracer.now_s()
+
+    def attempt_over(self, attempt: RankAttempt, outcome: str, usage: Usage) -> None:
+        """The worker's part is over, and its lease has ended."""
+        turn = self.turns[-1]
+        turn.ended_s = self._tracer.now_s()
+        turn.status, turn.outcome, turn.usage = attempt.status, outcome, usage
+        if attempt.reason:
+            turn.stage, turn.reason = attempt.phase, attempt.reason
+        if not attempt.is_streamed and turn.sent_s is not None:  # its first bytes say nothing of its first token
+            ttft_s = attempt.lease.ttft_s
+            turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)
+
+    def ended(self, end: RequestEnd) -> None:
+        """The request ended: its spans are sent if they are to be."""
+        self._tracer.ended(self, end)

@@ -1,0 +1,33 @@
+"""Traces of a fleet of real processes: the router's spans at a collector, and the trace at the worker."""
+
+import signal
+
+import aiohttp
+import pytest
+
+from bench.processes import FleetProcesses, FleetShape
+from tests.support.otlp_sink import OtlpSink
+from tests.system.e2e.client import Client
+from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_router_sends_the_spans_of_its_requests_before_it_ends(processes: int) -> None:
+    with OtlpSink() as sink:
+        settings = (*QUIET_ROUTER, f"tracing.endpoint={sink.url}", "tracing.ratio=0", f"data.processes={processes}")
+        shape = FleetShape(workers=1, worker_settings=FAST_WORKER, router_settings=settings)
+        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+            client = Client(session, fleet.data_url, fleet.control_url)
+            for flag in ("01", "00"):
+                answered = await client.complete([7] * 40, traceparent=f"00-{TRACE}-{CALLER}-{flag}")
+                assert answered.status == 200
+            await fleet.router.end(signal.SIGTERM)
+        spans = sink.spans
+    (server,) = [span for span in spans if span.kind == "server"]
+    assert (server.trace_id, server.parent_id) == (TRACE, CALLER)
+    assert [span.name.split()[0] for span in spans] == ["text_completion", "decide", "text_completion"]
+    assert {span.parent_id for span in spans if span is not server} == {server.span_id}
+    assert server.attributes["kvrouter.outcome"] == "ok"

@@ -1,0 +1,227 @@
+"""Spans on their way to a collector: what requests pay when it is away, slow or refuses, and how it is opened."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_runtime.config.loading import ConfigurationError
+from router.tracing import exporter as exporter_module
+from router.tracing.exporter import SpanExporter, span_families
+from router.tracing.projection import SpanData, TraceData
+from router.tracing.service import TracingSection, opened_tracing
+from router.tracing.tracer import Tracer
+from tests.support.otlp_sink import OtlpSink
+from tests.unit.router.plane import running_plane, until
+from tests.unit.router.test_data_plane import refusing_url
+from tests.unit.router.traced_plane import ALL, exporter_to, flushed
+from tests.unit.router.upstream import Upstream, answers, completion
+
+GOOD = answers(200, completion())
+SPANS = 3
+"""Of a request that one worker answers."""
+TRACE = TraceData(1, None, (SpanData("chat m", "server", 2, 3, 4, {}),))
+
+
+class Sender:
+    """Takes batches, and does with each what the test says."""
+
+    def __init__(self, *outcomes: str | Exception) -> None:
+        self.batches: list[int] = []
+        self.is_closed = False
+        self._outcomes = list(outcomes)
+
+    def send(self, traces: Sequence[TraceData]) -> str:
+        """Note the batch."""
+        self.batches.append(len(traces))
+        outcome = self._outcomes.pop(0) if self._outcomes else ""
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        """Be closed."""
+        self.is_closed = True
+
+
+async def answered_requests(exporter: SpanExporter, count: int) -> None:
+    """Have a plane answer so many requests, whose spans go to the exporter."""
+    async with running_plane(tracer=Tracer(ALL, exporter.put)) as plane, Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        for _ in range(count):
+            assert (await plane.post()).status == 200
+        await until(lambda: plane.serving.inflight == 0)
+
+
+@pytest.mark.asyncio
+async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_in_the_log() -> None:
+    exporter = exporter_to(refusing_url(), timeout_s=0.2)
+    await answered_requests(exporter, 2)
+    with capture_logs() as logged:
+        await flushed(exporter)
+    assert exporter.counts() == (0, {"queue_full": 0, "not_sent": 2 * SPANS, "stopped": 0})
+    (line,) = [line for line in logged if line["event"] == "spans_not_sent"]
+    assert line["spans"] == SPANS
+    assert line["reason"]
+
+
+@pytest.mark.asyncio
+async def test_spans_that_a_collector_refuses_are_dropped_with_its_status() -> None:
+    with OtlpSink(status=400) as sink, capture_logs() as logged:
+        exporter = exporter_to(sink.url)
+        await answered_requests(exporter, 1)
+        await flushed(exporter)
+    assert exporter.counts().dropped["not_sent"] == SPANS
+    assert "400" in next(line["reason"] for line in logged if line["event"] == "spans_not_sent")
+
+
+@pytest.mark.asyncio
+async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_spans_alone() -> None:
+    with OtlpSink() as sink:
+        sink.answers.clear()
+        exporter, stop = exporter_to(sink.url, requests_max=2, timeout_s=60.0), threading.Event()
+        await answered_requests(exporter, 1)
+        thread = asyncio.ensure_future(asyncio.to_thread(exporter.work, stop))
+        await asyncio.to_thread(sink.entered.wait)
+        await answered_requests(exporter, 4)  # two may wait
+        assert exporter.counts() == (0, {"queue_full": 2 * SPANS, "not_sent": 0, "stopped": 0})
+        sink.answers.set()
+        stop.set()
+        await thread
+    assert exporter.counts().sent == len(sink.spans) == 3 * SPANS
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_takes_too_long_is_given_up() -> None:
+    with OtlpSink() as sink:
+        sink.answers.clear()
+        exporter = exporter_to(sink.url, timeout_s=0.05)
+        await answered_requests(exporter, 1)
+        await flushed(exporter)
+        assert exporter.counts().dropped["not_sent"] == SPANS
+
+
+def test_a_defect_of_the_sender_costs_one_batch() -> None:
+    sender, stop = Sender(RuntimeError("defect"), ""), threading.Event()
+    exporter = SpanExporter(sender, requests_max=10, batch_s=0.0)
+    exporter.put(TRACE)
+    exporter.put(TRACE)
+    stop.set()
+    exporter.work(stop)
+    assert exporter.counts() == (1, {"queue_full": 0, "not_sent": 1, "stopped": 0})
+    assert sender.batches == [1, 1]
+    assert sender.is_closed
+
+
+def test_requests_that_wait_are_sent_together() -> None:
+    sender, stop = Sender(), threading.Event()
+    exporter = SpanExporter(sender, requests_max=2000, batch_s=60.0)
+    for _ in range(700):
+        exporter.put(TRACE)
+    stop.set()
+    exporter.work(stop)
+    assert sender.batches == [512, 188]
+
+
+def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter_module, "LAST_S", 0.0)
+    sender, stop = Sender(), threading.Event()
+    exporter = SpanExporter(sender, requests_max=10)
+    exporter.put(TRACE)
+    stop.set()
+    exporter.work(stop)
+    assert (sender.batches, exporter.counts().dropped["stopped"]) == ([], 1)
+
+
+def test_the_metrics_count_what_was_sent_and_what_was_dropped() -> None:
+    exporter = SpanExporter(Sender("refused", ""), requests_max=2, batch_s=0.0)
+    for _ in range(3):
+        exporter.put(TRACE)
+    stop = threading.Event()
+    stop.set()
+    exporter.work(stop)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in span_families(exporter.counts())
+        for sample in family.samples
+    }
+    assert found == {
+        ("kvrouter_spans_sent_total",): 1,
+        ("kvrouter_spans_dropped_total", "queue_full"): 1,
+        ("kvrouter_spans_dropped_total", "not_sent"): 1,
+        ("kvrouter_spans_dropped_total", "stopped"): 0,
+    }
+
+
+# ---------------------------------------------------------------- how it is opened
+
+AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings", "is_on"),
+    [
+        ({}, {}, False),
+        (AT, {}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}, {}, True),
+        ({}, {"endpoint": "http://127.0.0.1:9"}, True),
+        (AT | {"OTEL_SDK_DISABLED": "true"}, {}, False),
+        (AT | {"OTEL_TRACES_EXPORTER": "none"}, {}, False),
+        (AT | {"OTEL_TRACES_EXPORTER": "otlp"}, {}, True),
+        (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {}, False),
+        (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {"ratio": 0.5}, True),
+        (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {}, True),
+    ],
+)
+def test_tracing_is_on_where_a_collector_is_named(
+    environ: dict[str, str], settings: dict[str, float], is_on: bool
+) -> None:
+    assert (opened_tracing(TracingSection(**settings), environ, "r1") is not None) is is_on
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"OTEL_TRACES_SAMPLER": "sometimes"}, "OTEL_TRACES_SAMPLER: found 'sometimes'"),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "2"}, "OTEL_TRACES_SAMPLER_ARG: found '2'"),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "x"}, "OTEL_TRACES_SAMPLER_ARG: found 'x'"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: found 'http/json'"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named_at_the_start(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        opened_tracing(TracingSection(), AT | environ, "r1")
+
+
+def test_grpc_without_its_package_is_refused_by_the_package_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.grpc", None)
+    with pytest.raises(ConfigurationError, match="opentelemetry-exporter-otlp-proto-grpc"):
+        opened_tracing(TracingSection(), AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "r1")
+
+
+@pytest.mark.asyncio
+async def test_the_environment_names_the_collector_and_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpSink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        tracing = opened_tracing(TracingSection(), {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.url}, "r1")
+        assert tracing is not None
+        tracing.exporter.put(TRACE)
+        await flushed(tracing.exporter)
+        (span,) = sink.spans
+    assert sink.paths == ["/v1/traces"]
+    assert (span.service["service.name"], span.service["service.instance.id"]) == ("mine", "r1")
+
+
+@pytest.mark.asyncio
+async def test_the_setting_s_address_wins() -> None:
+    with OtlpSink() as sink:
+        tracing = opened_tracing(TracingSection(endpoint=f"{sink.url}/"), AT, "r1")
+        assert tracing is not None
+        tracing.exporter.put(TRACE)
+        await flushed(tracing.exporter)
+        assert sink.paths == ["/v1/traces"]
+        assert sink.spans[0].service["service.name"] == "kv-router"

@@ -1,0 +1,56 @@
+"""A data plane that traces its requests, and the collector that gets their spans."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from router.tracing.exporter import SpanExporter
+from router.tracing.otlp import OtlpSender, http_exporter
+from router.tracing.sampling import Sampling
+from router.tracing.tracer import Tracer
+from tests.support.otlp_sink import OtlpSink, Span
+from tests.unit.router.plane import Plane, running_plane
+
+ALL = Sampling(follows_parent=True, ratio=1.0)
+NONE = Sampling(follows_parent=True, ratio=0.0)
+SERVICE = {"service.name": "kv-router", "service.instance.id": "r1"}
+TIMEOUT_S = 5.0
+
+
+def exporter_to(url: str, *, requests_max: int = 100, timeout_s: float = TIMEOUT_S) -> SpanExporter:
+    """Return an exporter whose thread does not run yet."""
+    sender = OtlpSender(http_exporter(url, timeout_s), SERVICE)
+    return SpanExporter(sender, requests_max=requests_max, batch_s=0.0)
+
+
+async def flushed(exporter: SpanExporter) -> None:
+    """Send what waits, as the thread does when the process stops."""
+    stop = threading.Event()
+    stop.set()
+    await asyncio.to_thread(exporter.work, stop)
+
+
+@dataclass
+class Traced:
+    """A plane with its collector."""
+
+    plane: Plane
+    sink: OtlpSink
+    exporter: SpanExporter
+
+    async def spans(self) -> list[Span]:
+        """Return the spans of all requests so far, which have ended."""
+        await flushed(self.exporter)
+        return self.sink.spans
+
+
+@asynccontextmanager
+async def traced_plane(sampling: Sampling = ALL, **options: Any) -> AsyncIterator[Traced]:
+    """Run a plane that traces by this rule."""
+    with OtlpSink() as sink:
+        exporter = exporter_to(sink.url)
+        async with running_plane(tracer=Tracer(sampling, exporter.put), **options) as plane:
+            yield Traced(plane, sink, exporter)
