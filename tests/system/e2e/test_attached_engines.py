@@ -163,10 +163,10 @@ async def published(context: zmq.asyncio.Context, ranks: int) -> tuple[list[Play
 
 
 @asynccontextmanager
-async def running_cluster(**workers: int) -> AsyncIterator[Cluster]:
-    """A router, and these workers with so many ranks each."""
+async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[Cluster]:
+    """A router with these settings, and these workers with so many ranks each."""
     command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
-    settings = ("nats.port=0", "telemetry.log_level=warning", "policy.request_weight=1.0")
+    settings = ("nats.port=0", "telemetry.log_level=warning", "policy.request_weight=1.0", *more_settings)
     router = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
         await router.start(group)
