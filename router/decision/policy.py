@@ -19,7 +19,7 @@ Unmet = Literal["admit", "queue", "reject"]
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of the terms. What the defaults gain and cost: `docs/PERFORMANCE.md`, "The weights of mode kv"."""
+    """Weights of the terms. What the defaults gain and cost: `docs/PERFORMANCE.md`, "The weights of mode kv-blocks"."""
 
     overlap_credit: float = 1.0
     overlap_credit_decay: float = 0.0
