@@ -14,14 +14,15 @@ B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and ca
 client's own estimate is preferred. A prefill worker decodes nothing: it has neither stall, decode nor slowdown. A
 decode worker gets the prompt's KV: it has decode and slowdown alone. There is no spill gate: a queue has its price.
 
-Each term is a column over the candidates, computed as in `cost.py`: number by number for few ranks, column by column
-for any number, in the same order, so that all machines agree on each bit.
+Each term is a column over the candidates. It is computed in C++ (`router/native/time_terms.cpp`) where that was built,
+and with numpy otherwise: by the same steps in the same order, so that all machines agree on each bit.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from router import native
 from router.decision.cost import LISTS_MAX, CostColumns, credit_column, listed_credit
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import Floats, RouteRequest, View
@@ -40,7 +41,7 @@ _TOKEN_MS, _PAIR_MS = 1e3 * PREFILL_TOKEN_S, 1e3 * PREFILL_PAIR_S
 _STEP_MS, _SEQUENCE_MS, _KV_TOKEN_MS = 1e3 * STEP_S, 1e3 * STEP_SEQUENCE_S, 1e3 * STEP_KV_TOKEN_S
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """What the formula reads of the request and of the policy. Blocks and tokens are floats here."""
 
     tokens: float
@@ -55,20 +56,30 @@ class _Sizes(NamedTuple):
 
 def time_columns(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None = None) -> CostColumns:
     """Return the terms of every rank of `view`, in their order; `multiplier` is that of the constraints."""
-    columns = _in_lists if len(view.ranks) <= LISTS_MAX else in_arrays
-    return columns(view, request, policy.parameters, multiplier)
-
-
-def _rates(view: View) -> RateColumns:
     assert view.rates is not None, "the view was made for another mode"
-    return view.rates
+    parameters, rates = policy.parameters, view.rates
+    sizes = sizes_of(request, parameters, rates)
+    if len(view.ranks) > LISTS_MAX:
+        credit = credit_column(view, request, parameters)
+        terms = terms_of(view, credit, rates, sizes)
+        cost = terms[6] if multiplier is None else terms[6] * multiplier
+        return CostColumns((credit, None, None, None, None, multiplier, cost, *terms[:6]))
+    queued: list[int] = view.queued_tokens.tolist()
+    listed = listed_credit(view, queued, request, parameters)
+    columns: list[Any] = terms_of(view, np.array(listed), rates, sizes).tolist()
+    costs: list[float] = columns.pop()
+    if multiplier is not None:
+        factors: list[float] = multiplier.tolist()
+        costs = [each * factors[at] for at, each in enumerate(costs)]
+    return CostColumns((listed, None, None, None, None, multiplier, costs, *columns))
 
 
-def _sizes(request: RouteRequest, parameters: CostParameters, rates: RateColumns) -> _Sizes:
+def sizes_of(request: RouteRequest, parameters: CostParameters, rates: RateColumns) -> Sizes:
+    """Return what the formula reads of the request and of the policy."""
     output_tokens = float(request.expected_osl) if request.expected_osl else rates.output_tokens
     if request.max_tokens:
         output_tokens = min(output_tokens, float(request.max_tokens))
-    return _Sizes(
+    return Sizes(
         float(request.isl_tokens),
         float(request.block_size),
         float(-(-request.isl_tokens // request.block_size)),
@@ -80,70 +91,30 @@ def _sizes(request: RouteRequest, parameters: CostParameters, rates: RateColumns
     )
 
 
-def _in_lists(view: View, request: RouteRequest, parameters: CostParameters, multiplier: Floats | None) -> CostColumns:
-    """Return what `in_arrays` returns, bit for bit: every number by the same steps in the same order."""
-    rates = _rates(view)
-    sizes = _sizes(request, parameters, rates)
-    queued: list[int] = view.queued_tokens.tolist()
-    credit = listed_credit(view, queued, request, parameters)
-    count = len(queued)
-    first = _listed_first(queued, credit, rates.prefill.tolist(), sizes) if sizes.is_prefilled else _nothing(count, 3)
-    requests: list[int] = view.active_requests.tolist()
-    rest = _nothing(count, 3)
-    if sizes.is_decoded:
-        blocks: list[int] = (view.active_blocks - view.shared_blocks).tolist()
-        rest = _listed_rest(first[1], requests, blocks, rates.decode.tolist(), sizes)
-    cost = list[float]()
-    for wait, prefill, lateness, stall, decode, slowdown in zip(*first, *rest, strict=True):
-        cost.append((wait + prefill + lateness) * sizes.ttft_weight + stall + decode + slowdown)
-    if multiplier is not None:
-        factors: list[float] = multiplier.tolist()
-        cost = [each * factors[at] for at, each in enumerate(cost)]
-    return CostColumns((credit, None, None, None, None, multiplier, cost, *first, *rest))
+_built: Any = native.load()
+_engine: Any = _built and _built.ReferenceEngine(_TOKEN_MS, _PAIR_MS, _STEP_MS, _SEQUENCE_MS, _KV_TOKEN_MS)
 
 
-def _nothing(count: int, columns: int) -> list[list[float]]:
-    return [[0.0] * count for _ in range(columns)]
+def terms_of(view: View, credit: Floats, rates: RateColumns, sizes: Sizes) -> Floats:
+    """Return the terms from wait to slowdown, and the cost without the constraints' multiplier: (7, n)."""
+    if _engine is None:
+        return terms_in_numpy(view, credit, rates, sizes)
+    packed = _engine.terms(
+        view.queued_tokens,
+        view.active_requests,
+        view.active_blocks,
+        view.shared_blocks,
+        credit,
+        rates.prefill,
+        rates.decode,
+        *sizes,
+    )
+    return np.ndarray((7, len(view.ranks)), np.float64, packed)
 
 
-def _listed_first(queued: list[int], credit: list[float], factors: list[float], sizes: _Sizes) -> list[list[float]]:
-    waits, prefills, latenesses = list[float](), list[float](), list[float]()
-    for at, factor in enumerate(factors):
-        uncached = sizes.tokens - credit[at] * sizes.block_size
-        uncached = max(0.0, uncached)
-        pairs = uncached * (sizes.tokens - uncached * 0.5)
-        wait = float(queued[at]) * _TOKEN_MS * factor
-        prefill = (uncached * _TOKEN_MS + pairs * _PAIR_MS) * factor
-        until_first = wait + prefill
-        waits.append(wait)
-        prefills.append(prefill)
-        latenesses.append(until_first * until_first / sizes.lateness_ms)
-    return [waits, prefills, latenesses]
-
-
-def _listed_rest(
-    prefills: list[float], requests: list[int], blocks: list[int], factors: list[float], sizes: _Sizes
-) -> list[list[float]]:
-    stalls, decodes, slowdowns = list[float](), list[float](), list[float]()
-    own_ms = _SEQUENCE_MS + sizes.own_blocks * sizes.block_size * _KV_TOKEN_MS
-    for at, factor in enumerate(factors):
-        active = float(requests[at])
-        kv_tokens = (float(blocks[at]) + sizes.own_blocks) * sizes.block_size
-        step = _STEP_MS + (active + 1.0) * _SEQUENCE_MS + kv_tokens * _KV_TOKEN_MS
-        stalls.append(prefills[at] * active)
-        decodes.append(step * sizes.output_tokens * factor)
-        slowdowns.append(active * own_ms * sizes.output_tokens * factor)
-    return [stalls, decodes, slowdowns]
-
-
-def in_arrays(
-    view: View, request: RouteRequest, parameters: CostParameters, multiplier: Floats | None = None
-) -> CostColumns:
-    """Return the terms as `time_columns` does, computed column by column for any number of ranks."""
-    rates = _rates(view)
-    sizes = _sizes(request, parameters, rates)
-    credit = credit_column(view, request, parameters)
-    wait = prefill = lateness = stall = decode = slowdown = credit * 0.0
+def terms_in_numpy(view: View, credit: Floats, rates: RateColumns, sizes: Sizes) -> Floats:
+    """Return what `terms_of` returns, bit for bit."""
+    wait = prefill = lateness = stall = decode = slowdown = np.zeros(len(view.ranks))
     active = view.active_requests.astype(np.float64)
     if sizes.is_prefilled:
         uncached: Floats = sizes.tokens - credit * sizes.block_size
@@ -162,10 +133,7 @@ def in_arrays(
         decode = step * sizes.output_tokens * rates.decode
         slowdown = active * own_ms * sizes.output_tokens * rates.decode
     cost = (wait + prefill + lateness) * sizes.ttft_weight + stall + decode + slowdown
-    if multiplier is not None:
-        cost = cost * multiplier
-    terms = (wait, prefill, lateness, stall, decode, slowdown)
-    return CostColumns((credit, None, None, None, None, multiplier, cost, *terms))
+    return np.array([wait, prefill, lateness, stall, decode, slowdown, cost])
 
 
 def expected_of(view: View, request: RouteRequest, place: int) -> ExpectedRow:

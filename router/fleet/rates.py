@@ -23,13 +23,14 @@ in the same order give the same bits.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
+from router import native
 from router.fleet.rank_table import RankTable
 from router.journal.checkpoint_rows import ExpectedRow, ModelRatesRow, RankRatesRow, RatesTotals
 
@@ -126,14 +127,8 @@ class Rates:
     def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
         """Return the factors of ranks that serve the model, as they are used now; read-only."""
         known = self._models.get(model) or _Model()
-        prefill, decode, measured_s = self._table.columns(ranks)
-        if now_s - np.minimum.reduce(measured_s) >= FORGET_S:
-            halvings = np.minimum((now_s - measured_s) / FORGET_S, _HALVINGS_MAX).astype(np.int32)
-            left = np.ldexp(1.0, -np.maximum(halvings, 0))
-            prefill = known.prefill + (prefill - known.prefill) * left
-            decode = known.decode + (decode - known.decode) * left
-        prefill, decode = _without_noise(prefill, known.prefill), _without_noise(decode, known.decode)
-        return RateColumns(prefill, decode, known.output_tokens)
+        factors = used(self._table.columns(ranks), known.prefill, known.decode, now_s)
+        return RateColumns(factors[0], factors[1], known.output_tokens)
 
     def decided(self, expected: ExpectedRow) -> None:
         """Keep what is expected of a decision that is carried out, until its outcome."""
@@ -241,10 +236,29 @@ class Rates:
         self._pending[row.decision_id] = row
 
 
-def _without_noise(factors: Floats, mean: float) -> Floats:
-    """Return the mean for factors that are near it, and the others that much nearer to it."""
-    near: Floats = np.minimum(np.maximum(mean, factors / ALIKE), factors * ALIKE)
-    return near
+def used_in_numpy(columns: Floats, prefill: float, decode: float, now_s: float) -> Floats:
+    """Return the factors as they are used now, (2, n), of these columns: prefill, decode, time of the last measurement.
+
+    `prefill` and `decode` are the means.
+    """
+    factors, measured_s, mean = columns[:2], columns[2], np.array([[prefill], [decode]])
+    if now_s - np.minimum.reduce(measured_s) >= FORGET_S:
+        ages = np.minimum(np.maximum((now_s - measured_s) / FORGET_S, 0.0), _HALVINGS_MAX)
+        factors = mean + (factors - mean) * np.ldexp(1.0, -ages.astype(np.int32))
+    used: Floats = np.minimum(np.maximum(mean, factors / ALIKE), factors * ALIKE)
+    return used
+
+
+_built: Any = native.load()
+_rules: Any = _built and _built.FactorRules(FORGET_S, ALIKE, _HALVINGS_MAX)
+
+
+def used(columns: Floats, prefill: float, decode: float, now_s: float) -> Floats:
+    """Return what `used_in_numpy` returns, bit for bit."""
+    if _rules is None:
+        return used_in_numpy(columns, prefill, decode, now_s)
+    packed = _rules.used(columns[0], columns[1], columns[2], prefill, decode, now_s)
+    return np.ndarray((2, columns.shape[1]), np.float64, packed)
 
 
 def _gain(measurements: int) -> float:

@@ -1,5 +1,6 @@
-"""The load of ranks in C++, if it was built; `load` returns it. It is built with the index's (`indexer/native/`).
+"""The load of ranks and the arithmetic of costs in C++, if they were built; `load` returns them.
 
+They are built with the index's (`indexer/native/`).
 An extension that cannot be loaded (damaged, or built for another machine) counts as missing.
 """
 

@@ -1,3 +1,5 @@
+from typing_extensions import Buffer
+
 class LoadTable:
     def __init__(self) -> None: ...
     def add(self, row: int, chain: bytes) -> int: ...
@@ -9,3 +11,38 @@ class LoadTable:
     def expected(self, rows: bytes, chain: bytes, epochs: tuple[int, ...]) -> bytes | None: ...
     def node_count(self) -> int: ...
     def is_empty(self) -> bool: ...
+
+class ReferenceEngine:
+    def __init__(self, token: float, pair: float, step: float, sequence: float, kv_token: float, /) -> None: ...
+    def terms(
+        self,
+        queued_tokens: Buffer,
+        active_requests: Buffer,
+        active_blocks: Buffer,
+        shared_blocks: Buffer,
+        credit: Buffer,
+        prefill: Buffer,
+        decode: Buffer,
+        tokens: float,
+        block_size: float,
+        own_blocks: float,
+        output_tokens: float,
+        lateness_ms: float,
+        ttft_weight: float,
+        is_prefilled: bool,
+        is_decoded: bool,
+        /,
+    ) -> bytes: ...
+
+class FactorRules:
+    def __init__(self, forget_s: float, alike: float, halvings_max: int, /) -> None: ...
+    def used(
+        self,
+        prefill: Buffer,
+        decode: Buffer,
+        measured_s: Buffer,
+        prefill_mean: float,
+        decode_mean: float,
+        now_s: float,
+        /,
+    ) -> bytes: ...

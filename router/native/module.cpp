@@ -1,4 +1,5 @@
-// `LoadTable` of router/fleet/load_table.py, where its contract is, in C++. All calls keep the GIL.
+// In C++: `LoadTable` of router/fleet/load_table.py, where its contract is, and the arithmetic of router/decision/time_cost.py and
+// router/fleet/rates.py. All calls keep the GIL.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -6,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include "chain_tree.hpp"
+#include "time_terms.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -151,13 +153,86 @@ private:
     const Row none_{};
 };
 
+struct Buffer : Py_buffer {
+    Buffer() : Py_buffer{} {}
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { PyBuffer_Release(this); }
+};
+
+// Numbers of eight bytes, one for each rank, of any object that shows its memory; a given count is required.
+template <typename Number>
+class Numbers {
+public:
+    Numbers(const nb::handle& given, const char* field, Py_ssize_t count = -1) {
+        if (PyObject_GetBuffer(given.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+            throw nb::python_error();
+        }
+        const char kind = buffer_.format == nullptr ? 'B' : buffer_.format[0];
+        const bool is_float = std::is_floating_point<Number>::value;
+        const bool is_kind = is_float ? kind == 'd' : kind == 'q' || kind == 'l';
+        if (buffer_.ndim != 1 || buffer_.itemsize != sizeof(Number) || !is_kind) {
+            refuse(field, buffer_.ndim, is_float ? "one column of float64" : "one column of int64");
+        }
+        if (count >= 0 && buffer_.shape[0] != count) {
+            refuse(field, buffer_.shape[0], std::to_string(count) + (count == 1 ? " number" : " numbers"));
+        }
+    }
+
+    Py_ssize_t count() const { return buffer_.shape[0]; }
+    Column<Number> column() const { return {static_cast<const char*>(buffer_.buf), buffer_.strides[0]}; }
+
+private:
+    Buffer buffer_;
+};
+
+double* floats_of(const nb::bytes& made) { return reinterpret_cast<double*>(PyBytes_AS_STRING(made.ptr())); }
+
+nb::bytes terms(const ReferenceEngine& engine, const nb::handle& queued_tokens, const nb::handle& active_requests,
+                const nb::handle& active_blocks, const nb::handle& shared_blocks, const nb::handle& credit,
+                const nb::handle& prefill, const nb::handle& decode, double tokens, double block_size, double own_blocks,
+                double output_tokens, double lateness_ms, double ttft_weight, bool is_prefilled, bool is_decoded) {
+    const Sizes sizes{tokens,      block_size,  own_blocks,   output_tokens,
+                      lateness_ms, ttft_weight, is_prefilled, is_decoded};
+    const Numbers<i64> queued(queued_tokens, "queued_tokens");
+    const Py_ssize_t count = queued.count();
+    const Numbers<i64> requests(active_requests, "active_requests", count);
+    const Numbers<i64> blocks(active_blocks, "active_blocks", count);
+    const Numbers<i64> shared(shared_blocks, "shared_blocks", count);
+    const Numbers<double> credited(credit, "credit", count);
+    const Numbers<double> prefills(prefill, "prefill", count);
+    const Numbers<double> decodes(decode, "decode", count);
+    const RankColumns ranks{queued.column(),   requests.column(), blocks.column(), shared.column(),
+                            credited.column(), prefills.column(), decodes.column()};
+    const std::size_t of = static_cast<std::size_t>(count);
+    nb::bytes made = new_bytes(kTerms * sizeof(double) * of);
+    time_terms(engine, sizes, ranks, of, floats_of(made));
+    return made;
+}
+
+nb::bytes factors(const FactorRules& rules, const nb::handle& prefill, const nb::handle& decode,
+                  const nb::handle& measured_s, double prefill_mean, double decode_mean, double now_s) {
+    const Numbers<double> measured(measured_s, "measured_s");
+    const Py_ssize_t count = measured.count();
+    const Numbers<double> prefills(prefill, "prefill", count);
+    const Numbers<double> decodes(decode, "decode", count);
+    const std::size_t of = static_cast<std::size_t>(count);
+    nb::bytes made = new_bytes(2 * sizeof(double) * of);
+    double* out = floats_of(made);
+    used_factors(rules, prefills.column(), prefill_mean, measured.column(), now_s, of, out);
+    used_factors(rules, decodes.column(), decode_mean, measured.column(), now_s, of, out + of);
+    return made;
+}
+
 }  // namespace
 
 }  // namespace kv
 
 NB_MODULE(_load, module) {
+    using kv::FactorRules;
     using kv::LoadTable;
-    module.doc() = "The load of ranks, in C++.";
+    using kv::ReferenceEngine;
+    module.doc() = "The load of ranks and what it costs, in C++.";
     nb::set_leak_warnings(false);  // a process may end while tables are still referenced
     nb::class_<LoadTable>(module, "LoadTable")
         .def(nb::init<>())
@@ -170,4 +245,16 @@ NB_MODULE(_load, module) {
         .def("expected", &LoadTable::expected, "rows"_a, "chain"_a, "epochs"_a)
         .def("node_count", &LoadTable::node_count)
         .def("is_empty", &LoadTable::is_empty);
+    nb::class_<ReferenceEngine>(module, "ReferenceEngine")
+        .def("__init__",
+             [](ReferenceEngine* made, double token, double pair, double step, double sequence, double kv_token) {
+                 new (made) ReferenceEngine{token, pair, step, sequence, kv_token};
+             })
+        .def("terms", &kv::terms);
+    nb::class_<FactorRules>(module, "FactorRules")
+        .def("__init__",
+             [](FactorRules* made, double forget_s, double alike, int halvings_max) {
+                 new (made) FactorRules{forget_s, alike, halvings_max};
+             })
+        .def("used", &kv::factors);
 }

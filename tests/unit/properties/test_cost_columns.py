@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decided import TERMS, RequestPhase
-from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, in_arrays
+from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, credit_column, in_arrays
 from router.decision.policy import CostParameters, Policy
-from router.decision.time_cost import in_arrays as timed_in_arrays
-from router.decision.time_cost import time_columns
+from router.decision.time_cost import sizes_of, terms_in_numpy, terms_of, time_columns
 from router.decision.view import View
-from router.fleet.rates import RateColumns
+from router.fleet.rates import RateColumns, used, used_in_numpy
 from router.journal.records import pack_overlap
 from tests.unit.router.samples import Row, rank, route, view
 
@@ -47,33 +46,47 @@ def _rows(draw: st.DrawFn) -> Row:
 
 
 _factors = st.sampled_from((1.0, 0.25, 3.7, 1e-3))
+_learnt = st.floats(1 / 64, 64.0)
+_ages = st.sampled_from((-np.inf, -1e300, 1e300)) | st.floats(-5000.0, 5.0)
 
 
 @given(
-    st.lists(_rows(), min_size=1, max_size=LISTS_MAX),
+    st.lists(_rows(), min_size=1, max_size=2 * LISTS_MAX),
     st.integers(1, 100_000),
     st.integers(1, 64),
     _parameters,
     st.sampled_from(("whole", "prefill", "decode", "alone")),
-    st.none() | st.floats(0.1, 2.7),
     st.data(),
 )
-def test_terms_in_ms_are_the_same_in_lists_and_arrays(
+def test_terms_in_ms_are_the_same_in_cpp_and_numpy(
     rows: list[Row],
     tokens: int,
     block_size: int,
     parameters: CostParameters,
     phase: RequestPhase,
-    multiplier: float | None,
     data: st.DataObject,
 ) -> None:
     drawn = [np.array(data.draw(st.lists(_factors, min_size=len(rows), max_size=len(rows)))) for _ in range(2)]
-    moment = view(*rows)._replace(rates=RateColumns(drawn[0], drawn[1], data.draw(st.floats(1.0, 1e6))))
+    rates = RateColumns(drawn[0], drawn[1], data.draw(st.floats(1.0, 1e6)))
+    moment = view(*rows)._replace(rates=rates)
     request = route(tokens, block_size=block_size, phase=phase, max_tokens=data.draw(st.integers(0, 2000)))
-    factors = None if multiplier is None else np.linspace(1.0, multiplier, len(rows))
-    listed = time_columns(moment, request, Policy(cost="ms", parameters=parameters), factors)
-    assert _bits(listed) == _bits(timed_in_arrays(moment, request, parameters, factors))
-    assert listed.unit == "ms"
+    sizes = sizes_of(request, parameters, rates)
+    credit = credit_column(moment, request, parameters)
+    in_numpy = terms_in_numpy(moment, credit, rates, sizes)
+    assert terms_of(moment, credit, rates, sizes).tobytes() == in_numpy.tobytes()
+    found = time_columns(moment, request, Policy(cost="ms", parameters=parameters))
+    columns = [found.column(name) for name in (*(name for name in TERMS if name.endswith("_ms")), "cost")]
+    assert [each.tobytes() for each in columns if each is not None] == [each.tobytes() for each in in_numpy]
+    assert found.unit == "ms"
+
+
+@given(st.lists(st.tuples(_learnt, _learnt, _ages), min_size=1, max_size=40), _learnt, _learnt)
+def test_factors_are_the_same_in_cpp_and_numpy(
+    rows: list[tuple[float, float, float]], prefill: float, decode: float
+) -> None:
+    columns = np.array(rows).T
+    in_numpy = used_in_numpy(columns, prefill, decode, 0.0)
+    assert used(columns, prefill, decode, 0.0).tobytes() == in_numpy.tobytes()
 
 
 def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:

@@ -1,13 +1,15 @@
 """Every line of the formula against numbers worked out by hand: B = 16, ISL = 1600, so N = 100."""
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms
+from router import native
 from router.decision.policy import CostParameters, Policy
-from router.decision.time_cost import expected_of, time_columns
+from router.decision.time_cost import expected_of, sizes_of, terms_of, time_columns
 from router.fleet.rates import RateColumns
 from tests.unit.router.samples import Row, route, row, view
 
@@ -113,3 +115,24 @@ def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_
     found = expected_of(moment, route(TOKENS, block_size=16), 1)
     assert found.ttft_s == pytest.approx(17e-3 + (1000 * TOKEN_MS + prefill_ms(TOKENS)) / 1e3)
     assert found.itl_s == pytest.approx((STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS) / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"queued_tokens": np.zeros(1)}, "queued_tokens: found 1, allowed one column of int64"),
+        ({"active_blocks": np.zeros((1, 1), np.int64)}, "active_blocks: found 2, allowed one column of int64"),
+        ({"shared_blocks": np.zeros(1, np.int32)}, "shared_blocks: found 1, allowed one column of int64"),
+        ({"active_requests": np.zeros(2, np.int64)}, "active_requests: found 2, allowed 1 number"),
+    ],
+)
+def test_columns_of_another_shape_are_refused(changed: dict[str, Any], message: str) -> None:
+    if native.load() is None:
+        pytest.skip("router/native was not built")
+    rates = RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS)
+    moment, request = view(row())._replace(**changed), route(TOKENS, block_size=16)
+    refused = next(iter(changed.values()))
+    references = sys.getrefcount(refused)
+    with pytest.raises(ValueError, match=message):
+        terms_of(moment, np.zeros(1), rates, sizes_of(request, CostParameters(), rates))
+    assert sys.getrefcount(refused) == references
