@@ -20,7 +20,7 @@ record between them.
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -40,6 +40,9 @@ RECORD_BYTES_MAX = MESSAGE_BYTES_MAX - 64
 RECORD_PARTS_MAX = 128
 """Parts of one record: 64 MiB, the hashes of a prompt of 8 Mi blocks."""
 _PART_BYTES_MAX = RECORD_BYTES_MAX - 64
+
+RATE_FACTOR_MAX, OUTPUT_TOKENS_MAX = 64.0, 1e6
+RateFactor = Annotated[float, msgspec.Meta(ge=1 / RATE_FACTOR_MAX, le=RATE_FACTOR_MAX)]
 
 AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
 """Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which the request may
@@ -107,6 +110,26 @@ class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, 
 
     now_s: float
     policy: dict[str, Any]
+
+
+class LearntRates(msgspec.Struct, frozen=True, array_like=True):
+    """Of a model: the mean factors of its ranks, and the expected tokens of an answer, after so many answers.
+
+    The factors are multiples of what the reference engine needs (`router/fleet/rates.py`).
+    """
+
+    model: str
+    prefill: RateFactor
+    decode: RateFactor
+    output_tokens: Annotated[float, msgspec.Meta(gt=0.0, le=OUTPUT_TOKENS_MAX)]
+    answers: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RatesRestored(msgspec.Struct, frozen=True, tag="rates", array_like=True, kw_only=True):
+    """A router started with what a former one had learnt."""
+
+    now_s: float
+    models: tuple[LearntRates, ...]
 
 
 class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, kw_only=True):
@@ -238,6 +261,7 @@ JournalRecord = (
     | LedgerApplied
     | AttemptEnded
     | PolicyChanged
+    | RatesRestored
     | TimePassed
     | RankStanding
     | Decided

@@ -338,8 +338,8 @@ class StateSection(Section):
 
     dir: str = Field(
         "",
-        description="directory of this router alone, which keeps a policy that was changed over /v1/policy; made where"
-        " missing; empty: it is kept nowhere",
+        description="directory of this router alone, which keeps a policy that was changed over /v1/policy, and the"
+        " learnt rates of models; made where missing; empty: they are kept nowhere",
     )
 
 

@@ -44,6 +44,7 @@ from router.drain.handover import Handover
 from router.drain.recent_prompts import RecentPrompts
 from router.drain.warming import Warming
 from router.fleet.feeds import RouterFeeds
+from router.fleet.rates_store import RatesStore
 from router.fleet.registry import TextDigests
 from router.fleet.trust_watch import TrustWatch
 from router.fleet.watch import FleetWatch
@@ -115,6 +116,7 @@ class RouterParts:
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._routing = self._router(state, policies.initial)
         gate = FleetGate(settings.nats.fleet_secrets)
+        self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
@@ -224,6 +226,7 @@ class RouterParts:
             await ensure_journal(self._log, settings.journal, settings.nats)
         await self.control.start(listening=[self._place.control] if self._place else ())
         self._take_changed_policy()
+        self._rates.restore()
         await self._index.start()
         await self._feeds.start()
         if self._replicas is not None:
@@ -252,6 +255,7 @@ class RouterParts:
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
             *([] if self._place else watches(self._routing, self._clock, 2)),
+            *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),

@@ -17,6 +17,7 @@ import structlog
 
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.files import replace_file
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped
@@ -90,7 +91,7 @@ class PolicyStore:
         if self._path is not None:
             data = msgspec.json.encode(_Stored(1, fields))
             try:
-                await asyncio.to_thread(_replace, self._path, data)  # a disk may be slow
+                await asyncio.to_thread(replace_file, self._path, data)  # a disk may be slow
             except OSError as error:
                 raise PolicyNotStored(f"state.dir: {self._path} cannot be written: {error.strerror}") from error
         self._fields = fields
@@ -118,18 +119,3 @@ def _decoded(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=_Stored).fields
     except UNDECODABLE as error:
         raise ConfigurationError([f"found no stored policy ({error})"]) from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace the file's content atomically, also with regard to a crash."""
-    written = path.with_suffix(".new")
-    with written.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    written.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

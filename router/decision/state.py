@@ -31,6 +31,7 @@ from kv_protocol.journal import (
     LogConnection,
     OutcomeKnown,
     PolicyChanged,
+    RatesRestored,
     TimePassed,
     WorkerHeard,
 )
@@ -98,6 +99,7 @@ class RouterState:
             FleetApplied: self._apply_to_fleet,
             LogConnection: lambda record: self.fleet.on_log_connection(connected=record.heard, now_s=record.now_s),
             PolicyChanged: self._change_policy,
+            RatesRestored: lambda record: self.rates.restore_learnt(record.models),
             TimePassed: lambda record: self._let_go(record.now_s),
             CheckpointBegan: lambda record: self._let_go(record.now_s),
         }

@@ -18,8 +18,9 @@ that seems fast does not get everything, nor is one that seems slow avoided for 
 above `SECONDS_MAX`, not a number) are counted and not learnt. Factors of equal ranks differ by chance: if that counted,
 the least would get all requests of an idle fleet.
 
-The length of answers is learnt per model, in the same way. Arithmetic is Python's, in a fixed order: the same outcomes
-in the same order give the same bits.
+The length of answers is learnt per model, in the same way. A router that starts again begins with the means and lengths
+that it had learnt (`rates_store.py`); the factors of single ranks it learns anew. The same outcomes in the same order
+give the same bits: arithmetic is Python's, or C++ by the same steps.
 """
 
 import math
@@ -29,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import OutcomeKnown
+from kv_protocol.journal import OUTPUT_TOKENS_MAX, RATE_FACTOR_MAX, LearntRates, OutcomeKnown
 from router import native
 from router.fleet.rank_table import RankTable
 from router.journal.checkpoint_rows import ExpectedRow, ModelRatesRow, RankRatesRow, RatesTotals
@@ -40,13 +41,12 @@ PREFILL_TOKEN_S, PREFILL_PAIR_S = 22.8e-6, 0.830e-9
 STEP_S, STEP_SEQUENCE_S, STEP_KV_TOKEN_S = 5.52e-3, 12.7e-6, 34.7e-9
 """Source: `worker_agent/engines/simulated/timing.py` (H200, 8B parameters) and `router/fleet/ttft_model.ITL`."""
 GAIN, GAIN_FIRST = 0.03, 3
-RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, 64.0
+RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, RATE_FACTOR_MAX
 FORGET_S, ALIKE = 30.0, 1.25
 SECONDS_MAX = 600.0
 _HALVINGS_MAX = 64
 OUTPUT_TOKENS = 128.0
 """Of an answer, before any is known."""
-OUTPUT_TOKENS_MAX = 1e6
 PENDING_MAX = 65_536
 """Largest number of decisions without an outcome; beyond it the oldest is dropped, and not learnt from."""
 
@@ -178,6 +178,21 @@ class Rates:
             {model: each.output_tokens for model, each in self._models.items()},
             self._refused,
         )
+
+    def learnt(self) -> tuple[LearntRates, ...]:
+        """Return what was learnt of each model: what a router that starts can go on from."""
+        return tuple(
+            LearntRates(name, each.prefill, each.decode, each.output_tokens, each.answers)
+            for name, each in self._models.items()
+        )
+
+    def restore_learnt(self, models: tuple[LearntRates, ...]) -> None:
+        """Begin with what a former router had learnt of models that are not known yet."""
+        for known in models:
+            if known.model not in self._models:
+                model = self._models[known.model] = _Model()
+                model.prefill, model.decode = known.prefill, known.decode
+                model.output_tokens, model.answers = known.output_tokens, known.answers
 
     def forget(self, worker_id: str) -> None:
         """Drop a worker that left or restarted."""

@@ -1,0 +1,156 @@
+"""What was learnt of a model survives a restart, as a recorded fact; a file that cannot be used is reported."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_protocol.journal import JournalRecord, LearntRates, RatesRestored
+from kv_runtime.clock import ManualClock
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.fleet.rates_store import MODELS_MAX, WRITE_S, RatesStore
+from router.journal.records import Recordable
+from tests.unit.router.samples import MODEL, rank, state
+from tests.unit.router.test_rates import learn
+
+LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
+
+
+class Kept:
+    """A recorder that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[Recordable] = []
+
+    def record(self, what: Recordable) -> None:
+        self.records.append(what)
+
+
+class Life:
+    """A router from its start until it ends."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.clock, recorder = ManualClock(), Kept()
+        self.records = recorder.records
+        index: Any = None  # not asked here
+        self.routing = Routing(
+            state(), index, self.clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorder=recorder
+        )
+        self.store = RatesStore("" if directory is None else str(directory), self.routing, self.clock)
+        self.store.restore()
+
+    @property
+    def rates(self) -> tuple[LearntRates, ...]:
+        return self.routing.state.rates.learnt()
+
+    def learn(self, slower: float) -> None:
+        learn(self.routing.state.rates, rank(), slower=slower, times=50)
+
+    async def end(self) -> None:
+        stop = asyncio.Event()
+        stop.set()
+        await self.store.run(stop)
+
+
+def written(directory: Path) -> Any:
+    return json.loads((directory / "rates.json").read_bytes())
+
+
+@pytest.mark.asyncio
+async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Path) -> None:
+    former = Life(tmp_path)
+    former.learn(slower=2.0)
+    await former.end()
+    life = Life(tmp_path)
+    assert life.rates == former.rates
+    assert life.rates[0].prefill == pytest.approx(2.0, rel=0.02)
+    assert life.routing.state.rates.columns(MODEL, (rank(),), 0.0).prefill.tolist() == [life.rates[0].prefill]
+
+
+@pytest.mark.asyncio
+async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
+    former = Life(tmp_path)
+    former.learn(slower=2.0)
+    await former.end()
+    life = Life(tmp_path)
+    restored: list[JournalRecord] = [each for each in life.records if isinstance(each, RatesRestored)]
+    again = state()
+    for record in restored:
+        again.apply(record)
+    assert again.rates.learnt() == former.rates != ()
+
+
+@pytest.mark.asyncio
+async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
+    life, stop = Life(tmp_path), asyncio.Event()
+    task = asyncio.create_task(life.store.run(stop))
+    life.learn(slower=2.0)
+    async with asyncio.timeout(30):
+        while not (tmp_path / "rates.json").exists():
+            await life.clock.advance(WRITE_S)
+        stop.set()
+        await task
+    assert written(tmp_path)["models"][0][0] == MODEL
+
+
+@pytest.mark.asyncio
+async def test_nothing_new_is_not_written_again(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.learn(slower=2.0)
+    await life.end()
+    (tmp_path / "rates.json").unlink()
+    await life.end()
+    assert not (tmp_path / "rates.json").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"version": 2, "models": []}',
+        json.dumps({"version": 1, "models": [["m", 65.0, 1.0, 100.0, 1]]}).encode(),
+        json.dumps({"version": 1, "models": [["m", 0.0, 1.0, 100.0, 1]]}).encode(),
+        json.dumps({"version": 1, "models": [["m", 1.0, 1.0, 2e6, 1]]}).encode(),
+        b'{"version": 1, "models": [["m", NaN, 1.0, 100.0, 1]]}',
+        json.dumps({"version": 1, "models": [["m", 1.0, 1.0, 100.0, 1]] * (MODELS_MAX + 1)}).encode(),
+        b" " * ((1 << 20) + 1),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_reported_and_all_is_learnt_again(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "rates.json").write_bytes(data)
+    with capture_logs() as logged:
+        life = Life(tmp_path)
+    assert life.rates == ()
+    assert [line["event"] for line in logged] == ["rates_not_restored"]
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    life = Life(directory)
+    life.learn(slower=2.0)
+    with capture_logs() as logged:
+        await life.end()
+    assert [line["event"] for line in logged] == ["rates_not_written"]
+
+
+@pytest.mark.asyncio
+async def test_without_a_directory_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    life = Life(None)
+    life.learn(slower=2.0)
+    await life.end()
+    assert not (tmp_path / "rates.json").exists()
+
+
+def test_what_is_learnt_already_is_not_replaced() -> None:
+    life = Life(None)
+    life.learn(slower=3.0)
+    before = life.rates
+    life.routing.apply(RatesRestored(now_s=0.0, models=(LEARNT,)))
+    assert life.rates == before
