@@ -8,6 +8,7 @@ from bench.decision.command import decision
 from bench.disagg.command import disagg
 from bench.drain import drain
 from bench.events.command import events
+from bench.fidelity.live_command import live
 from bench.index.command import index
 from bench.memory.command import memory
 from bench.oracle.command import oracle
@@ -32,6 +33,7 @@ for command in (
     events,
     hot_spots,
     index,
+    live,
     memory,
     oracle,
     placement,

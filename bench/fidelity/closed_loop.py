@@ -3,10 +3,13 @@
     start        `concurrency` sessions begin at once; where one ends, the next begins
     turn         the placement chooses a worker; the request reaches it after its own way (`EngineTiming.request_s`)
     iteration    an engine with work computes one after the other; outputs are there at its end
-    answer ends  the session's next turn is sent at that moment
+    answer ends  the session's next turn is sent at that moment, unless the recording's clients had stopped sending
+    events       what an iteration changed in a cache is shown to the placement at the iteration's end
 
 No token appears twice but in the system prompts and in answers, so two prompts share what their sessions share. Nothing
-else takes time: neither the client nor the network. A run is a function of its arguments.
+else takes time: neither the client nor the network. Engines of one GPU slow each other down: an iteration lasts as long
+as the number of them that have work when it begins makes it (`EngineTiming.iteration_s`). A run is a function of its
+arguments.
 """
 
 import heapq
@@ -14,10 +17,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bench.fidelity.recording import Answered, Recording
-from kv_protocol.splitmix import U64_MASK
+from kv_protocol.hashing import chain, local_block_hashes
+from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
@@ -25,49 +29,65 @@ from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 
-class Placer(Protocol):
-    """Chooses a worker for each request, in the order of sending."""
+class Sent(NamedTuple):
+    """A turn of a session, which is sent at `at_s`; `in_flight` counts the running requests of each worker."""
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
-        """Return the worker for the next turn of `session`; `in_flight` counts the running requests of each."""
+    session: int
+    turn: int
+    request: EngineRequest
+    at_s: float
+    in_flight: Sequence[int]
 
 
-class RoundRobin:
+class Placer:
+    """Chooses a worker for each request, in the order of sending; it may watch what becomes of them."""
+
+    def choose(self, sent: Sent) -> int:
+        """Return the worker for a turn."""
+        raise NotImplementedError
+
+    def on_output(self, request_id: str, output: EngineOutput, now_s: float, answer_tokens: int) -> None:
+        """Learn that a request has tokens, `answer_tokens` in all so far, or its last ones."""
+
+    def on_events(self, worker: int, events: Sequence[EngineEvent], now_s: float) -> None:
+        """Learn what an iteration that ended changed in a worker's cache."""
+
+
+class RoundRobin(Placer):
     """One worker after the other, request by request."""
 
     def __init__(self) -> None:
         self._sent = count()
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+    def choose(self, sent: Sent) -> int:
         """Return the next worker."""
-        del session
-        return next(self._sent) % len(in_flight)
+        return next(self._sent) % len(sent.in_flight)
 
 
-class Sticky:
+class Sticky(Placer):
     """The worker that had the fewest running requests when the session started, for all its turns."""
 
     def __init__(self) -> None:
         self._worker_of: dict[int, int] = {}
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+    def choose(self, sent: Sent) -> int:
         """Return the session's worker; of equals, the first."""
-        return self._worker_of.setdefault(session, min(range(len(in_flight)), key=in_flight.__getitem__))
+        idlest = min(range(len(sent.in_flight)), key=sent.in_flight.__getitem__)
+        return self._worker_of.setdefault(sent.session, idlest)
 
 
-class Uniform:
+class Uniform(Placer):
     """Any worker, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._draw = Random(seed)  # noqa: S311 - a placement, not a secret
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+    def choose(self, sent: Sent) -> int:
         """Return a worker, each with equal probability."""
-        del session
-        return self._draw.randrange(len(in_flight))
+        return self._draw.randrange(len(sent.in_flight))
 
 
-class AsDrawn:
+class AsDrawn(Placer):
     """The workers that a recording's own draws fell on, so that chance is the same on both sides.
 
     Turns of equal length and number are indistinguishable: they get the workers in the order of the rows. A turn
@@ -81,10 +101,9 @@ class AsDrawn:
         turns = [enumerate(each.prompts_tokens(recording.system_tokens)) for each in recording.sessions]
         self._workers = [iter([(workers[tokens, turn] or [0]).pop() for turn, tokens in session]) for session in turns]
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+    def choose(self, sent: Sent) -> int:
         """Return the worker of the session's next turn."""
-        del in_flight
-        return next(self._workers[session])
+        return next(self._workers[sent.session])
 
 
 PLACEMENTS: dict[str, Callable[[int], Placer]] = {
@@ -104,6 +123,7 @@ class EngineModel(NamedTuple):
     scheduling: Scheduling = VLLM
     max_num_batched_tokens: int = 8192
     """Source: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted."""
+    engines_per_gpu: int = 1
 
 
 class Played(NamedTuple):
@@ -143,8 +163,9 @@ class ClosedLoop:
     def __init__(self, recording: Recording, model: EngineModel, placement: Placer, *, workers: int) -> None:
         self._recording = recording
         self._timing = model.timing
+        self._engines_per_gpu = model.engines_per_gpu
         self._placement = placement
-        description = _description(recording, model)
+        description = description_of(recording, model)
         self._engines = [
             Simulator(description, timing=model.timing, scheduling=model.scheduling, block_hash=_block_hash)
             for _ in range(workers)
@@ -182,21 +203,21 @@ class ClosedLoop:
 
     def _begin_session(self) -> None:
         session = next(self._sessions, None)
-        if session is not None:
+        if session is not None and self._now_s < self._recording.sending_s:
             self._histories[session] = self._systems[self._recording.sessions[session].system]
             self._send(session, 0)
 
     def _send(self, session: int, turn: int) -> None:
         plan = self._recording.sessions[session]
-        if turn == len(plan.added_tokens):
+        if turn == len(plan.added_tokens) or self._now_s > self._recording.sending_s:
             del self._histories[session]
             self._begin_session()
             return
         prompt = self._histories[session] + tuple(islice(self._tokens, plan.added_tokens[turn]))
         self._histories[session] = prompt
-        worker = self._placement.choose(session, self._in_flight)
-        self._in_flight[worker] += 1
         request = EngineRequest(request_id=f"s{session}t{turn}", prompt=prompt, max_tokens=plan.output_tokens[turn])
+        worker = self._placement.choose(Sent(session, turn, request, self._now_s, self._in_flight))
+        self._in_flight[worker] += 1
         self._requests[request.request_id] = _InFlight(session, turn, worker, len(prompt), self._now_s)
         self._at(self._now_s + self._timing.request_s(len(prompt)), lambda: self._arrive(worker, request))
 
@@ -209,12 +230,14 @@ class ClosedLoop:
         engine = self._engines[worker]
         self._busy[worker] = engine.has_work
         if engine.has_work:
-            step = engine.step(self._now_s)
+            gpu = worker // self._engines_per_gpu * self._engines_per_gpu
+            neighbours = sum(self._busy[gpu : gpu + self._engines_per_gpu]) - 1
+            step = engine.step(self._now_s, neighbours)
             self._at(self._now_s + step.duration_s, lambda: self._end_iteration(worker, step))
 
     def _end_iteration(self, worker: int, step: Step) -> None:
         self._engines[worker].flush_events()
-        self._engines[worker].drain_events()
+        self._placement.on_events(worker, self._engines[worker].drain_events(), self._now_s)
         for request_id, output in step.outputs:
             self._on_output(request_id, output)
         self._iterate(worker)
@@ -224,22 +247,25 @@ class ClosedLoop:
         if request.first_s is None:
             request.first_s = self._now_s
         request.answer += output.token_ids
+        self._placement.on_output(request_id, output, self._now_s, len(request.answer))
         if output.finish_reason is None:
             return
         del self._requests[request_id]
         self._in_flight[request.worker] -= 1
         self._answered.append(request.answered(output.cached_tokens, self._now_s))
-        self._histories[request.session] += tuple(request.answer)
+        if self._recording.keeps_answers:
+            self._histories[request.session] += tuple(request.answer)
         self._send(request.session, request.turn + 1)
 
 
 def _block_hash(tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
-    """Return a hash that is never published."""
+    """Return the sequence hash of a block, full or not: what a router computes of the prompt."""
     del namespace
-    return hash((parent, *tokens)) & U64_MASK
+    return chain(local_block_hashes(tokens, len(tokens)), parent or None)[-1]
 
 
-def _description(recording: Recording, model: EngineModel) -> EngineDescription:
+def description_of(recording: Recording, model: EngineModel) -> EngineDescription:
+    """Return the engines' settings."""
     return EngineDescription(
         model=recording.model,
         version=recording.engine,

@@ -25,8 +25,8 @@ START = EngineTiming(
     sequence_s=20e-6,
     sequences_knee=64,
 )
-FITTED = tuple(name for name in EngineTiming.__struct_fields__ if name != "host_token_s")
-"""The constants that captures determine; no row moves blocks between GPU and host."""
+FITTED = tuple(name for name in EngineTiming.__struct_fields__ if name not in {"host_token_s", "neighbour_ratio"})
+"""The constants that captures determine: no row moves blocks between GPU and host, or has other engines on the GPU."""
 SMALLEST_STEP = 1e-6
 
 

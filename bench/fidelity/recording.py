@@ -7,6 +7,7 @@ rows         one a request, in the order of `columns`; more columns than those r
 percentiles  `bench.report.percentile`, which is how the recordings' own summaries were made
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -128,7 +129,10 @@ class Recorded(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A fleet of engines with `blocks_per_worker` blocks of `block_size` tokens, and what became of its requests."""
+    """A fleet of engines with `blocks_per_worker` blocks of `block_size` tokens, and what became of its requests.
+
+    `keeps_answers`: a prompt contains the answers of the turns before it. `sending_s`: when clients stop sending.
+    """
 
     engine: str
     gpu: str
@@ -140,6 +144,8 @@ class Recording(NamedTuple):
     system_tokens: tuple[int, ...]
     sessions: tuple[Session, ...]
     runs: tuple[Recorded, ...]
+    keeps_answers: bool = True
+    sending_s: float = math.inf
 
     @property
     def requests(self) -> int:

@@ -13,6 +13,7 @@ from bench.fidelity.closed_loop import (
     Placer,
     Played,
     RoundRobin,
+    Sent,
     Sticky,
     Uniform,
 )
@@ -20,12 +21,16 @@ from bench.fidelity.recording import Answered, Recording, Session
 from tests.unit.bench.fleets import SESSIONS, recording
 from worker_agent.engines.simulated.scheduling import TRTLLM
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
-from worker_agent.engines.types import RequestRefused
+from worker_agent.engines.types import EngineRequest, RequestRefused
 
 MODEL = EngineModel(H200_8B)
 
 
-class Watched:
+def sent(session: int, in_flight: Sequence[int]) -> Sent:
+    return Sent(session, 0, EngineRequest(request_id="r", prompt=(1,), max_tokens=1), 0.0, in_flight)
+
+
+class Watched(Placer):
     """A placement that remembers what it was asked."""
 
     def __init__(self, placement: Placer) -> None:
@@ -34,10 +39,10 @@ class Watched:
         self.workers: list[int] = []
         self.in_flight_max = 0
 
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
-        self.sessions.append(session)
-        self.in_flight_max = max(self.in_flight_max, 1 + sum(in_flight))
-        self.workers.append(self._placement.choose(session, in_flight))
+    def choose(self, sent: Sent) -> int:
+        self.sessions.append(sent.session)
+        self.in_flight_max = max(self.in_flight_max, 1 + sum(sent.in_flight))
+        self.workers.append(self._placement.choose(sent))
         return self.workers[-1]
 
 
@@ -137,11 +142,13 @@ def test_round_robin_goes_request_by_request() -> None:
 
 def test_a_sticky_session_stays_where_the_fewest_were_running() -> None:
     placement = Sticky()
-    assert [placement.choose(7, (2, 1, 1)), placement.choose(7, (0, 5, 0)), placement.choose(8, (2, 1, 0))] == [1, 1, 2]
+    asked = [sent(7, (2, 1, 1)), sent(7, (0, 5, 0)), sent(8, (2, 1, 0))]
+    assert [placement.choose(each) for each in asked] == [1, 1, 2]
 
 
 def test_random_depends_on_its_seed_alone() -> None:
-    drawn = [[placement.choose(0, (0,) * 8) for _ in range(20)] for placement in (Uniform(1), Uniform(1), Uniform(2))]
+    asked = sent(0, (0,) * 8)
+    drawn = [[placement.choose(asked) for _ in range(20)] for placement in (Uniform(1), Uniform(1), Uniform(2))]
     assert (drawn[0] == drawn[1], drawn[0] == drawn[2]) == (True, False)
 
 
@@ -156,7 +163,7 @@ def test_turns_that_look_alike_share_their_recorded_workers() -> None:
     rows = [Answered(0, 0, 0.0, 0.0, None, worker, 0) for worker in (2, 1)]
     first = [row._replace(isl_tokens=next(SESSIONS[0].prompts_tokens(workload.system_tokens))) for row in rows]
     placement = AsDrawn(workload, first)
-    assert [placement.choose(session, (0, 0, 0)) for session in (0, 1, 0)] == [2, 1, 0]
+    assert [placement.choose(sent(session, (0, 0, 0))) for session in (0, 1, 0)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("policy", PLACEMENTS)
@@ -176,3 +183,26 @@ def test_scheduling_is_that_of_the_model() -> None:
 def test_a_prompt_that_no_engine_holds_is_refused() -> None:
     with pytest.raises(RequestRefused, match="at most the pool's 20 blocks"):
         ClosedLoop(recording(blocks_per_worker=20), MODEL, RoundRobin(), workers=1).play()
+
+
+def test_engines_of_one_gpu_slow_each_other_down_while_both_have_work() -> None:
+    workload = recording(sessions=(Session(0, (180,), (2,)), Session(1, (180,), (2,))), concurrency=2)
+    alone, shared = (
+        ClosedLoop(workload, MODEL._replace(engines_per_gpu=each), RoundRobin(), workers=2).play() for each in (1, 2)
+    )
+    way_s = H200_8B.request_s(500)
+    assert shared.answered[0].ttft_s - way_s == pytest.approx(alone.answered[0].ttft_s - way_s)
+    assert shared.answered[1].ttft_s > 1.5 * alone.answered[1].ttft_s
+    assert shared.makespan_s > 1.3 * alone.makespan_s
+
+
+def test_a_prompt_without_the_answers_before_it_is_as_much_shorter() -> None:
+    without = recording(sessions=SESSIONS[:1], keeps_answers=False, blocks_per_worker=1000)
+    played = ClosedLoop(without, MODEL, Sticky(), workers=1).play()
+    added = SESSIONS[0].added_tokens
+    assert [each.isl_tokens for each in played.answered] == [320 + sum(added[: turn + 1]) for turn in range(len(added))]
+
+
+def test_nothing_is_sent_after_the_clients_have_stopped() -> None:
+    played = ClosedLoop(recording(sending_s=1e-9), MODEL, RoundRobin(), workers=2).play()
+    assert {each.turn for each in played.answered} == {0}

@@ -101,3 +101,86 @@ def test_sharing_at_once_tells_the_same_stores_as_sharing_later() -> None:
         return set(engine.held_hashes(0))
 
     assert told(VLLM) == told(TRTLLM)
+
+
+PREEMPTS = Scheduling(preempts=True)
+
+
+def answers(engine: Simulator) -> dict[str, tuple[int, ...]]:
+    """Step until there is no work; return each request's tokens."""
+    found: dict[str, tuple[int, ...]] = {}
+    now_s = 0.0
+    while engine.has_work:
+        step = engine.step(now_s)
+        now_s += step.duration_s
+        for request_id, output in step.outputs:
+            found[request_id] = found.get(request_id, ()) + output.token_ids
+    return found
+
+
+def two(scheduling: Scheduling, blocks: int = 6) -> Simulator:
+    """An engine with two requests of two blocks of prompt each, whose answers take two more each."""
+    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=blocks), scheduling=scheduling)
+    engine.submit(EngineRequest(request_id="a", prompt=tuple(range(8)), max_tokens=9), 0.0)
+    engine.submit(EngineRequest(request_id="b", prompt=tuple(range(100, 108)), max_tokens=9), 0.0)
+    return engine
+
+
+def rounds(engine: Simulator) -> list[list[str]]:
+    """Return which requests got a token in each iteration."""
+    found = []
+    while engine.has_work:
+        found.append([request_id for request_id, _ in engine.step(0.0).outputs])
+    return found
+
+
+def test_a_request_is_admitted_when_the_blocks_of_its_prompt_are_there() -> None:
+    assert (two(PREEMPTS).step(0.0).outputs[-1][0], two(TRTLLM).step(0.0).outputs[-1][0]) == ("b", "a")
+
+
+def test_the_request_admitted_last_is_preempted_when_no_block_is_left() -> None:
+    found = rounds(two(PREEMPTS))
+    assert found[:5] == [["a", "b"]] * 5
+    assert found[5:10] == [["a"]] * 4 + [["b"]]
+
+
+def test_a_preempted_request_ends_with_the_answer_that_it_has_alone() -> None:
+    assert answers(two(PREEMPTS)) == answers(two(PREEMPTS, blocks=64)) == answers(two(TRTLLM))
+
+
+def test_a_preempted_request_computes_prompt_and_answer_again() -> None:
+    def context_tokens(blocks: int) -> int:
+        engine = two(PREEMPTS, blocks)
+        total = 0
+        while engine.has_work:
+            total += engine.step(0.0).statistics[0].inflight_batching_stats.num_ctx_tokens
+        return total
+
+    enough, too_few = context_tokens(64), context_tokens(6)
+    assert enough == 16
+    assert 16 < too_few <= 16 + 8 + 9
+
+
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    engine = two(PREEMPTS)
+    engine.submit(EngineRequest(request_id="c", prompt=tuple(range(200, 208)), max_tokens=1), 0.0)
+    assert list(dict.fromkeys(name for names in rounds(engine)[5:] for name in names)) == ["a", "b", "c"]
+
+
+def test_a_preempted_request_can_be_cancelled() -> None:
+    engine = two(PREEMPTS)
+    for _ in range(6):
+        engine.step(0.0)
+    engine.cancel("b")
+    assert set(answers(engine)) == {"a"}
+    assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
+
+
+def test_running_requests_use_the_budget_before_waiting_ones() -> None:
+    engine = Simulator(ENGINE, scheduling=VLLM)
+    engine.submit(EngineRequest(request_id="a", prompt=tuple(range(8)), max_tokens=9), 0.0)
+    engine.step(0.0)
+    engine.submit(EngineRequest(request_id="long", prompt=tuple(range(100, 130)), max_tokens=1), 0.0)
+    first, second = (engine.step(1.0 + at).statistics[0].inflight_batching_stats for at in range(2))
+    assert (first.num_gen_requests, first.num_ctx_tokens) == (1, 15)
+    assert (second.num_gen_requests, second.num_ctx_tokens) == (1, 15)

@@ -129,6 +129,16 @@ class BlockPool:
         if len(table.path) + table.own_blocks < self.blocks_of(tokens):
             self._allocate(table)
 
+    def reserve(self, table: BlockTable, tokens: int) -> bool:
+        """Reserve a block if `table` needs one more for its first `tokens` tokens; return False if none is left."""
+        if len(table.path) + table.own_blocks + table.reserved_blocks >= self.blocks_of(tokens):
+            return True
+        if self._free + len(self._cached) <= self._reserved:
+            return False
+        table.reserved_blocks += 1
+        self._reserved += 1
+        return True
+
     def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
         """Make the full blocks of all prompt tokens but the last reusable; the sequence continues."""
         self._store(table, prompt[: (len(prompt) - 1) // self._block_size * self._block_size])

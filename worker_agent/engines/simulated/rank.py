@@ -6,8 +6,8 @@
        does not fit blocks all others
 
 A request is admitted only if the blocks of all tokens that it may ever compute are available, so none is evicted or
-paused later (GUARANTEED_NO_EVICT). The iteration that completes a prompt emits the first token. The last token is only
-emitted, never computed; a stop token is the last one.
+paused later (GUARANTEED_NO_EVICT); with `Scheduling.preempts` it may be preempted instead. The iteration that completes
+a prompt emits the first token. The last token is only emitted, never computed; a stop token is the last one.
 
     prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
                fetched, or expires
@@ -75,6 +75,7 @@ class Rank:
     ) -> None:
         self.attention_dp_rank = attention_dp_rank
         self._dp_rank = 0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank
+        assert role == "aggregated" or not scheduling.preempts, "a transferred context cannot be computed anew"
         self._scheduling, self._role, self._contexts = scheduling, role, contexts
         self._began_s = self._planned_s = 0.0
         self._engine = engine
@@ -127,7 +128,7 @@ class Rank:
             if takes_transfer(waiting.request, self._role):
                 return False
             del self._waiting[request_id]
-            self._waiting_tokens -= len(waiting.request.prompt)
+            self._waiting_tokens -= len(waiting.tokens)
             return True
         running = self._context.pop(request_id, None) or self._decoding.pop(request_id, None)
         if running := running or self._fetching.forget(request_id):
@@ -162,6 +163,8 @@ class Rank:
         self._plan(now_s)
         ended = self._begin_fetched()
         budget = self._engine.max_num_batched_tokens
+        if self._scheduling.preempts:
+            self._preempt()
         decoding = list(islice(self._decoding.values(), budget))
         chunks = self._chunks(budget - len(decoding))
         work = work_of(decoding, chunks)
@@ -210,15 +213,35 @@ class Rank:
         self._planned_s = self._began_s if planned_before else now_s
         self._began_s = now_s
 
+    def _preempt(self) -> None:
+        """Reserve a block for each decoding sequence that needs one; preempt, admitted last first, where none is left.
+
+        None of them is admitted again in this iteration: it needs more blocks than it freed, and some are taken.
+        """
+        for running in tuple(self._decoding.values()):
+            while running.request.request_id in self._decoding and not self.pool.reserve(
+                running.table, running.computed_tokens + 1
+            ):
+                phase = self._context or self._decoding
+                self._put_back(phase.popitem()[1])
+
+    def _put_back(self, running: Running) -> None:
+        """Free a request's blocks and let it wait before all others."""
+        self._release(running)
+        request_id = running.request.request_id
+        self._waiting[request_id] = Waiting(running.request, running.arrived_s, running.source, running)
+        self._waiting.move_to_end(request_id, last=False)
+        self._waiting_tokens += len(running.tokens)
+
     def _chunks(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         candidates = chain(tuple(self._context.values()), iter(self._admit, None))
         while budget and (running := next(candidates, None)):
-            new_tokens = min(budget, len(running.request.prompt) - running.computed_tokens)
+            new_tokens = min(budget, running.context_tokens - running.computed_tokens)
             chunks.append(Chunk(running, running.computed_tokens, new_tokens))
             budget -= new_tokens
             if self._scheduling.shares_at_once:
-                self.pool.store_context(running.table, running.request.prompt[: chunks[-1].end_tokens])
+                self.pool.store_context(running.table, running.tokens[: chunks[-1].end_tokens])
         return chunks
 
     def _begin_fetched(self) -> list[tuple[str, EngineOutput]]:
@@ -251,15 +274,19 @@ class Rank:
         waiting = next(iter(self._waiting.values()))
         if waiting.arrived_s > self._planned_s:
             return None
-        request = waiting.request
-        table = self.pool.admit(request.prompt, computed_tokens_max(request), waiting.namespace, request.priority)
+        request, tokens = waiting.request, waiting.tokens
+        tokens_max = len(tokens) if self._scheduling.preempts else computed_tokens_max(request)
+        table = self.pool.admit(tokens, tokens_max, waiting.namespace, request.priority)
         if table is None:
             self._is_blocked = True
             return None
         del self._waiting[request.request_id]
-        self._waiting_tokens -= len(request.prompt)
+        self._waiting_tokens -= len(tokens)
         cached_tokens = table.reused_blocks * self._engine.block_size
-        return Running(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
+        if waiting.preempted is None:
+            return Running(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
+        waiting.preempted.begin_context(table, cached_tokens)
+        return waiting.preempted
 
     def _decode(self, running: Running) -> tuple[str, EngineOutput]:
         running.computed_tokens += 1
@@ -267,11 +294,11 @@ class Rank:
         return self._emit(running)
 
     def _compute(self, chunk: Chunk) -> tuple[str, EngineOutput] | None:
-        running, prompt = chunk.running, chunk.running.request.prompt
+        running = chunk.running
         running.computed_tokens += chunk.new_tokens
-        if running.computed_tokens < len(prompt):
+        if running.computed_tokens < running.context_tokens:
             return None
-        self.pool.store_context(running.table, prompt)
+        self.pool.store_context(running.table, running.tokens)
         request_id = running.request.request_id
         self._decoding[request_id] = self._context.pop(request_id)
         return self._emit(running)

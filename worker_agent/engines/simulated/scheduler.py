@@ -212,11 +212,14 @@ class Simulator:
         fetching = sum(rank.fetching_count for rank in self._ranks.values())
         return self._counts.statistics(self.transfers, len(self._contexts), self._contexts.tokens, fetching)
 
-    def step(self, now_s: float) -> Step:
-        """Compute the iteration that begins at `now_s`, in engine seconds."""
+    def step(self, now_s: float, neighbours: int = 0) -> Step:
+        """Compute the iteration that begins at `now_s`, in engine seconds.
+
+        `neighbours`: how many other engines on its GPU have work now.
+        """
         self._has_unreported = False
         steps = {dp_rank: rank.step(now_s) for dp_rank, rank in self._ranks.items()}
-        duration_s = max(self._timing.iteration_s(step.work) for step in steps.values())
+        duration_s = max(self._timing.iteration_s(step.work, neighbours) for step in steps.values())
         outputs = tuple(output for step in steps.values() for output in step.outputs)
         for request_id, output in outputs:
             if output.finish_reason:

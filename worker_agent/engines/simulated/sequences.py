@@ -13,24 +13,36 @@ from worker_agent.engines.types import EngineRequest, FinishReason
 
 
 class Waiting:
-    """A request that is not admitted yet."""
+    """A request that is not admitted yet, or that was `preempted`."""
 
-    __slots__ = ("arrived_s", "is_cancelled", "namespace", "request", "source")
+    __slots__ = ("arrived_s", "is_cancelled", "namespace", "preempted", "request", "source")
 
-    def __init__(self, request: EngineRequest, arrived_s: float, source: TokenSource) -> None:
+    def __init__(
+        self, request: EngineRequest, arrived_s: float, source: TokenSource, preempted: "Running | None" = None
+    ) -> None:
         self.request = request
         self.namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
         self.arrived_s = arrived_s
         self.source = source
         self.is_cancelled = False
+        self.preempted = preempted
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What is to be computed before the next token: the prompt, and the answer so far."""
+        return self.preempted.tokens if self.preempted else self.request.prompt
 
 
 class Running:
-    """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet."""
+    """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet.
+
+    `context_tokens` are computed in its context phase, beginning after `reused_tokens`; both are of the last admission,
+    `cached_tokens` of the first.
+    """
 
     __slots__ = (
-        "arrived_s", "cached_tokens", "computed_tokens", "is_cancelled", "prefix_state", "request", "source", "table",
-        "tokens", "unreported",
+        "arrived_s", "cached_tokens", "computed_tokens", "context_tokens", "is_cancelled", "prefix_state", "request",
+        "reused_tokens", "source", "table", "tokens", "unreported",
     )  # fmt: skip
 
     def __init__(self, waiting: Waiting, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
@@ -39,11 +51,16 @@ class Running:
         self.source = waiting.source
         self.is_cancelled = waiting.is_cancelled
         self.unreported: tuple[int, ...] = ()
-        self.table = table
         self.tokens = list(waiting.request.prompt)
         self.prefix_state = prefix_state
         self.cached_tokens = cached_tokens
-        self.computed_tokens = cached_tokens
+        self.begin_context(table, cached_tokens)
+
+    def begin_context(self, table: BlockTable, reused_tokens: int) -> None:
+        """Begin to compute all tokens so far but those reused."""
+        self.table = table
+        self.computed_tokens = self.reused_tokens = reused_tokens
+        self.context_tokens = len(self.tokens)
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -61,7 +78,7 @@ class Chunk(msgspec.Struct, frozen=True):
     @property
     def is_first(self) -> bool:
         """Whether the request is admitted in this iteration."""
-        return self.past_tokens == self.running.cached_tokens
+        return self.past_tokens == self.running.reused_tokens
 
 
 def work_of(decoding: Sequence[Running], chunks: Sequence[Chunk]) -> IterationWork:

@@ -3,11 +3,16 @@
     request   = fixed q + prompt tokens * p                          before the engine, which computes meanwhile
     linear    = max(base b, tokens computed * t)                     reading the weights, or multiplying by them
     busy      = linear + attention pairs * a + KV tokens read * r + sequences beyond the knee * s
-    iteration = max(busy, floor f, where there is a context) + tokens moved between GPU and host * h
+    iteration = max(busy, floor f, where there is a context) + neighbours * busy * n
+                + tokens moved between GPU and host * h
 
 A context of n tokens after p computed ones has n * (p + n / 2) attention pairs, so cutting a prompt into long chunks
 costs nothing. Decoding is bound by memory: the weights, then the K/V of every sequence (`r`). An iteration with a
 context runs without CUDA graphs, bound from below by the launching of kernels.
+
+Neighbours are other engines (processes) on the same GPU that have work: the GPU gives each a slice of time after the
+other, so an engine waits for them in proportion to what it computes itself. It launches kernels meanwhile: the floor is
+not stretched. `n` above 1 is what changing between processes costs.
 
 The time before the engine (HTTP, parsing, block hashes) is no part of an iteration. A driver of a simulator in virtual
 time adds `request_s`; an agent has a real front end instead.
@@ -41,6 +46,7 @@ class EngineTiming(msgspec.Struct, frozen=True, kw_only=True):
     kv_token_s: float
     sequence_s: float
     sequences_knee: float
+    neighbour_ratio: float = 1.0
     host_token_s: float = 2.9e-6
     """144 KiB at 50 GB/s, a copy's rate over PCIe 5.0 x16 in practice; not fitted. Copies never overlap computing."""
 
@@ -48,16 +54,16 @@ class EngineTiming(msgspec.Struct, frozen=True, kw_only=True):
         """Return how long a request is on its way before the engine can schedule it, cached or not."""
         return self.request_base_s + prompt_tokens * self.prompt_token_s
 
-    def iteration_s(self, work: IterationWork) -> float:
-        """Return the duration of an iteration that computes `work`, in engine seconds."""
+    def iteration_s(self, work: IterationWork, neighbours: int = 0) -> float:
+        """Return the duration of an iteration that computes `work` beside `neighbours`, in engine seconds."""
         busy_s = (
             max(self.base_s, (work.context_tokens + work.decode_sequences) * self.token_s)
             + work.attention_pairs * self.attention_pair_s
             + work.kv_tokens * self.kv_token_s
             + max(0.0, work.decode_sequences - self.sequences_knee) * self.sequence_s
         )
-        floor_s = self.context_floor_s if work.context_tokens else 0.0
-        return max(busy_s, floor_s) + work.host_tokens * self.host_token_s
+        alone_s = max(busy_s, self.context_floor_s) if work.context_tokens else busy_s
+        return alone_s + neighbours * self.neighbour_ratio * busy_s + work.host_tokens * self.host_token_s
 
 
 H200_8B = EngineTiming(
@@ -76,4 +82,13 @@ H200_8B = EngineTiming(
 Source: fitted by `bench/fidelity/fit_timing.py` to `captures/h200_calibration.json` (vLLM 0.24.0, Qwen3-8B). Relative
 errors: TTFT median 2.8 %, worst 16.3 % (224 tokens after 1824 cached); ITL median 1.3 %, worst 6.3 % (batch 8). How a
 fleet of such engines compares with a recorded one: `docs/FIDELITY.md`.
+"""
+
+H200_4B = msgspec.structs.replace(H200_8B, base_s=2.8e-3, token_s=11.1e-6, neighbour_ratio=1.5)
+"""The same GPU with a 4B model (bf16, 144 KiB of K/V per token), alone or beside other engines on it.
+
+Reading the weights and multiplying by them is scaled by the number of weights, 3.69 to 7.57 billion; attention and
+floor are the 8B model's, with as many layers and heads. `neighbour_ratio` is the one constant that was fitted: to the
+live runs kv and round robin with large caches, four vLLM engines on one H200. How it fares on the others:
+`docs/FIDELITY.md`.
 """

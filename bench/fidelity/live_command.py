@@ -1,0 +1,121 @@
+"""`router bench live`: a live recording of four engines on one GPU, replayed in virtual time, policy by policy."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import track
+
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, description_of
+from bench.fidelity.live_figures import HIT, LiveFigures, order, within
+from bench.fidelity.live_recording import WORKERS, AsRecorded, LiveRun, answered, live_workload, load_runs
+from bench.fidelity.recording import Recording, RecordingInvalid
+from bench.fidelity.routed import Routed
+from bench.placement.policies import PLACEMENTS, Placement
+from bench.report import machine_line
+from router.decision.policy import CostParameters, Policy
+from worker_agent.engines.simulated.timing import H200_4B
+
+NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "sglang:cache_aware": "sglang"}
+"""Of `live.py`, by our names. `sglang-router 0.3.2 cache_aware` and weights are read by `placement_of`."""
+MODEL = EngineModel(H200_4B, engines_per_gpu=WORKERS)
+TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99", "ITL p50", "p99")
+SCALES = (1, 100, *[1000] * 7)
+
+
+def placement_of(policy: str) -> Placement | None:
+    """Return the placement that a recording calls `policy`, weights after commas; None if the bench has no such rule.
+
+    A recording that names weights was made when mode kv compared blocks.
+    """
+    name, *weights = policy.split(", ")
+    if weights:
+        given = {key: float(value) for key, value in (each.split(" ") for each in weights)}
+        return Placement(Policy(mode="kv-blocks", parameters=replace(CostParameters(), **given)))
+    return PLACEMENTS.get("sglang" if name.startswith("sglang") else NAMES.get(name, name))
+
+
+@click.command("live", context_settings={"show_default": True})
+@click.option(
+    "--runs",
+    "files",
+    type=(click.Path(exists=True, dir_okay=False, path_type=Path), int),
+    multiple=True,
+    required=True,
+    metavar="FILE BLOCKS",
+    help="a live recording, and the blocks of an engine in it; may be repeated",
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=3, help="simulations of a policy; their mean is compared")
+@click.option("--as-recorded", is_flag=True, help="place each request where the recording did: only engines differ")
+def live(files: tuple[tuple[Path, int], ...], seeds: int, *, as_recorded: bool) -> None:
+    """Replay live recordings in virtual time, and print simulated figures beside the GPU's.
+
+    The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` of the
+    GPU kit writes, or `h200_live_policies.json`. Every policy of the file that the bench knows is played; repeated runs
+    of one policy are compared by their mean. Cells: GPU / simulated (ratio; hit rate: difference in points), in
+    bold where the bound is missed: 2 points of hit rate, 25 % of all others.
+    """
+    click.echo(machine_line())
+    for path, blocks in files:
+        try:
+            runs = load_runs(path, blocks)
+            recording = live_workload(runs, blocks)
+        except RecordingInvalid as error:
+            raise click.UsageError(str(error)) from error
+        for line in _report(path.name, runs, recording, seeds, as_recorded=as_recorded):
+            click.echo(line)
+
+
+def _report(
+    name: str, runs: tuple[LiveRun, ...], recording: Recording, seeds: int, *, as_recorded: bool
+) -> Iterator[str]:
+    yield f"\n{name}, {recording.blocks_per_worker} blocks an engine\n"
+    yield f"| policy | {' | '.join(TITLES)} |"
+    yield f"|---|{'---|' * len(TITLES)}"
+    real, simulated, bounds = _real(runs), {}, []
+    for policy in track(real, transient=True, console=Console(stderr=True)):
+        run = next(each for each in runs if each.policy == policy)
+        placement = placement_of(policy)
+        if placement is None or (as_recorded and not run.names_workers):
+            yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
+            continue
+        placers = [AsRecorded(run)] if as_recorded else [_routed(placement, recording, seed) for seed in range(seeds)]
+        simulated[policy] = LiveFigures.mean([simulate(recording, placer) for placer in placers])
+        bounds += within(real[policy], simulated[policy])
+        yield f"| {policy} | {' | '.join(_cells(real[policy], simulated[policy]))} |"
+    yield f"\n{sum(bounds)} of {len(bounds)} figures within their bounds."
+    yield from _order_lines({policy: real[policy] for policy in simulated}, simulated)
+
+
+def _real(runs: tuple[LiveRun, ...]) -> dict[str, LiveFigures]:
+    by_policy: dict[str, list[LiveFigures]] = {}
+    for run in runs:
+        by_policy.setdefault(run.policy, []).append(LiveFigures.of(list(answered(run)), run.requests_per_s))
+    return {policy: LiveFigures.mean(figures) for policy, figures in by_policy.items()}
+
+
+def _routed(placement: Placement, recording: Recording, seed: int) -> Placer:
+    return Routed(placement, description_of(recording, MODEL), WORKERS, seed)
+
+
+def simulate(recording: Recording, placer: Placer, model: EngineModel = MODEL) -> LiveFigures:
+    """Return the figures of the simulated engines under one placement."""
+    played = ClosedLoop(recording, model, placer, workers=WORKERS).play()
+    return LiveFigures.of(played.answered, len(played.answered) / played.makespan_s)
+
+
+def _cells(real: LiveFigures, simulated: LiveFigures) -> Iterator[str]:
+    bounds = within(real, simulated)
+    for place, (one, other, scale) in enumerate(zip(real, simulated, SCALES, strict=True)):
+        apart = f"{(other - one) * 100:+.1f}" if place == HIT else f"{other / one:.2f}"
+        cell = f"{one * scale:.4g} / {other * scale:.4g} ({apart})"
+        yield cell if bounds[place] else f"**{cell}**"
+
+
+def _order_lines(real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]) -> Iterator[str]:
+    found = order(real, simulated)
+    yield f"{found.agreeing} of {found.apart} pairs of policies that are over 3 % apart in req/s have the same order."
+    yield f"GPU: {' > '.join(found.real)}"
+    yield f"simulated: {' > '.join(found.simulated)}\n"
