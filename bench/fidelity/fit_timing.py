@@ -25,8 +25,13 @@ START = EngineTiming(
     sequence_s=20e-6,
     sequences_knee=64,
 )
-FITTED = tuple(name for name in EngineTiming.__struct_fields__ if name not in {"host_token_s", "neighbour_ratio"})
-"""The constants that captures determine: no row moves blocks between GPU and host, or has other engines on the GPU."""
+FITTED = tuple(
+    name
+    for name in EngineTiming.__struct_fields__
+    if name not in {"host_token_s", "mixed_sequence_s", "neighbour_ratio"}
+)
+"""The constants that captures determine: no row moves blocks between GPU and host, decodes beside a context, or has
+other engines on the GPU."""
 SMALLEST_STEP = 1e-6
 
 

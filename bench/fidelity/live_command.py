@@ -1,6 +1,6 @@
 """`router bench live`: a live recording of four engines on one GPU, replayed in virtual time, policy by policy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +10,15 @@ from rich.progress import track
 
 from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, description_of
 from bench.fidelity.live_figures import HIT, LiveFigures, order, within
-from bench.fidelity.live_recording import WORKERS, AsRecorded, LiveRun, answered, live_workload, load_runs
+from bench.fidelity.live_recording import (
+    SYSTEM_WORDS,
+    WORKERS,
+    BySystem,
+    LiveRun,
+    answered,
+    live_workload,
+    load_runs,
+)
 from bench.fidelity.recording import Recording, RecordingInvalid
 from bench.fidelity.routed import Routed
 from bench.placement.policies import PLACEMENTS, Placement
@@ -20,6 +28,7 @@ from worker_agent.engines.simulated.timing import H200_4B
 
 NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "sglang:cache_aware": "sglang"}
 """Of `live.py`, by our names. `sglang-router 0.3.2 cache_aware` and weights are read by `placement_of`."""
+PlacersOf = Callable[[LiveRun], Sequence[Placer]]
 MODEL = EngineModel(H200_4B, engines_per_gpu=WORKERS)
 TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99", "ITL p50", "p99")
 SCALES = (1, 100, *[1000] * 7)
@@ -48,8 +57,13 @@ def placement_of(policy: str) -> Placement | None:
     help="a live recording, and the blocks of an engine in it; may be repeated",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=3, help="simulations of a policy; their mean is compared")
-@click.option("--as-recorded", is_flag=True, help="place each request where the recording did: only engines differ")
-def live(files: tuple[tuple[Path, int], ...], seeds: int, *, as_recorded: bool) -> None:
+@click.option(
+    "--by-system",
+    type=(click.IntRange(0, WORKERS - 1),) * len(SYSTEM_WORDS),
+    metavar="W W W W",
+    help="play only runs whose rows name no worker, each session on the worker given for its system prompt",
+)
+def live(files: tuple[tuple[Path, int], ...], seeds: int, by_system: tuple[int, ...] | None) -> None:
     """Replay live recordings in virtual time, and print simulated figures beside the GPU's.
 
     The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` of the
@@ -64,24 +78,34 @@ def live(files: tuple[tuple[Path, int], ...], seeds: int, *, as_recorded: bool) 
             recording = live_workload(runs, blocks)
         except RecordingInvalid as error:
             raise click.UsageError(str(error)) from error
-        for line in _report(path.name, runs, recording, seeds, as_recorded=as_recorded):
+        for line in _report(path.name, runs, recording, _placers(recording, seeds, by_system)):
             click.echo(line)
 
 
-def _report(
-    name: str, runs: tuple[LiveRun, ...], recording: Recording, seeds: int, *, as_recorded: bool
-) -> Iterator[str]:
+def _placers(recording: Recording, seeds: int, by_system: tuple[int, ...] | None) -> PlacersOf:
+    """Return what makes the placements to play a run with, none if it is not to be played."""
+
+    def routed(run: LiveRun) -> list[Placer]:
+        placement, description = placement_of(run.policy), description_of(recording, MODEL)
+        return [Routed(placement, description, WORKERS, seed) for seed in range(seeds)] if placement else []
+
+    def given(run: LiveRun) -> list[Placer]:
+        return [] if run.names_workers else [BySystem(by_system or (), recording)]
+
+    return given if by_system else routed
+
+
+def _report(name: str, runs: tuple[LiveRun, ...], recording: Recording, placers_of: PlacersOf) -> Iterator[str]:
     yield f"\n{name}, {recording.blocks_per_worker} blocks an engine\n"
     yield f"| policy | {' | '.join(TITLES)} |"
     yield f"|---|{'---|' * len(TITLES)}"
     real, simulated, bounds = _real(runs), {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
         run = next(each for each in runs if each.policy == policy)
-        placement = placement_of(policy)
-        if placement is None or (as_recorded and not run.names_workers):
+        placers = placers_of(run)
+        if not placers:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
-        placers = [AsRecorded(run)] if as_recorded else [_routed(placement, recording, seed) for seed in range(seeds)]
         simulated[policy] = LiveFigures.mean([simulate(recording, placer) for placer in placers])
         bounds += within(real[policy], simulated[policy])
         yield f"| {policy} | {' | '.join(_cells(real[policy], simulated[policy]))} |"
@@ -94,10 +118,6 @@ def _real(runs: tuple[LiveRun, ...]) -> dict[str, LiveFigures]:
     for run in runs:
         by_policy.setdefault(run.policy, []).append(LiveFigures.of(list(answered(run)), run.requests_per_s))
     return {policy: LiveFigures.mean(figures) for policy, figures in by_policy.items()}
-
-
-def _routed(placement: Placement, recording: Recording, seed: int) -> Placer:
-    return Routed(placement, description_of(recording, MODEL), WORKERS, seed)
 
 
 def simulate(recording: Recording, placer: Placer, model: EngineModel = MODEL) -> LiveFigures:

@@ -176,12 +176,12 @@ def answered(run: LiveRun) -> Iterator[Answered]:
         )
 
 
-class AsRecorded(Placer):
-    """The workers of a run's rows, so that only the engines differ; a request without a row goes to the first."""
+class BySystem(Placer):
+    """Each session on the worker given for its system prompt, as a cache-aware router settles on."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self._worker_of = {(row.session, row.turn): int((row.worker or "w0")[1:]) for row in run.rows}
+    def __init__(self, workers: Sequence[int], recording: Recording) -> None:
+        self._worker_of = [workers[session.system] for session in recording.sessions]
 
     def choose(self, sent: Sent) -> int:
-        """Return the worker that answered the turn in the recording."""
-        return self._worker_of.get((sent.session, sent.turn), 0)
+        """Return the worker of the session's system prompt."""
+        return self._worker_of[sent.session]

@@ -7,6 +7,8 @@ shared at the end        blocks can be reused from the moment in which their com
 16,384 tokens            an iteration computes up to 8192
 no way to the engine     a request takes its own way first
 no floor                 an iteration with a context lasts as long as launching its kernels
+nothing beside           a sequence that decodes beside a context costs more than one beside others
+blocks reserved          an answer's blocks are taken as it grows; where none is left, a request is preempted
 """
 
 from msgspec.structs import replace
@@ -24,4 +26,6 @@ def variants(model: EngineModel) -> dict[str, EngineModel]:
         "16,384 tokens": model._replace(max_num_batched_tokens=16_384),
         "no way to the engine": model._replace(timing=replace(timing, request_base_s=0.0, prompt_token_s=0.0)),
         "no floor": model._replace(timing=replace(timing, context_floor_s=0.0)),
+        "nothing beside": model._replace(timing=replace(timing, mixed_sequence_s=0.0)),
+        "blocks reserved": model._replace(scheduling=replace(scheduling, preempts=False)),
     }

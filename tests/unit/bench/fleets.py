@@ -7,7 +7,7 @@ import msgspec
 from bench.fidelity.closed_loop import PLACEMENTS, ClosedLoop, EngineModel
 from bench.fidelity.fit_timing import LatencyRow
 from bench.fidelity.recording import COLUMNS, FleetFigures, Recording, Session
-from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.timing import H200_8B, H200_8B_MIXED, EngineTiming
 
 SESSIONS = tuple(
     Session(
@@ -38,11 +38,13 @@ def recording(**changes: Any) -> Recording:
 
 def slowed(factor: float) -> EngineTiming:
     """An H200 that needs `factor` times as long."""
-    seconds = {name: getattr(H200_8B, name) * factor for name in H200_8B.__struct_fields__ if name.endswith("_s")}
-    return msgspec.structs.replace(H200_8B, **seconds)
+    seconds = {
+        name: getattr(H200_8B_MIXED, name) * factor for name in EngineTiming.__struct_fields__ if name.endswith("_s")
+    }
+    return msgspec.structs.replace(H200_8B_MIXED, **seconds)
 
 
-def fleet_json(timing: EngineTiming = H200_8B, workers: int = 3, **changes: Any) -> dict[str, Any]:
+def fleet_json(timing: EngineTiming = H200_8B_MIXED, workers: int = 3, **changes: Any) -> dict[str, Any]:
     """What a fleet of such engines would have recorded."""
     workload = recording(**changes)
     runs = []

@@ -10,7 +10,7 @@ from bench.fidelity.command import FIGURES, MALFORMED, compare, main
 from bench.fidelity.priors import variants
 from bench.fidelity.recording import FleetFigures
 from tests.unit.bench.fleets import calibration_json, fleet_json, slowed
-from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.timing import H200_8B, H200_8B_MIXED, EngineTiming
 
 REAL = FleetFigures(0.5, 100.0, 0.1, 0.2, 0.01)
 
@@ -20,7 +20,7 @@ def fleet_bytes(timing: EngineTiming) -> bytes:
     return msgspec.json.encode(fleet_json(timing))
 
 
-def arguments(path: Path, timing: EngineTiming = H200_8B) -> list[str]:
+def arguments(path: Path, timing: EngineTiming = H200_8B_MIXED) -> list[str]:
     (path / "fleet.json").write_bytes(fleet_bytes(timing))
     (path / "calibration.json").write_bytes(msgspec.json.encode(calibration_json()))
     return ["--fleet", str(path / "fleet.json"), "--calibration", str(path / "calibration.json")]
@@ -61,7 +61,7 @@ def test_a_seed_draws_the_random_placement_anew_and_always_the_same(
 
 
 def test_each_assumption_is_one_change() -> None:
-    model = EngineModel(H200_8B)
+    model = EngineModel(H200_8B_MIXED)
     changed = [
         [name for name in EngineModel._fields if getattr(each, name) != getattr(model, name)]
         for each in variants(model).values()
@@ -73,6 +73,8 @@ def test_each_assumption_is_one_change() -> None:
         ["max_num_batched_tokens"],
         ["timing"],
         ["timing"],
+        ["timing"],
+        ["scheduling"],
     ]
 
 
@@ -81,7 +83,7 @@ def test_assumptions_are_printed_beside_the_model_when_asked_for(
 ) -> None:
     assert main([*arguments(tmp_path), "--priors"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:22].strip() for line in lines[-21::3]] == ["as above", *variants(EngineModel(H200_8B))]
+    assert [line[:22].strip() for line in lines[-27::3]] == ["as above", *variants(EngineModel(H200_8B))]
 
 
 def test_the_table_has_a_line_for_each_figure_and_ranking_and_a_verdict(

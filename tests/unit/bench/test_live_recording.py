@@ -14,7 +14,7 @@ from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,
     WORKERS,
-    AsRecorded,
+    BySystem,
     answered,
     drawn_sessions,
     live_workload,
@@ -77,11 +77,12 @@ def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_p
     assert first.itl_s == pytest.approx(0.9 / 63)
 
 
-def test_requests_are_placed_where_the_recording_did(tmp_path: Path) -> None:
-    placer = AsRecorded(load_runs(written(tmp_path, [run()]), 9)[0])
+def test_sessions_are_placed_by_their_system_prompt(tmp_path: Path) -> None:
+    recording = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
+    placer = BySystem((3, 2, 1, 0), recording)
     request = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
-    asked = [Sent(session, 2, request, 0.0, (0,) * WORKERS) for session in (5, 7, SESSIONS)]
-    assert [placer.choose(sent) for sent in asked] == [1, 3, 0]
+    asked = [Sent(session, 2, request, 0.0, (0,) * WORKERS) for session in range(SESSIONS)]
+    assert [placer.choose(sent) for sent in asked] == [3 - session.system for session in drawn_sessions()]
 
 
 def test_runs_are_found_by_their_blocks_and_former_modes_by_their_weights(tmp_path: Path) -> None:
@@ -138,6 +139,17 @@ def test_the_command_plays_each_policy_once_and_says_which_it_does_not_know(tmp_
     assert [cells[0] for cells in lines] == ["| policy", "| rr", "| unknown"]
     assert lines[2][1] == "not simulated"
     assert "of 9 figures within their bounds" in found.output
+
+
+def test_runs_that_name_their_workers_are_not_placed_otherwise(tmp_path: Path) -> None:
+    unnamed = run("sglang:cache_aware")
+    for row in unnamed["rows"]:
+        row[4] = None
+    path = written(tmp_path, [run(), unnamed])
+    found = CliRunner().invoke(live, ["--runs", str(path), "3072", "--by-system", "0", "1", "2", "3"])
+    assert found.exit_code == 0, found.output
+    lines = [line.split(" | ") for line in found.output.splitlines() if line.startswith("| ")]
+    assert [cells[1] == "not simulated" for cells in lines[1:]] == [True, False]
 
 
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from bench.fidelity.fit_timing import START, LatencyRow, fit, load_capture
 from tests.support.paths import CAPTURES
-from worker_agent.engines.simulated.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.timing import H200_4B, H200_8B, H200_8B_MIXED, IterationWork
 
 CAPTURE = CAPTURES / "h200_calibration.json"
 
@@ -65,3 +65,18 @@ def test_the_fit_finds_the_constants_of_noiseless_rows() -> None:
     rows = [LatencyRow(r.kind, r.isl, r.modelled_ms(H200_8B), r.cached, r.batch) for r in shapes]
     found = fit(rows, START)
     assert max(abs(row.relative_error(found)) for row in rows) < 0.01
+
+
+def test_a_sequence_that_decodes_beside_a_context_costs_more_than_beside_others() -> None:
+    mixed = IterationWork(context_tokens=512, attention_pairs=512 * 256, decode_sequences=10, kv_tokens=10_000)
+    decoding = IterationWork(decode_sequences=10, kv_tokens=10_000)
+    beside_s = H200_8B_MIXED.iteration_s(mixed) - H200_8B.iteration_s(mixed)
+    assert beside_s == pytest.approx(10 * H200_8B_MIXED.mixed_sequence_s)
+    assert H200_8B_MIXED.iteration_s(decoding) == H200_8B.iteration_s(decoding)
+
+
+def test_neighbours_stretch_what_the_gpu_computes_and_not_the_launching_of_kernels() -> None:
+    decoding, launched = IterationWork(decode_sequences=1), context(0, 1)
+    assert H200_4B.iteration_s(decoding, 3) == pytest.approx((1 + 3 * H200_4B.neighbour_ratio) * H200_4B.base_s)
+    waited_s = H200_4B.iteration_s(launched, 3) - H200_4B.iteration_s(launched)
+    assert waited_s == pytest.approx(3 * H200_4B.neighbour_ratio * H200_4B.base_s, rel=1e-3)
