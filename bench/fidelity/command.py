@@ -8,8 +8,8 @@
     ITL p50       25 %                      lowest
 
 The engines' timing is fitted to the calibration; what decoding beside a context costs, which it does not show, is that
-of `H200_8B_MIXED`. The recording gives the workload and what to compare with. What is not within its bound is printed as
-such. Ends with 0 whatever the figures are, with 2 where an input is malformed.
+of `H200_8B_MIXED`. The recording gives the workload and what to compare with. What is not within its bound is printed
+as such. Ends with 0 whatever the figures are, with 2 where an input is malformed.
 """
 
 import argparse

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.fidelity.closed_loop import Sent
-from bench.fidelity.live_command import live, placement_of
+from bench.fidelity.live_command import live, placement_of, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
     SESSIONS,
@@ -22,9 +22,11 @@ from bench.fidelity.live_recording import (
 )
 from bench.fidelity.recording import RecordingInvalid
 from router.decision.policy import CostParameters
+from tests.support.paths import CAPTURES
 from worker_agent.engines.types import EngineRequest
 
 SYSTEM_TOKENS = 640
+CAPTURE = CAPTURES / "h200_live_policies.json"
 REAL = LiveFigures(30.0, 0.8, *[1.0] * 7)
 
 
@@ -155,3 +157,12 @@ def test_runs_that_name_their_workers_are_not_placed_otherwise(tmp_path: Path) -
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(live, ["--runs", str(written(tmp_path, [])), "3072"])
     assert (found.exit_code, "allowed runs with 3072 blocks" in found.output) == (2, True)
+
+
+@pytest.mark.skipif(not CAPTURE.exists(), reason=f"no {CAPTURE}")
+def test_one_engine_that_gets_all_requests_is_simulated_within_the_bounds() -> None:
+    runs = load_runs(CAPTURE, 1536)
+    saturated = next(each for each in runs if each.policy.startswith("sglang"))
+    workload = live_workload(runs, 1536)
+    simulated = simulate(workload, BySystem((0, 0, 0, 0), workload))
+    assert within(LiveFigures.of(list(answered(saturated)), saturated.requests_per_s), simulated) == [True] * 9
