@@ -1,4 +1,6 @@
 import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, VLLM, Scheduling
@@ -144,6 +146,13 @@ def test_the_request_admitted_last_is_preempted_when_no_block_is_left() -> None:
     assert found[5:10] == [["a"]] * 4 + [["b"]]
 
 
+def test_a_request_in_its_context_phase_is_preempted_before_those_that_decode() -> None:
+    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=9), scheduling=PREEMPTS)
+    engine.submit(request("a", 8, max_tokens=9), 0.0)
+    engine.submit(EngineRequest(request_id="long", prompt=tuple(range(100, 128)), max_tokens=1), 0.0)
+    assert rounds(engine) == [["a"]] * 9 + [[], ["long"]]
+
+
 def test_a_preempted_request_ends_with_the_answer_that_it_has_alone() -> None:
     assert answers(two(PREEMPTS)) == answers(two(PREEMPTS, blocks=64)) == answers(two(TRTLLM))
 
@@ -165,6 +174,22 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     engine = two(PREEMPTS)
     engine.submit(EngineRequest(request_id="c", prompt=tuple(range(200, 208)), max_tokens=1), 0.0)
     assert list(dict.fromkeys(name for names in rounds(engine)[5:] for name in names)) == ["a", "b", "c"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=10), st.integers(13, 30))
+def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_many(
+    sizes: list[tuple[int, int]], blocks: int
+) -> None:
+    def played(blocks: int, scheduling: Scheduling) -> dict[str, tuple[int, ...]]:
+        engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=blocks), scheduling=scheduling)
+        for number, (prompt, max_tokens) in enumerate(sizes):
+            engine.submit(request(f"r{number}", prompt, max_tokens), 0.0)
+        found = answers(engine)
+        assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
+        return found
+
+    assert played(blocks, VLLM) == played(500, TRTLLM)
 
 
 def test_a_preempted_request_can_be_cancelled() -> None:
