@@ -40,10 +40,10 @@ def placement_of(policy: str) -> Placement | None:
     A recording that names weights was made when mode kv compared blocks.
     """
     name, *weights = policy.split(", ")
-    if weights:
+    if name == "kv" and weights:
         given = {key: float(value) for key, value in (each.split(" ") for each in weights)}
         return Placement(Policy(mode="kv-blocks", parameters=replace(CostParameters(), **given)))
-    return PLACEMENTS.get("sglang" if name.startswith("sglang") else NAMES.get(name, name))
+    return PLACEMENTS.get("sglang" if name.startswith("sglang") else NAMES.get(policy, policy))
 
 
 @click.command("live", context_settings={"show_default": True})

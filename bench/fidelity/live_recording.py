@@ -10,6 +10,7 @@ shared      of a system prompt: what first turns found of it in a cache, at most
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -43,14 +44,14 @@ FORMER_NAMES = {"kv": "kv, prefill_scale 1, history_weight 0.5"}
 class LiveRow(NamedTuple):
     """One answered request."""
 
-    isl_tokens: int
-    cached_tokens: int
+    isl_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)]
     ttft_s: float
     e2e_s: float
     worker: str | None
-    turn: int
+    turn: Annotated[int, msgspec.Meta(ge=0, lt=TURNS)]
     overlap: Any
-    session: int
+    session: Annotated[int, msgspec.Meta(ge=0, lt=SESSIONS)]
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -99,11 +100,12 @@ class DrawnSession(NamedTuple):
     answers_tokens: tuple[int, ...]
 
 
-def drawn_sessions(sessions: int = SESSIONS, seed: int = SEED) -> tuple[DrawnSession, ...]:
-    """Return what the clients' generator draws from `seed`."""
-    draw = Random(seed)  # noqa: S311 - a workload, not a secret
+@cache
+def drawn_sessions() -> tuple[DrawnSession, ...]:
+    """Return what the clients' generator draws from its seed."""
+    draw = Random(SEED)  # noqa: S311 - a workload, not a secret
     _draw_words(draw, sum(SYSTEM_WORDS))
-    return tuple(_drawn(draw) for _ in range(sessions))
+    return tuple(_drawn(draw) for _ in range(SESSIONS))
 
 
 def _drawn(draw: Random) -> DrawnSession:
@@ -161,7 +163,7 @@ def _shared_tokens(runs: Sequence[LiveRun], drawn: Sequence[DrawnSession]) -> tu
 
 
 def answered(run: LiveRun) -> Iterator[Answered]:
-    """Yield the run's rows as the comparison reads them; an unnamed worker is 0."""
+    """Yield the run's rows as the comparison reads them, which does not tell workers apart."""
     drawn = drawn_sessions()
     for row in run.rows:
         after_first = drawn[row.session].answers_tokens[row.turn] - 1
@@ -171,7 +173,7 @@ def answered(run: LiveRun) -> Iterator[Answered]:
             ttft_s=row.ttft_s,
             e2e_s=row.e2e_s,
             itl_s=(row.e2e_s - row.ttft_s) / after_first,
-            worker=int((row.worker or "w0")[1:]),
+            worker=0,
             turn=row.turn,
         )
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.closed_loop import Sent
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, Sent, description_of
 from bench.fidelity.live_command import live, placement_of, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
@@ -21,8 +21,12 @@ from bench.fidelity.live_recording import (
     load_runs,
 )
 from bench.fidelity.recording import RecordingInvalid
+from bench.fidelity.routed import Routed
+from bench.placement.policies import PLACEMENTS
 from router.decision.policy import CostParameters
 from tests.support.paths import CAPTURES
+from tests.unit.bench.fleets import recording
+from worker_agent.engines.simulated.timing import H200_8B
 from worker_agent.engines.types import EngineRequest
 
 SYSTEM_TOKENS = 640
@@ -65,12 +69,12 @@ def test_the_kits_draws_are_repeated() -> None:
 
 
 def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -> None:
-    recording = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
-    assert recording.requests == SESSIONS * TURNS
-    assert recording.system_tokens == (SYSTEM_TOKENS,) * 4
-    assert {session.added_tokens for session in recording.sessions} == {(300,) * TURNS}
-    assert recording.sessions[0].output_tokens == drawn_sessions()[0].answers_tokens
-    assert (recording.keeps_answers, recording.blocks_per_worker) == (False, 9)
+    workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
+    assert workload.requests == SESSIONS * TURNS
+    assert workload.system_tokens == (SYSTEM_TOKENS,) * 4
+    assert {session.added_tokens for session in workload.sessions} == {(300,) * TURNS}
+    assert workload.sessions[0].output_tokens == drawn_sessions()[0].answers_tokens
+    assert (workload.keeps_answers, workload.blocks_per_worker) == (False, 9)
 
 
 def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_path: Path) -> None:
@@ -80,8 +84,8 @@ def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_p
 
 
 def test_sessions_are_placed_by_their_system_prompt(tmp_path: Path) -> None:
-    recording = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
-    placer = BySystem((3, 2, 1, 0), recording)
+    workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
+    placer = BySystem((3, 2, 1, 0), workload)
     request = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
     asked = [Sent(session, 2, request, 0.0, (0,) * WORKERS) for session in range(SESSIONS)]
     assert [placer.choose(sent) for sent in asked] == [3 - session.system for session in drawn_sessions()]
@@ -114,7 +118,7 @@ def test_weights_are_read_from_a_policys_name() -> None:
     placement = placement_of("kv, prefill_scale 16, request_weight 8")
     assert placement is not None
     assert placement.policy.parameters == CostParameters(prefill_scale=16.0, request_weight=8.0)
-    assert placement_of("vllm-router") is None
+    assert placement_of("vllm-router, with 8 weights") is None
 
 
 @pytest.mark.parametrize(
@@ -134,11 +138,11 @@ def test_only_policies_that_are_apart_count_in_the_order() -> None:
 
 
 def test_the_command_plays_each_policy_once_and_says_which_it_does_not_know(tmp_path: Path) -> None:
-    path = written(tmp_path, [run(), run(), run("unknown")])
+    path = written(tmp_path, [run("kv"), run("kv"), run("unknown")])
     found = CliRunner().invoke(live, ["--runs", str(path), "3072", "--seeds", "1"])
     assert found.exit_code == 0, found.output
     lines = [line.split(" | ") for line in found.output.splitlines() if line.startswith("| ")]
-    assert [cells[0] for cells in lines] == ["| policy", "| rr", "| unknown"]
+    assert [cells[0] for cells in lines] == ["| policy", "| kv", "| unknown"]
     assert lines[2][1] == "not simulated"
     assert "of 9 figures within their bounds" in found.output
 
@@ -152,6 +156,29 @@ def test_runs_that_name_their_workers_are_not_placed_otherwise(tmp_path: Path) -
     assert found.exit_code == 0, found.output
     lines = [line.split(" | ") for line in found.output.splitlines() if line.startswith("| ")]
     assert [cells[1] == "not simulated" for cells in lines[1:]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "row", [[1, 0, 0.1, 1.0, "w0", TURNS, "0", 0], [1, 0, 0.1, 1.0, "w0", 0, "0", SESSIONS], [1, 0]]
+)
+def test_rows_that_the_clients_cannot_have_sent_are_refused(row: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(RecordingInvalid, match="a live recording"):
+        load_runs(written(tmp_path, [{"policy": "rr", "req_s": 1.0, "rows": [row]}]), 9)
+
+
+def test_the_router_places_by_what_the_engines_hold() -> None:
+    workload = recording(blocks_per_worker=1000)
+
+    def cached(placer: Placer) -> int:
+        played = ClosedLoop(workload, EngineModel(H200_8B), placer, workers=3).play()
+        return sum(each.cached_tokens for each in played.answered)
+
+    def routed(policy: str) -> Placer:
+        return Routed(PLACEMENTS[policy], description_of(workload, EngineModel(H200_8B)), 3, seed=1)
+
+    assert cached(routed("round-robin")) == cached(RoundRobin())
+    assert cached(routed("kv")) > 1.1 * cached(RoundRobin())
+    assert cached(routed("kv")) == cached(routed("kv"))
 
 
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
