@@ -111,6 +111,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Of costs and of the margin."""
     session_rank: str = ""
     """`worker/dp_rank` to which the request's session is bound; empty: to none."""
+    ttft_target_s: float | None = None
+    """The request's own target of its first token; None: it names none."""
 
     def __post_init__(self) -> None:
         for field, index in (("winner", self.winner), ("runner_up", self.runner_up)):

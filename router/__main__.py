@@ -65,6 +65,11 @@ for _command in (
         "router.cli.doctor:doctor",
         "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.",
     ),
+    LazyCommand(
+        "explain",
+        "router.cli.explain:explain",
+        "Explain a decision: why that worker, what every other would have cost, and whether the prediction held.",
+    ),
     LazyCommand("journal", "router.cli.journal:journal", "Look into routers' journals."),
     LazyCommand(
         "pools",

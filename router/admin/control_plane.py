@@ -43,6 +43,7 @@ from router.decision.explain import explain
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
+from router.decision.report import misses
 from router.decision.routing import DecisionRecord, Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
@@ -304,6 +305,7 @@ def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
         "margin": decision.margin,
         "cost_unit": decision.cost_unit,
         "outcome": _outcome(record),
+        "misses": misses(decision, record.outcome),
     }
 
 

@@ -19,6 +19,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.supervise import run_process, until
 from kv_runtime.telemetry import configure_logs
+from router.cli.options import plane_url
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from router.doctor.examination import examine, exit_code, severity
@@ -33,7 +34,6 @@ _LISTEN_S = 3.0
 """Three heartbeats: one may be late, and two simultaneous epochs of a rank differ from two consecutive ones."""
 _TIMEOUT_S = 2.0
 _URLS_MAX = 64
-_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
 class _FlagRefused(click.UsageError):
@@ -111,8 +111,8 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
 def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
     control, data = flags["control_urls"], flags["data_urls"]
     if not control and not data:
-        control = (_url(settings.control.host, settings.control.port),)
-        data = (_url(settings.data.host, settings.data.port),)
+        control = (plane_url(settings.control.host, settings.control.port),)
+        data = (plane_url(settings.data.host, settings.data.port),)
     wanted = SurveyScope(
         control_urls=_checked("--router", control),
         data_urls=_checked("--data", data),
@@ -136,11 +136,6 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         if not (token.isascii() and token.isprintable()):
             raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
     return wanted
-
-
-def _url(host: str, port: int) -> str:
-    address = "127.0.0.1" if host in _ANY_ADDRESS else host
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _checked(flag: str, urls: Sequence[str]) -> tuple[str, ...]:

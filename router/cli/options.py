@@ -24,6 +24,7 @@ from router.config import RouterSettings
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
 class NothingRead(Exception):
@@ -49,7 +50,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             if print_config:
                 click.echo(render(settings), nl=False)
                 return
-            _require_log(settings)
+            require_log(settings)
             configure_logs("warning", settings.telemetry.log_format)
             command(settings=settings, assignments=assignments, **rest)
         except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
@@ -59,7 +60,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _require_log(settings: RouterSettings) -> None:
+def require_log(settings: RouterSettings) -> None:
+    """Raise `ConfigurationError` if the settings name no log."""
     if not settings.nats.url:
         raise ConfigurationError(["nats.url: found none, allowed the log of a running router: --nats-url"])
 
@@ -82,3 +84,9 @@ def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event
             await log.close()
 
     run_process(main)
+
+
+def plane_url(host: str, port: int) -> str:
+    """Return the address at which this machine reaches a listening address of the settings."""
+    address = "127.0.0.1" if host in _ANY_ADDRESS else host
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -120,27 +120,34 @@ def _margin(decision: Decision, runner_up: Candidate, margin: float) -> str:
     if margin < 0:
         less = f"{-margin:.1f} {decision.cost_unit}"
         return f"{_name(runner_up)} was cheaper by {less}; the temperature's draw passed it over."
-    cause = (_cause_in_ms if decision.cost_unit == "ms" else _cause)(decision.chosen.terms, runner_up.terms)
-    return f"The runner-up, {_name(runner_up)}, costs {margin:.1f} {decision.cost_unit} more: {cause}."
+    more = f"{margin:.1f} {decision.cost_unit}"
+    return f"The runner-up, {_name(runner_up)}, costs {more} more: {_cause(decision, runner_up)}."
 
 
-def _cause_in_ms(chosen: CostTerms, runner_up: CostTerms) -> str:
-    more = {name: getattr(runner_up, f"{name}_ms") - getattr(chosen, f"{name}_ms") for name in _ADDENDS_IN_MS}
-    weight = max(_ttft_weight(chosen), _ttft_weight(runner_up))
+def _cause(decision: Decision, runner_up: Candidate) -> str:
+    term, more = deciding_term(decision, runner_up)
+    if decision.cost_unit == "ms":
+        return f"mostly {term}, {more:+.1f} ms"
+    chosen, other = decision.chosen.terms.overlap_credit_blocks, runner_up.terms.overlap_credit_blocks
+    credit = f", its credit {other:.1f} against {chosen:.1f}" if term == "prefill" else ""
+    return f"mostly {term}, {more:+.1f}{credit}"
+
+
+def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]:
+    """Return the term that adds most to the runner-up's cost beyond the winner's, and its difference.
+
+    The difference is in `cost_unit`, before the weight of the first token and the multiplier of constraints.
+    """
+    chosen, other = decision.chosen.terms, runner_up.terms
+    if decision.cost_unit == "blocks":
+        names = {name: f"{name}_blocks" for name in ("prefill", "decode", "history")} | {"requests": "request_blocks"}
+        weight = 1.0
+    else:
+        names = {name: f"{name}_ms" for name in _ADDENDS_IN_MS}
+        weight = max(_ttft_weight(chosen), _ttft_weight(other))
+    more = {name: getattr(other, field) - getattr(chosen, field) for name, field in names.items()}
     term = max(more, key=lambda name: more[name] * (weight if name in _UNTIL_FIRST else 1.0))
-    return f"mostly {term}, {more[term]:+.1f} ms"
-
-
-def _cause(chosen: CostTerms, runner_up: CostTerms) -> str:
-    more = {
-        "prefill": runner_up.prefill_blocks - chosen.prefill_blocks,
-        "decode": runner_up.decode_blocks - chosen.decode_blocks,
-        "requests": runner_up.request_blocks - chosen.request_blocks,
-        "history": runner_up.history_blocks - chosen.history_blocks,
-    }
-    term = max(more, key=more.__getitem__)
-    credit = f", its credit {runner_up.overlap_credit_blocks:.1f} against {chosen.overlap_credit_blocks:.1f}"
-    return f"mostly {term}, {more[term]:+.1f}{credit if term == 'prefill' else ''}"
+    return term, more[term]
 
 
 def _by_cost(decision: Decision) -> list[Candidate]:

@@ -89,6 +89,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             regret_blocks=self.regret_blocks,
             cost_unit="blocks" if self.costs is None else self.costs.unit,
             session_rank="" if bound is None else str(bound),
+            ttft_target_s=request.ttft_target_s,
         )
 
     def _candidate(self, at: int, place: int) -> Candidate:

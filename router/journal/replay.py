@@ -63,6 +63,8 @@ class Redecided(NamedTuple):
     recorded: WorkerRank | None
     otherwise: Otherwise | None = None
     is_exact: bool = True
+    verdict: Verdict | None = None
+    """The repeated decision with all its candidates; None: it could not be repeated, or was a refusal."""
 
 
 class CheckpointRead(NamedTuple):
@@ -195,6 +197,7 @@ class Replay:
             words = _unknown_mode(record.policy)
             return Redecided(decision_id, equal=False, difference=words, recorded=record.rank, is_exact=False)
         otherwise = None if self._other is None else self._otherwise(state, self._other, record)
+        verdict = None
         try:
             verdict = self._decide_again(state, state.policy, record)
         except _REFUSALS as error:
@@ -204,7 +207,7 @@ class Replay:
             again = taken(verdict)
             difference = difference_of(record, decided(verdict, record.kv_seq, again.promise.uncached_tokens), verdict)
             state.apply(again if again.promise == record.promise else record)
-        return Redecided(decision_id, not difference, difference, record.rank, otherwise)
+        return Redecided(decision_id, not difference, difference, record.rank, otherwise, verdict=verdict)
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
         recorded = self._modes.get(record.policy)

@@ -1,0 +1,82 @@
+"""A decision beside its outcome, and by how much its predictions missed.
+
+The control plane answers `/v1/decisions/{id}` in this shape; `router/journal/reports.py` makes it from a journal.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kv_protocol.decision import Decision
+from kv_protocol.journal import OutcomeKnown
+
+MissKind = Literal["cached", "ttft"]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a decision, as `OutcomeKnown` of the journal says; `error` is the attempt's failure, if known."""
+
+    outcome: str
+    cached_tokens: int | None = None
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    output_tokens: int | None = None
+    error: str = ""
+
+
+class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision, and its outcome once that is known. `note` is what the reader has to know of its source."""
+
+    decision: Decision
+    outcome: Outcome | None = None
+    note: str = ""
+
+
+class RequestReport(DecisionReport, frozen=True, kw_only=True):
+    """The decision that was asked for, and all of its request, eldest first: phases, retries, migrations."""
+
+    decisions: tuple[DecisionReport, ...] = ()
+
+
+class Misses(msgspec.Struct, frozen=True):
+    """By how much predictions of a decision were too good; None: there is nothing to compare. Below 0: too bad."""
+
+    cached_tokens: int | None = None
+    """Predicted minus actual cached tokens."""
+    ttft_s: float | None = None
+    """Seconds from the request's target to its first token; without a target, from the predicted time."""
+
+    def of(self, kind: MissKind) -> float | None:
+        """Return the miss of this kind."""
+        return self.cached_tokens if kind == "cached" else self.ttft_s
+
+
+def predicted_cached_tokens(decision: Decision) -> int:
+    """Return the prompt tokens that the winner's GPU held, as `kvrouter_predicted_cached_tokens` counts them."""
+    return decision.chosen.overlap_blocks[0] * decision.block_size
+
+
+def predicted_ttft_s(decision: Decision) -> float | None:
+    """Return the seconds to the first token that were predicted for the winner: by its forecast, or by its cost.
+
+    A cost in ms has them as wait and prefill, without the engine's own step; a decode phase computes no prompt.
+    """
+    chosen = decision.chosen
+    if chosen.predicted_ttft_s is not None:
+        return chosen.predicted_ttft_s
+    if decision.cost_unit != "ms" or decision.phase == "decode":
+        return None
+    return (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
+
+
+def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None) -> Misses:
+    """Return the decision's misses. A decode phase has no prediction of cached tokens: its KV comes from elsewhere."""
+    if outcome is None:
+        return Misses()
+    cached, expected_s = None, decision.ttft_target_s
+    if outcome.cached_tokens is not None and decision.isl_tokens and decision.phase != "decode":
+        cached = predicted_cached_tokens(decision) - outcome.cached_tokens
+    if expected_s is None:
+        expected_s = predicted_ttft_s(decision)
+    late_s = None if outcome.ttft_s is None or expected_s is None else outcome.ttft_s - expected_s
+    return Misses(cached, late_s)

@@ -1,0 +1,155 @@
+"""A decision's report for people: one sentence, all candidates, the outcome, the request's other decisions."""
+
+from collections.abc import Iterator, Sequence
+
+from kv_protocol.decision import Candidate, CostUnit, Decision
+from router.decision.explain import deciding_term
+from router.decision.report import DecisionReport, Outcome, RequestReport, misses, predicted_cached_tokens
+
+_CAUSES = {
+    "turn": "it was this rank's turn",
+    "pinned": "the caller named it",
+    "affinity": "the request's session is at home there",
+    "newcomer": "no rank had a block of the request and newcomers had their share of such requests",
+    "predicted_ttft": "it is predicted to answer first",
+    "user": "a mode of the configuration chose it",
+}
+_TERMS: dict[CostUnit, tuple[str, ...]] = {
+    "ms": ("wait_ms", "prefill_ms", "lateness_ms", "stall_ms", "decode_ms", "slowdown_ms"),
+    "blocks": ("prefill_blocks", "decode_blocks", "request_blocks", "history_blocks"),
+}
+_NO_RETRY = 1
+
+
+def report_lines(report: RequestReport) -> list[str]:
+    """Return the whole report."""
+    lines = [sentence(report), "", *table(report.decision), "", *_outcome_lines(report)]
+    if len(report.decisions) > _NO_RETRY:
+        lines += ["", f"all {len(report.decisions)} decisions of request {report.decision.request_id}, eldest first:"]
+        lines += [f"  {_history(each)}" for each in report.decisions]
+    return [*lines, *([f"note: {report.note}"] if report.note else [])]
+
+
+def sentence(report: DecisionReport) -> str:
+    """Return why that rank, what the next best would have cost, and whether the prediction held."""
+    decision = report.decision
+    parts = [_cause(decision), *_alternative(decision), _held(decision, report.outcome)]
+    phase = "" if decision.phase == "whole" else f" ({decision.phase})"
+    subject = f"Request {decision.request_id}{phase}, {decision.isl_tokens} tokens for {decision.model},"
+    return f"{subject} went to {_name(decision.chosen)} because {'; '.join(parts)}."
+
+
+def _cause(decision: Decision) -> str:
+    if decision.reason in _CAUSES:
+        return _CAUSES[decision.reason]
+    if len(decision.candidates) == 1:
+        return "there was no other candidate"
+    if decision.runner_up is None or decision.margin is None:
+        return f"seed {decision.seed} drew it" if decision.reason == "draw" else "it had the fewest active requests"
+    runner_up, unit = decision.candidates[decision.runner_up], decision.cost_unit
+    if decision.margin == 0:
+        return f"seed {decision.seed} broke the tie with {_name(runner_up)}"
+    if decision.margin < 0:
+        return f"the temperature's draw passed over {_name(runner_up)}"
+    term, more = deciding_term(decision, runner_up)
+    if more <= 0:
+        return f"the factor for its constraints is smaller than at {_name(runner_up)}, the next best"
+    return f"its {term} is {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
+
+
+def _alternative(decision: Decision) -> Iterator[str]:
+    if decision.runner_up is None or not decision.margin or not decision.chosen.is_weighed:
+        return
+    runner_up, unit = decision.candidates[decision.runner_up], decision.cost_unit
+    costs = f"{runner_up.terms.cost:.1f} against {decision.chosen.terms.cost:.1f} {unit}"
+    change = "more" if decision.margin > 0 else "less"
+    yield f"{_name(runner_up)} would have cost {abs(decision.margin):.1f} {unit} {change} in all, {costs}"
+
+
+def _held(decision: Decision, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "its outcome is not known"
+    if outcome.outcome != "ok":
+        return f"it ended as {outcome.outcome}" + (f", {outcome.error}" if outcome.error else "")
+    miss = misses(decision, outcome).cached_tokens
+    if miss is None:
+        return "there is no count of cached tokens to compare the prediction with"
+    counts = f"{predicted_cached_tokens(decision)} cached tokens predicted, {outcome.cached_tokens} reported"
+    if abs(miss) < decision.block_size:
+        return f"the prediction held, {counts}"
+    return f"the prediction was {abs(miss)} tokens too {'high' if miss > 0 else 'low'}, {counts}"
+
+
+# ------------------------------------------------------------------------------------------------------- the table
+
+
+def table(decision: Decision) -> list[str]:
+    """Return a row for each candidate, cheapest first, with every term, and one for each rank that was refused."""
+    terms = _TERMS[decision.cost_unit] if decision.chosen.is_weighed else ()
+    rows = [_header(terms, decision.cost_unit)]
+    rows += [
+        _row(decision, each, terms) for each in sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
+    ]
+    lines = _aligned(rows)
+    return lines + [f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded]
+
+
+def _header(terms: Sequence[str], unit: CostUnit) -> list[str]:
+    names = [term.replace("_", " ") for term in terms]
+    weighed = [f"cost {unit}", *names, "credit blocks", "times"] if terms else []
+    return ["", "rank", *weighed, "gpu blocks", "expected blocks", "ttft ms", "trust"]
+
+
+def _row(decision: Decision, candidate: Candidate, terms: Sequence[str]) -> list[str]:
+    of, ttft_s = candidate.terms, candidate.predicted_ttft_s
+    addends = [f"{getattr(of, term):.1f}" for term in terms]
+    weighed = [f"{of.cost:.1f}", *addends, f"{of.overlap_credit_blocks:.1f}", f"{of.constraint_multiplier:.2f}"]
+    return [
+        "*" if candidate is decision.chosen else "",
+        _name(candidate),
+        *(weighed if terms else []),
+        str(candidate.overlap_blocks[0]),
+        str(candidate.expected_blocks),
+        "-" if ttft_s is None else f"{1e3 * ttft_s:.0f}",
+        candidate.trust,
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+# ----------------------------------------------------------------------------------------------------- the outcome
+
+
+def _outcome_lines(report: DecisionReport) -> list[str]:
+    decision, outcome = report.decision, report.outcome
+    if outcome is None:
+        return ["outcome         not known"]
+    missed = misses(decision, outcome)
+    cached = "not reported" if outcome.cached_tokens is None else str(outcome.cached_tokens)
+    error = "" if missed.cached_tokens is None else f" ({missed.cached_tokens:+d} predicted minus actual)"
+    first = "unknown" if outcome.ttft_s is None else f"{1e3 * outcome.ttft_s:.1f} ms"
+    late = "" if missed.ttft_s is None else f" ({1e3 * missed.ttft_s:+.1f} ms {_than(decision)})"
+    whole = "unknown" if outcome.duration_s is None else f"{1e3 * outcome.duration_s:.1f} ms"
+    return [
+        f"outcome         {outcome.outcome}{f', {outcome.error}' if outcome.error else ''}",
+        f"cached tokens   {predicted_cached_tokens(decision)} predicted, {cached}{error}",
+        f"first token     {first}{late}",
+        f"whole answer    {whole}, {'unknown' if outcome.output_tokens is None else outcome.output_tokens} tokens",
+    ]
+
+
+def _than(decision: Decision) -> str:
+    return "than predicted" if decision.ttft_target_s is None else f"than its target of {decision.ttft_target_s:g} s"
+
+
+def _history(report: DecisionReport) -> str:
+    decision, outcome = report.decision, report.outcome
+    ended = "open" if outcome is None else f"{outcome.outcome}{f', {outcome.error}' if outcome.error else ''}"
+    return f"{decision.decision_id} {decision.phase} to {_name(decision.chosen)} by {decision.reason}: {ended}"
+
+
+def _name(candidate: Candidate) -> str:
+    return f"{candidate.worker_id}/{candidate.dp_rank}"

@@ -1,0 +1,132 @@
+"""What `router explain` prints of a decision, on records that are written out here."""
+
+import pytest
+
+from kv_protocol.decision import CostTerms, Exclusion
+from router.decision.report import Misses, Outcome, RequestReport, misses
+from router.decision.report_text import report_lines, sentence, table
+from tests.unit.router.samples import candidate, decision
+
+NEAR = CostTerms(cost=62.0, wait_ms=2.0, prefill_ms=10.0, decode_ms=14.0, overlap_credit_blocks=4.0)
+FAR = CostTerms(cost=150.0, prefill_ms=34.0, decode_ms=14.0)
+IN_MS = decision(
+    candidate("w1/0", overlap_blocks=(4, 4, 4, 4), terms=NEAR, predicted_ttft_s=0.03, predicted_itl_s=0.01),
+    candidate("w0/0", terms=FAR),
+    reason="overlap",
+    cost_unit="ms",
+    excluded=(Exclusion(worker_id="w2", dp_rank=1, reason="draining"),),
+)
+OK = Outcome(outcome="ok", cached_tokens=64, ttft_s=0.041, duration_s=0.5, output_tokens=8)
+
+
+def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_prediction_held() -> None:
+    assert sentence(RequestReport(decision=IN_MS, outcome=OK)) == (
+        "Request r-1, 81 tokens for m, went to w1/0 because its prefill is 24.0 ms less than at w0/0, the next best; "
+        "w0/0 would have cost 88.0 ms more in all, 150.0 against 62.0 ms; "
+        "the prediction held, 64 cached tokens predicted, 64 reported."
+    )
+
+
+def test_the_sentence_of_costs_in_blocks_speaks_of_blocks() -> None:
+    costs = CostTerms(cost=3.0, prefill_blocks=1.0, decode_blocks=2.0), CostTerms(cost=9.0, decode_blocks=9.0)
+    told = decision(candidate("w0/0", terms=costs[0]), candidate("w1/0", terms=costs[1]), reason="load")
+    assert "because its decode is 7.0 blocks less than at w1/0, the next best" in sentence(RequestReport(decision=told))
+    assert "w1/0 would have cost 6.0 blocks more in all, 9.0 against 3.0 blocks" in sentence(
+        RequestReport(decision=told)
+    )
+
+
+def test_where_the_terms_are_the_same_the_constraints_decided() -> None:
+    costs = CostTerms(cost=3.0, prefill_blocks=3.0), CostTerms(cost=6.0, prefill_blocks=3.0, constraint_multiplier=2.0)
+    told = decision(candidate("w0/0", terms=costs[0]), candidate("w1/0", terms=costs[1]), reason="load")
+    assert "because the factor for its constraints is smaller than at w1/0" in sentence(RequestReport(decision=told))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (None, "its outcome is not known."),
+        (Outcome(outcome="ok"), "there is no count of cached tokens to compare the prediction with."),
+        (Outcome(outcome="ok", cached_tokens=0), "the prediction was 64 tokens too high, 64 cached tokens predicted"),
+        (Outcome(outcome="ok", cached_tokens=80), "the prediction was 16 tokens too low, 64 cached tokens predicted"),
+        (Outcome(outcome="ok", cached_tokens=79), "the prediction held, 64 cached tokens predicted, 79 reported."),
+        (Outcome(outcome="failed", error="failed body cut"), "it ended as failed, failed body cut."),
+    ],
+)
+def test_the_sentence_ends_with_what_came_of_it(outcome: Outcome | None, words: str) -> None:
+    assert words in sentence(RequestReport(decision=IN_MS, outcome=outcome))
+
+
+@pytest.mark.parametrize(
+    ("reason", "margin", "words"),
+    [
+        ("turn", None, "because it was this rank's turn;"),
+        ("pinned", None, "because the caller named it;"),
+        ("draw", None, "because seed 3 drew it;"),
+        ("load", None, "because it had the fewest active requests;"),
+        ("draw", 0.0, "because seed 3 broke the tie with w1/0;"),
+        ("draw", -2.0, "passed over w1/0; w1/0 would have cost 2.0 blocks less in all"),
+    ],
+)
+def test_where_costs_did_not_decide_the_sentence_says_what_did(reason: str, margin: float | None, words: str) -> None:
+    costs = CostTerms(cost=3.0), CostTerms(cost=3.0 + (margin or 0.0))
+    rows = [candidate(f"w{at}/0", terms=terms, is_weighed=margin is not None) for at, terms in enumerate(costs)]
+    told = decision(*rows, reason=reason, margin=margin, runner_up=None if margin is None else 1)
+    assert words in sentence(RequestReport(decision=told))
+
+
+def test_a_single_candidate_needs_no_cause() -> None:
+    assert "because there was no other candidate;" in sentence(RequestReport(decision=decision(reason="only")))
+
+
+def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_refused() -> None:
+    header, chosen, other, refused = table(IN_MS)
+    names = "rank cost ms wait ms prefill ms lateness ms stall ms decode ms slowdown ms credit blocks times"
+    assert header.split() == f"{names} gpu blocks expected blocks ttft ms trust".split()
+    assert " ".join(chosen.split()) == "* w1/0 62.0 2.0 10.0 0.0 0.0 14.0 0.0 4.0 1.00 4 4 30 EXACT"
+    assert " ".join(other.split()) == "w0/0 150.0 0.0 34.0 0.0 0.0 14.0 0.0 0.0 1.00 0 0 - EXACT"
+    assert len(header) == len(chosen) == len(other)
+    assert refused == "w2/1  refused: draining"
+
+
+def test_a_report_has_the_outcome_beside_the_prediction_and_the_requests_other_decisions() -> None:
+    first = RequestReport(decision=IN_MS, outcome=Outcome(outcome="failed", error="failed connect refused"))
+    report = RequestReport(decision=IN_MS, outcome=OK, decisions=(first, RequestReport(decision=IN_MS, outcome=OK)))
+    lines = report_lines(report)
+    assert lines[-8:] == [
+        "outcome         ok",
+        "cached tokens   64 predicted, 64 (+0 predicted minus actual)",
+        "first token     41.0 ms (+11.0 ms than predicted)",
+        "whole answer    500.0 ms, 8 tokens",
+        "",
+        "all 2 decisions of request r-1, eldest first:",
+        "  d-1 whole to w1/0 by overlap: failed, failed connect refused",
+        "  d-1 whole to w1/0 by overlap: ok",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, Misses(64, 0.041)),
+        ({"ttft_target_s": 0.03}, Misses(64, 0.011)),
+        ({"phase": "decode"}, Misses(None, 0.041)),
+        ({"isl_tokens": 0}, Misses(None, 0.041)),
+    ],
+)
+def test_a_miss_is_above_0_where_the_prediction_was_too_good(changed: dict[str, object], expected: Misses) -> None:
+    told = decision(candidate(overlap_blocks=(4, 4, 4, 4), predicted_ttft_s=0.0), **changed)
+    found = misses(told, Outcome(outcome="ok", cached_tokens=0, ttft_s=0.041))
+    assert found.cached_tokens == expected.cached_tokens
+    assert found.ttft_s == pytest.approx(expected.ttft_s)
+
+
+def test_a_cost_in_ms_predicts_the_first_token_by_its_wait_and_prefill() -> None:
+    told = decision(candidate(terms=NEAR), cost_unit="ms")
+    assert misses(told, OK).ttft_s == pytest.approx(0.041 - 0.012)
+    assert misses(decision(candidate(terms=NEAR), cost_unit="ms", phase="decode"), OK).ttft_s is None
+
+
+def test_without_an_outcome_or_anything_to_compare_there_is_no_miss() -> None:
+    assert misses(IN_MS, None) == Misses()
+    assert misses(decision(candidate()), Outcome(outcome="failed")) == Misses()
