@@ -2,16 +2,23 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import click
+import msgspec
 
 from kv_runtime.clock import SystemClock
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
 from router.cli.options import DIFFERENT, NothingRead, run_on_log, with_settings
 from router.cli.replays import Replays
 from router.config import RouterSettings
+from router.decision.policies import Mode
+from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
+from router.decision.policy_swap import swapped
 from router.journal.reader import read_journal
 
 _SHOWN_MAX = 20
@@ -29,6 +36,8 @@ def _moment(value: str) -> int:
 @click.command()
 @with_settings
 @click.option("--mode", help="another mode: whom would it have chosen?")
+@click.option("--sweep", metavar="KEY=A,B,...", help="other policies: this field of the policy with each of the values")
+@click.option("--json", "as_json", is_flag=True, help="print the summary as one JSON object, and no lines")
 @click.option("--all", "show_all", is_flag=True, help=f"print every difference and loss, not the first {_SHOWN_MAX}")
 @click.option("--from-seq", type=click.IntRange(1), help="read from this message of the stream KV_JOURNAL on")
 @click.option("--from", "from_ns", type=_moment, metavar="ISO", help="read from this time on, as 2026-11-21T22:10:00Z")
@@ -38,6 +47,8 @@ def replay(
     assignments: tuple[str, ...],
     router_name: str,
     mode: str | None,
+    sweep: str | None,
+    as_json: bool,
     show_all: bool,
     from_seq: int | None,
     from_ns: int | None,
@@ -47,18 +58,21 @@ def replay(
     A replay starts at the beginning of a router's life, or at any checkpoint (journal.checkpoint_s). If the oldest
     records are gone, after lost records, and with --from, it starts at the next one. It prints where that is.
 
-    With --mode, or a policy's field (--set policy.temperature=0.2), the choice of that policy at the same moment is
-    printed, too; promises and answers stay as recorded. The exit code is 0 if all repeated decisions are equal, 1 if
+    With --mode, a policy's field (--set policy.temperature=0.2) or --sweep, the choices of those policies at the same
+    moments are compared, too: how many differ, predicted hit rate, imbalance, cost; promises and answers stay as
+    recorded. The exit code is 0 if all repeated decisions are equal, 1 if
     one differs or a record cannot be folded, 2 if nothing was replayed: there is no journal, or no beginning and no
     checkpoint in the part that was read.
 
     \b
-    Example:  router replay --nats-url nats://127.0.0.1:4222 --set policy.history_weight=1
+    Example:  router replay --nats-url nats://127.0.0.1:4222 --mode kv --sweep policy.ttft_weight=1,4,16
     """  # noqa: D301
-    is_other = mode is not None or any(each.startswith("policy.") for each in assignments)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
-    policy = settings.policy.policy() if is_other else None
-    found = Replays(policy, modes, None if show_all else _SHOWN_MAX, click.echo)
+    named = [
+        each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
+    ]
+    policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
+    found = Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else click.echo)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
@@ -67,11 +81,35 @@ def replay(
     run_on_log(settings, work)
     if not found.routers:
         raise NothingRead(_nothing_found(router_name, from_seq, from_ns))
-    for line in found.summary():
-        click.echo(line)
+    click.echo(msgspec.json.encode(found.as_object()) if as_json else "\n".join(found.summary()))
     if not found.has_started:
         raise NothingRead("nothing was replayed: what was read has no beginning of a router's life and no checkpoint")
     sys.exit(DIFFERENT if found.different or found.not_folded else 0)
+
+
+def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mode]) -> dict[str, Policy]:
+    """Return the policies to compare, by name: the named one, if any, and one for each value of the sweep."""
+    policies = {name: base} if name and sweep is None else {}
+    if sweep is None:
+        return policies
+    key, _, values = sweep.partition("=")
+    if not key or not all(values.split(",")):
+        raise ConfigurationError([f"--sweep: found {sweep!r}, allowed a policy's field and values: ttft_weight=1,4"])
+    field = key.removeprefix("policy.")
+    for value in values.split(","):
+        policies[f"{field}={value}"] = swapped(base, {field: _value(value)}, modes, replace_all=False)
+    return policies
+
+
+def _value(text: str) -> Any:  # noqa: ANN401
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _silent(_: str) -> None:
+    """Print nothing."""
 
 
 def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) -> str:

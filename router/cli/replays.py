@@ -9,25 +9,34 @@ from router.decision.policy import Policy
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry
 from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
+from router.journal.what_if import BLOCKS, DRAWS, SEED, WhatIf, what_if_lines
 
 
 class Replays:
     """Folds each journal separately; `say` gets a line for each start, loss and difference."""
 
     def __init__(
-        self, policy: Policy | None, modes: Mapping[str, Mode], shown_max: int | None, say: Callable[[str], None]
+        self,
+        policies: Mapping[str, Policy],
+        modes: Mapping[str, Mode],
+        shown_max: int | None,
+        say: Callable[[str], None],
     ) -> None:
-        """`shown_max` differences are printed, and as many losses; None: all."""
-        self._policy, self._modes, self._shown_max, self._say = policy, modes, shown_max, say
+        """`policies`: the others that are asked, by name.
+
+        `shown_max` differences are printed, and as many losses; None: all.
+        """
+        self._policies, self._modes, self._shown_max, self._say = policies, modes, shown_max, say
+        self.what_if = WhatIf(list(policies)) if policies else None
         self.routers: dict[str, OneReplay] = {}
         self.different = self.not_folded = self._losses = 0
-        self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
+        self._equal = self._inexact = self._checkpoints = 0
 
     def take(self, entry: JournalEntry) -> None:
         """Fold in the records of a message."""
         one = self.routers.get(entry.router)
         if one is None:
-            one = self.routers[entry.router] = OneReplay(Replay(policy=self._policy, modes=self._modes))
+            one = self.routers[entry.router] = OneReplay(Replay(policies=[*self._policies.values()], modes=self._modes))
         for record in one.continuity.records(entry.message):
             found, news = one.take(record)
             if news:
@@ -52,9 +61,8 @@ class Replays:
         self._equal += found.equal
         if not found.equal:
             self._differ(entry, f"{found.decision_id}: {found.difference}")
-        if found.otherwise is not None and found.otherwise.rank is not None:
-            self._compared += 1
-            self._otherwise += found.otherwise.rank != found.recorded
+        if self.what_if is not None and found.recorded is not None:
+            self.what_if.add(found)
 
     def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
         self._checkpoints += not found.difference
@@ -82,10 +90,27 @@ class Replays:
             f"not folded     {self.not_folded} records: exactness ends at each of them",
             f"checkpoints    {self._checkpoints}",
         ]
-        if self._policy is not None:
-            share = f" ({self._otherwise / self._compared:.1%})" if self._compared else ""
-            lines.append(f"otherwise      {self._otherwise} of {self._compared} would have gone elsewhere{share}")
+        if self.what_if is not None:
+            lines += ["", *what_if_lines(self.what_if.figures(), self.what_if)]
         return lines
+
+    def as_object(self) -> dict[str, object]:
+        """Return the figures of the summary by name."""
+        found = self.what_if
+        return {
+            "journals": sorted(self.routers),
+            "equal": self._equal,
+            "different": self.different,
+            "not_exact": self._inexact,
+            "not_folded": self.not_folded,
+            "checkpoints": self._checkpoints,
+            "compared": 0 if found is None else found.compared,
+            "left_out": 0 if found is None else found.left_out,
+            "without_overlap": 0 if found is None else found.without_overlap,
+            "without_rates": 0 if found is None else found.without_rates,
+            "policies": [] if found is None else found.figures(),
+            "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
+        }
 
     def _without_start(self) -> list[tuple[str, "OneReplay"]]:
         return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]

@@ -12,10 +12,10 @@
     any other      applied
     one that cannot be folded    like `Lost`, with the kind of the record and the reason (`NotFolded`)
 
-With another policy, its choice for the same request is returned, too; the fold follows the recorded decisions.
+With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,10 +44,11 @@ _UNKNOWN = "records are missing before it: whatever comes of it now says nothing
 
 
 class Otherwise(NamedTuple):
-    """The other policy's choice; None: no choice, for this reason."""
+    """Another policy's choice; None: no choice, for this reason."""
 
     rank: WorkerRank | None
     reason: str = ""
+    verdict: Verdict | None = None
 
 
 class Redecided(NamedTuple):
@@ -61,7 +62,8 @@ class Redecided(NamedTuple):
     equal: bool
     difference: str
     recorded: WorkerRank | None
-    otherwise: Otherwise | None = None
+    otherwise: tuple[Otherwise, ...] = ()
+    """Of each other policy; empty for a refusal, and where it is not exact."""
     is_exact: bool = True
     verdict: Verdict | None = None
     """The repeated decision with all its candidates; None: it could not be repeated, or was a refusal."""
@@ -105,10 +107,10 @@ _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
 
 
 def replay(
-    records: Iterable[JournalRecord], *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES
+    records: Iterable[JournalRecord], *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES
 ) -> Iterator[Redecided]:
-    """Yield every decision of one router's journal, taken again; with `policy`, also that one's choice."""
-    again = Replay(policy=policy, modes=modes)
+    """Yield every decision of one router's journal, taken again; with `policies`, also the choice of each."""
+    again = Replay(policies=policies, modes=modes)
     for record in records:
         found = again.take(record)
         if isinstance(found, Redecided):
@@ -118,8 +120,8 @@ def replay(
 class Replay:
     """The fold of a journal."""
 
-    def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
-        self._other, self._modes = policy, modes
+    def __init__(self, *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES) -> None:
+        self._others, self._modes = policies, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self._checkpoint: Restoring | CheckpointComparison | None = None
         self.state: RouterState | None = None
@@ -196,7 +198,7 @@ class Replay:
             state.apply(record)
             words = _unknown_mode(record.policy)
             return Redecided(decision_id, equal=False, difference=words, recorded=record.rank, is_exact=False)
-        otherwise = None if self._other is None else self._otherwise(state, self._other, record)
+        otherwise = tuple([self._otherwise(state, other, record) for other in self._others])
         verdict = None
         try:
             verdict = self._decide_again(state, state.policy, record)
@@ -215,9 +217,10 @@ class Replay:
         if recorded is not None and self._modes[mode].reads_overlap and not recorded.reads_overlap:
             return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
         try:
-            return Otherwise(self._decide_again(state, policy, record).winner)
+            verdict = self._decide_again(state, policy, record)
         except _REFUSALS as error:
             return Otherwise(None, str(error))
+        return Otherwise(verdict.winner, verdict=verdict)
 
     def _decide_again(self, state: RouterState, policy: Policy, record: Decided) -> Verdict:
         request = request_of(record.request)

@@ -73,12 +73,34 @@ async def test_a_journal_replays_and_says_what_another_policy_would_have_done(br
     assert re.search(r"^journals +router-1$", same.out, re.MULTILINE)
     assert re.search(r"^equal +[1-9]\d+ decisions, bit for bit$", same.out, re.MULTILINE)
     assert re.search(r"^different +0$", same.out, re.MULTILINE)
-    assert "otherwise" not in same.out
+    assert "hit rate" not in same.out
     other = await typed(_REPLAY, "--nats-url", broker.url, "--mode", "random")
     assert other.code == 0
-    assert re.search(r"^otherwise +[1-9]\d* of [1-9]\d+ would have gone elsewhere \(\d", other.out, re.MULTILINE)
+    assert re.search(r"^mode=random +[1-9]\d*\.\d% ", other.out, re.MULTILINE)
+    assert other.out.splitlines()[-1].startswith("Advice: ")
     weighed = await typed(_REPLAY, "--nats-url", broker.url, "--set", "policy.history_weight=9")
-    assert "otherwise" in weighed.out
+    assert re.search(r"^policy.history_weight=9 +\d+\.\d% ", weighed.out, re.MULTILINE)
+
+
+@pytest.mark.asyncio
+async def test_a_sweep_compares_a_policy_for_each_of_its_values(broker: Broker, log: EventLog) -> None:
+    await write(log, await lived())
+    swept = ("--nats-url", broker.url, "--mode", "kv-blocks", "--sweep", "policy.overlap_credit=0,1")
+    report = json.loads((await typed(_REPLAY, *swept, "--json")).out)
+    assert [each["name"] for each in report["policies"]] == ["recorded", "overlap_credit=0", "overlap_credit=1"]
+    assert report["compared"] > 0 == report["different"]
+    without, full = (each["hit_rate"] for each in report["policies"][1:])
+    assert without < full
+    assert {each["cost_unit"] for each in report["policies"][1:]} == {"blocks"}
+    for sweep, words in {
+        "overlap_credit": "--sweep: found 'overlap_credit', allowed a policy's field and values",
+        "overlap_credit=1,": "--sweep: found 'overlap_credit=1,', allowed a policy's field and values",
+        "nonsense=1": "nonsense",
+        "overlap_credit=much": 'overlap_credit: found "much"',
+    }.items():
+        refused = await typed(_REPLAY, "--nats-url", broker.url, "--sweep", sweep)
+        assert (refused.code, refused.out) == (2, "")
+        assert words in refused.err
 
 
 @pytest.mark.asyncio

@@ -35,7 +35,7 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.view import RouteRequest
 from router.journal.continuity import continuous
-from router.journal.replay import Otherwise, Redecided, Replay, replay
+from router.journal.replay import Redecided, Replay, replay
 from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 
@@ -290,27 +290,27 @@ def test_another_life_begins_anew() -> None:
 def test_the_policy_that_was_in_force_would_have_chosen_the_same() -> None:
     _, records = lived(1, "hot")
     changed = [at for at, record in enumerate(records) if isinstance(record, PolicyChanged)]
-    only = [each for each in replay(records[: changed[1]], policy=POLICIES["hot"]) if each.recorded is not None]
+    only = [each for each in replay(records[: changed[1]], policies=[POLICIES["hot"]]) if each.recorded is not None]
     assert len(only) > 1
-    assert [each.otherwise for each in only] == [Otherwise(each.recorded) for each in only]
+    assert [[other.rank for other in each.otherwise] for each in only] == [[each.recorded] for each in only]
 
 
 def test_another_policy_would_have_chosen_others_and_the_fold_stays_as_it_was() -> None:
     _, records = lived(3)
     other = Policy(parameters=CostParameters(prefill_scale=0.0, overlap_credit=0.0))
-    again = list(replay(records, policy=other))
+    again = list(replay(records, policies=[other]))
     assert [each for each in again if not each.equal] == []
-    chosen = [(each.recorded, each.otherwise) for each in again if each.recorded is not None]
-    assert any(otherwise == Otherwise(recorded) for recorded, otherwise in chosen)
-    assert any(other is not None and other.rank not in (None, recorded) for recorded, other in chosen)
+    chosen = [(each.recorded, each.otherwise[0].rank) for each in again if each.recorded is not None]
+    assert any(rank == recorded for recorded, rank in chosen)
+    assert any(rank not in (None, recorded) for recorded, rank in chosen)
 
 
 def test_without_recorded_overlap_a_policy_that_reads_it_has_no_choice() -> None:
     records = lived(1, "round-robin")[1]
-    first = next(each for each in replay(records, policy=Policy()) if each.recorded is not None)
-    assert first.otherwise is not None
-    assert first.otherwise.rank is None
-    assert first.otherwise.reason == "mode kv reads overlap, of which mode round-robin recorded nothing"
+    first = next(each for each in replay(records, policies=[Policy()]) if each.recorded is not None)
+    (other,) = first.otherwise
+    assert other.rank is None
+    assert other.reason == "mode kv reads overlap, of which mode round-robin recorded nothing"
 
 
 def test_a_decision_in_a_mode_that_is_not_known_here_is_not_said_to_be_equal() -> None:

@@ -1,0 +1,183 @@
+"""What other policies would have chosen in the places of a journal, as figures, and how sure they are.
+
+    differ      share of decisions in which the policy's choice is another rank
+    hit rate    blocks that the chosen ranks held on their GPUs, as tokens, of all prompt tokens
+    imbalance   uncached prompt tokens of the rank that got most, in the mean of all ranks that served
+    cost        mean cost of the choices, in the policy's own unit: policies with other weights are not comparable
+
+All policies are compared over the decisions for which each of them has a choice. Leases and answers stay as recorded:
+a policy is asked one decision at a time, so what its own placement would have cached later is not in the figures.
+
+The interval of a hit rate's difference from the recorded one is a bootstrap: the decisions in `BLOCKS` blocks of equal
+length in time's order, drawn with replacement `DRAWS` times with `SEED`; the 2.5th to the 97.5th percentile.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.splitmix import choice_index, splitmix64
+from router.decision.verdict import Verdict
+from router.journal.replay import Redecided
+
+BLOCKS, DRAWS, SEED = 40, 1000, 1
+_INTERVAL = (2.5, 97.5)
+
+
+class VariantFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one policy; None where there is nothing to count. Costs in both units have no mean."""
+
+    name: str
+    differ: float
+    hit_rate: float | None
+    gain: tuple[float, float, float] | None
+    """Of the hit rate against the recorded one: difference, and the ends of its interval. None: of the recorded."""
+    imbalance: float | None
+    cost: float | None
+    cost_unit: str
+
+
+class WhatIf:
+    """Counts choices. `names` are those of the other policies, in the order of `Redecided.otherwise`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._columns = [_Choices(name) for name in ("recorded", *names)]
+        self._tokens: list[int] = []
+        self._ranks = set[WorkerRank]()
+        self.left_out = self.without_overlap = self.without_rates = 0
+        """Decisions that are not compared since a policy has no choice; those of which the journal recorded no overlap;
+        those in a mode that learns no rates, in which a policy in ms was asked: its factors are 1."""
+
+    @property
+    def compared(self) -> int:
+        """How many decisions are compared."""
+        return len(self._tokens)
+
+    def add(self, found: Redecided) -> None:
+        """Count a decision that was taken again."""
+        verdicts = [found.verdict, *(each.verdict for each in found.otherwise)]
+        chosen = [each for each in verdicts if each is not None]
+        if len(chosen) < len(verdicts):
+            self.left_out += 1
+            return
+        recorded = chosen[0]
+        self.without_overlap += recorded.view.is_blank
+        self.without_rates += _unit(recorded) != "ms" and any(_unit(each) == "ms" for each in chosen)
+        self._tokens.append(recorded.request.isl_tokens)
+        self._ranks.update(recorded.view.ranks)
+        for column, verdict in zip(self._columns, chosen, strict=True):
+            column.add(verdict, recorded)
+
+    def figures(self) -> list[VariantFigures]:
+        """Return the recorded choices' figures, then those of the policies."""
+        recorded = self._columns[0]
+        return [each.figures(self._tokens, recorded, len(self._ranks)) for each in self._columns]
+
+
+class _Choices:
+    """The choices of one policy."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._units = name, set[str]()
+        self._differ = 0
+        self.cached: list[int] = []
+        self._uncached = Counter[WorkerRank]()
+        self._costs: list[float] = []
+
+    def add(self, verdict: Verdict, recorded: Verdict) -> None:
+        request, view = recorded.request, recorded.view
+        held = int(view.overlap[0, view.ranks.index(verdict.winner)]) * request.block_size
+        cached = min(held, request.isl_tokens)
+        self._differ += verdict.winner != recorded.winner
+        self.cached.append(cached)
+        self._uncached[verdict.winner] += request.isl_tokens - cached
+        if verdict.costs is not None:
+            self._costs.append(float(verdict.costs.costs()[verdict.winner_at]))
+            self._units.add(verdict.costs.unit)
+
+    def figures(self, tokens: Sequence[int], recorded: "_Choices", ranks: int) -> VariantFigures:
+        most, total = max(self._uncached.values(), default=0), self._uncached.total()
+        return VariantFigures(
+            name=self._name,
+            differ=self._differ / max(1, len(tokens)),
+            hit_rate=sum(self.cached) / sum(tokens) if sum(tokens) else None,
+            gain=None if self is recorded or not sum(tokens) else _gain(self.cached, recorded.cached, tokens),
+            imbalance=most * ranks / total if total else None,
+            cost=sum(self._costs) / len(self._costs) if len(self._units) == 1 else None,
+            cost_unit=" and ".join(sorted(self._units)),
+        )
+
+
+def _unit(verdict: Verdict) -> str:
+    return "" if verdict.costs is None else verdict.costs.unit
+
+
+def _gain(cached: Sequence[int], before: Sequence[int], tokens: Sequence[int]) -> tuple[float, float, float]:
+    more = np.array(cached, dtype=np.float64) - np.array(before, dtype=np.float64)
+    count = min(BLOCKS, len(more))
+    gained = np.array([block.sum() for block in np.array_split(more, count)])
+    asked = np.array([block.sum() for block in np.array_split(np.array(tokens, dtype=np.float64), count)])
+    drawn = [[choice_index(splitmix64(SEED + draw), count, at) for at in range(count)] for draw in range(DRAWS)]
+    shares = [gained[each].sum() / max(1.0, asked[each].sum()) for each in drawn]
+    low, high = np.percentile(shares, _INTERVAL).tolist()
+    return float(more.sum() / sum(tokens)), low, high
+
+
+# -------------------------------------------------------------------------------------------------------- for people
+
+
+def what_if_lines(figures: Sequence[VariantFigures], found: WhatIf) -> list[str]:
+    """Return a table, what it does not say, and advice."""
+    header = ["policy", "differ", "hit rate", "against recorded, 95%", "imbalance", "mean cost"]
+    rows = [header, *map(_row, figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *_notes(found), advice(figures)]
+
+
+def _row(each: VariantFigures) -> list[str]:
+    gain = "-" if each.gain is None else f"{_points(each.gain[0])}, {_interval(each.gain)}"
+    return [
+        each.name,
+        f"{each.differ:.1%}",
+        "-" if each.hit_rate is None else f"{each.hit_rate:.1%}",
+        gain,
+        "-" if each.imbalance is None else f"{each.imbalance:.2f}",
+        "-" if each.cost is None else f"{each.cost:.1f} {each.cost_unit}",
+    ]
+
+
+def _notes(found: WhatIf) -> list[str]:
+    counted = {
+        "are not compared: a policy had no choice there": found.left_out,
+        "have no recorded overlap: their hit rate counts as 0": found.without_overlap,
+        "were taken in a mode that learns no rates: costs in ms have factors of 1 for speed there": found.without_rates,
+    }
+    notes = [f"note: {count} decisions {words}" for words, count in counted.items() if count]
+    method = f"bootstrap of {BLOCKS} blocks of decisions in time's order at most, {DRAWS} draws, seed {SEED}"
+    return [f"{found.compared} decisions compared; intervals: {method}", *notes]
+
+
+def advice(figures: Sequence[VariantFigures]) -> str:
+    """Return what the figures are a reason for. A hit rate counts as better if its interval is above 0."""
+    recorded, *others = figures
+    better = [each for each in others if each.gain is not None and each.gain[1] > 0]
+    if not better:
+        return "Advice: keep the recorded policy, no other has a higher predicted hit rate beyond its interval."
+    best = max(better, key=lambda each: each.gain[0] if each.gain else 0.0)
+    assert best.gain is not None
+    gained = f"{_points(best.gain[0])} of predicted hit rate ({_interval(best.gain)})"
+    loads = f"imbalance {best.imbalance or 0.0:.2f}, recorded {recorded.imbalance or 0.0:.2f}"
+    limit = "the engines' latency is not in these figures"
+    return f"Advice: try {best.name}, it has {gained}, {loads}; {limit}."
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} points"
+
+
+def _interval(gain: tuple[float, float, float]) -> str:
+    return f"{100 * gain[1]:+.1f} to {100 * gain[2]:+.1f}"
