@@ -1,0 +1,51 @@
+"""Decisions that were recorded once come out again bit for bit: a cost that changes is noticed, and told in words.
+
+If the change is meant, `python -m tests.golden.make_journals` writes the journals again, and CHANGELOG.md says what a
+replay of journals of former versions finds. Otherwise journals of running routers would no longer replay.
+"""
+
+import gzip
+import re
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from kv_protocol.decided import Decided
+from kv_protocol.journal import decode_journal
+from router.decision.policies import MODES, Candidates, Choice, Mode
+from router.decision.policy import Policy
+from router.decision.view import RouteRequest
+from router.journal.replay import replay
+from tests.golden.make_journals import JOURNALS
+from tests.support.paths import RECORDINGS
+
+SHOWN_MAX = 8
+
+
+def differences(name: str, modes: Mapping[str, Mode] = MODES) -> list[str]:
+    """Return a line for each decision of the journal that comes out otherwise."""
+    records = decode_journal(gzip.decompress((RECORDINGS / name).read_bytes())).records
+    again = list(replay(records, modes=modes))
+    assert sum(isinstance(record, Decided) and bool(record.best) for record in records) > 20
+    assert all(each.is_exact for each in again)
+    return [f"{each.decision_id}: {each.difference}" for each in again if not each.equal]
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_every_decision_of_a_golden_journal_is_taken_again_bit_for_bit(name: str) -> None:
+    found = differences(name)
+    told = "\n".join(found[:SHOWN_MAX])
+    assert not found, f"{len(found)} decisions of {name} differ; the first:\n{told}"
+
+
+def test_a_planted_change_of_a_cost_is_told_with_its_rank_its_term_and_both_values() -> None:
+    def dearer(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
+        weight = 2 * policy.parameters.ttft_weight
+        changed = replace(policy, parameters=replace(policy.parameters, ttft_weight=weight))
+        return MODES["kv"].choose(candidates, request, changed, seed)
+
+    found = differences("journal_kv.msgpack.gz", MODES | {"kv": MODES["kv"]._replace(choose=dearer)})
+    assert len(found) > 5
+    assert any(re.search(r"^d\d+\+*: .*\bw\d/\d: cost now \d+\.\d+, recorded \d+\.\d+", each) for each in found)
+    assert differences("journal_kv_blocks.msgpack.gz", MODES | {"kv": MODES["kv"]._replace(choose=dearer)}) == []
