@@ -5,6 +5,7 @@ import click
 from bench.bodies.command import bodies
 from bench.dataplane.command import dataplane
 from bench.decision.command import decision
+from bench.decision.replayed import replay
 from bench.disagg.command import disagg
 from bench.drain import drain
 from bench.events.command import events
@@ -37,6 +38,7 @@ for command in (
     memory,
     oracle,
     placement,
+    replay,
     request,
     soak,
     trace,
