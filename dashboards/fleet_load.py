@@ -1,7 +1,13 @@
 """Rows of the dashboard "Fleet": how long clients wait, and where work does."""
 
 from dashboards.panels import Panel, Query, Row
-from dashboards.promql import WORKER, buckets, mean, quantile, rate, selected
+from dashboards.promql import MODEL, WORKER, buckets, mean, quantile, rate, selected
+
+
+def _greatest(metric: str) -> str:
+    """Of the routers' answers: each is about the whole fleet."""
+    return f"max by (model, role) ({selected(metric, MODEL)})"
+
 
 WAITING = Row(
     "How long do clients wait?",
@@ -108,6 +114,36 @@ QUEUE = Row(
             description="kvrouter_ledger_reported_used_blocks. At the worker's total for long: it evicts what it "
             "could have reused; add workers, or memory for their caches.",
             queries=(Query(f"sum by (worker) ({selected('ledger_reported_used_blocks', WORKER)})", "{{worker}}"),),
+        ),
+        Panel(
+            title="Workers, and workers advised",
+            description="kvrouter_planner_workers, kvrouter_planner_advised_workers, by model and role. Advised above "
+            "the workers for long: the autoscaler does not follow, or has reached its limit. Nothing advised: no rate "
+            "was measured yet, see unknown in GET /v1/planner.",
+            queries=(
+                Query(_greatest("planner_workers"), "{{model}} {{role}}"),
+                Query(_greatest("planner_advised_workers"), "{{model}} {{role}} advised"),
+            ),
+        ),
+        Panel(
+            title="Prompt tokens offered, and what a worker can compute",
+            description="kvrouter_planner_offered_prefill_tokens_per_second, "
+            "kvrouter_planner_worker_prefill_tokens_per_second. Offered divided by a worker's is how many workers are "
+            "busy with prompts: add workers before it comes near to their number.",
+            queries=(
+                Query(_greatest("planner_offered_prefill_tokens_per_second"), "{{model}} {{role}} offered"),
+                Query(_greatest("planner_worker_prefill_tokens_per_second"), "{{model}} {{role}} a worker"),
+            ),
+        ),
+        Panel(
+            title="Output tokens offered, and what a worker can answer",
+            description="kvrouter_planner_offered_output_tokens_per_second, "
+            "kvrouter_planner_worker_output_tokens_per_second, within planner.itl_s. Offered near the worker's times "
+            "the workers: answers become slower than planned, add workers.",
+            queries=(
+                Query(_greatest("planner_offered_output_tokens_per_second"), "{{model}} {{role}} offered"),
+                Query(_greatest("planner_worker_output_tokens_per_second"), "{{model}} {{role}} a worker"),
+            ),
         ),
     ),
 )

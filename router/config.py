@@ -17,6 +17,7 @@ from kv_runtime.text.encoders import Wanted
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
 from router.fleet.ledger import LEASE_S
+from router.planner.config import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS, FairShareBy
@@ -371,5 +372,6 @@ class RouterSettings(Settings):
     disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
     state: StateSection = StateSection()
+    planner: PlannerSection = PlannerSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
     tracing: TracingSection = TracingSection()

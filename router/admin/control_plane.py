@@ -7,6 +7,7 @@ DELETE /v1/workers/{id}           forget it
 GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`router/drain/routes.py`)
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
 DELETE /v1/policy                 the configured one
+GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
@@ -49,6 +50,7 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
+from router.planner.service import Planner
 
 _log = structlog.get_logger("router")
 
@@ -74,10 +76,13 @@ class ControlPlane:
         handover: Handover | None = None,
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
+        planner: Planner | None = None,
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
         Without `index`, which another process has, there are no endpoints of it.
+
+        Without `planner` there is no `/v1/planner`.
 
         Without `policies` a policy that is changed lasts until the router ends.
         """
@@ -85,6 +90,7 @@ class ControlPlane:
         self._routing, self._index, self._event_log = routing, index, log
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
+        self._planner = planner
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -105,6 +111,7 @@ class ControlPlane:
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
+            *([] if self._planner is None else self._planner.routes()),
             web.get("/health", self._health),
             web.get("/live", self._health),
             web.get("/ready", self._ready),

@@ -52,6 +52,7 @@ from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
 from router.native import load as load_table_in_cpp
+from router.planner.service import LoadRecorder, Planner
 from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
@@ -114,7 +115,9 @@ class RouterParts:
         state = folds.state(policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._offered = LoadRecorder(state, self._clock.now())
         self._routing = self._router(state, policies.initial)
+        self._planner = Planner(self._routing, self._offered.loads, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
@@ -143,7 +146,7 @@ class RouterParts:
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
-        control = ControlPlane(self._routing, own, log, self._handover, gate, policies)
+        control = ControlPlane(self._routing, own, log, self._handover, gate, policies, self._planner)
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
         self.control = HttpServer(
@@ -191,7 +194,7 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=settings.journal.decisions_max,
-            recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None)),
+            recorder=Recorders(self._offered, *(each for each in (self._journal, self._replicas) if each is not None)),
         )
 
     def _project(self) -> None:
@@ -205,6 +208,7 @@ class RouterParts:
             lambda: http_families(self.data.statistics()),
             lambda: prompt_families(self._prompts.statistics()),
             self._handover.families,
+            self._planner.families,
             self._index.families,
             lambda: span_families(NO_SPANS if self._tracing is None else self._tracing.exporter.counts()),
         ]

@@ -6,6 +6,7 @@
 | PUT, PATCH, DELETE /v1/policy | changed here, kept for processes that start later, then changed in all |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
+| GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
 | GET /v1/processes | their names, ids and restarts |
 | GET /ready | of the processes: whether any is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
@@ -63,6 +64,7 @@ class Front:
             web.post(drain, self._begin_drain),
             web.get(drain, self._show_drain),
             web.delete(drain, self._end_drain),
+            web.get("/v1/planner", self._planner),
             web.get("/v1/processes", self._processes),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
@@ -127,6 +129,10 @@ class Front:
             return _passed_on(refusal)
         statuses = [_decode(answer.body) for answer in answers.values()]
         return json_response(drain_of(statuses)) if statuses else _no_process_answers()
+
+    async def _planner(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/v1/planner", query=request.query_string)
+        return _passed_on(_first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True))
 
     # ---------------------------------------------------------------------------------------------- health
 

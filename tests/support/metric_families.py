@@ -33,6 +33,7 @@ from router.admin.metrics.prediction import WorkerMetrics
 from router.admin.metrics.weighing import Weighing
 from router.drain.handover import Handover
 from router.journal.writer import JournalStatistics, journal_families
+from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.replicas.service import Replicas, replica_families
@@ -140,6 +141,7 @@ def _router() -> Iterator[MadeFamily]:
     ):
         yield from _of_function(make)
     yield from _of_function(state_families, 2)
+    yield from _families_of(planner_families, planner_families([]))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     yield from _families_of(journal_families, journal_families(journal))

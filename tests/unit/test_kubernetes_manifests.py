@@ -11,6 +11,7 @@ import router.__main__
 import worker_agent.__main__
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from router.config import RouterSettings
+from tests.support.metric_families import COMMANDS
 from tests.support.paths import ROOT
 from worker_agent.config import AgentSettings
 
@@ -64,6 +65,31 @@ def test_what_a_kustomization_names_is_there(file: Any) -> None:
     for variable in re.findall(r"name: KVROUTER_(\w+), value", str(text.get("patches", ""))):
         section, _, field = variable.lower().partition("__")
         assert field in type(getattr(load_settings(RouterSettings), section)).model_fields
+
+
+AUTOSCALERS = [each for each in OBJECTS if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
+
+
+def unknown_metrics(text: str) -> set[str]:
+    return set(re.findall(r"\bkvrouter_[a-z_]+", text)) - COMMANDS["router"].keys()
+
+
+def test_every_metric_exists_and_has_the_labels_that_are_selected() -> None:
+    text = "".join(file.read_text() for file in FILES)
+    assert "kvrouter_planner_advised_workers" in text
+    assert unknown_metrics(text) == set()
+    assert COMMANDS["router"]["kvrouter_planner_advised_workers"].labels == ("model", "role")
+
+
+def test_a_metric_that_no_router_has_would_be_seen() -> None:
+    assert unknown_metrics("max(kvrouter_planner_adviced_workers)") == {"kvrouter_planner_adviced_workers"}
+
+
+@pytest.mark.parametrize("scaler", AUTOSCALERS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
+def test_autoscalers_scale_a_deployment_that_is_there(scaler: dict[str, Any]) -> None:
+    target = scaler["spec"]["scaleTargetRef"]
+    there = {(each["apiVersion"], each["kind"], each["metadata"]["name"]) for each in OBJECTS}
+    assert (target["apiVersion"], target["kind"], target["name"]) in there
 
 
 @pytest.mark.parametrize(("name", "container"), CONTAINERS)

@@ -19,11 +19,15 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.compiled import hot_path
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
+from router.planner.config import PlannerSection
+from router.planner.offered import OfferedLoads
+from router.planner.service import Planner
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 
@@ -57,7 +61,9 @@ class Control:
     def __init__(self, plane: Plane, policies: PolicyStore | None = None) -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
-        app = ControlPlane(plane.routing, index, log, policies=policies).app(CollectorRegistry(), token="")
+        planner = Planner(plane.routing, OfferedLoads(NOW_S), PlannerSection())
+        planes = ControlPlane(plane.routing, index, log, policies=policies, planner=planner)
+        app = planes.app(CollectorRegistry(), token="")
         self.plane = plane
         self.server = HttpServer(app, "127.0.0.1", 0)
 
@@ -344,3 +350,21 @@ async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_
         assert (reset.status, plane.routing.policy) == (200, Policy(spill_tokens=7))
         assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {}
         await control.server.run(stop)
+
+
+@pytest.mark.asyncio
+async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Control) -> None:
+    control.plane.routing.apply(FleetApplied(now_s=NOW_S, event=registered()))
+    answered = await control.get("/v1/planner?ttft_s=0.5&window_s=30")
+    found = json.loads(answered.body)
+    assert (answered.status, found["window_s"], found["objectives"]["ttft_s"]) == (200, 30.0, 0.5)
+    assert [(group["advised_workers"], group["reason"]) for group in found["groups"]] == [(1, "idle")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("query", "field"), [("ttft_s=0", "ttft_s"), ("kept_ratio=nan", "kept_ratio"), ("itl_s=x", "itl_s"), ("x=1", "x")]
+)
+async def test_objectives_that_cannot_be_are_named(control: Control, query: str, field: str) -> None:
+    answered = await control.get(f"/v1/planner?{query}")
+    assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, field)

@@ -1,0 +1,228 @@
+"""How many workers of a model and role keep the objectives, and what they would keep with one more or fewer. Pure.
+
+p and d are the mean learnt factors of the group's measured ranks, L the learnt length of answers, and capitals the
+reference engine's constants (`router/fleet/rates.py`). A worker has r ranks; k = workers * r.
+
+    prompts      M/G/k (`queueing.py`) with service p * work of the prompt (`offered.py`)
+                 share in time      P(p * FIRST_S + wait + service <= ttft_s)
+                 utilisation        rate * mean service / k
+    sequences    x = output tokens a second and rank, c = mean context + L / 2
+                 ITL of n           d * (STEP_S + n * (STEP_SEQUENCE_S + c * STEP_KV_TOKEN_S)) = A + n * B
+                 mean n             x * A / (1 - x * B), by Little's law n = x * ITL
+                 limit              most n with ITL of n <= itl_s, within `max_num_seqs` and the KV cache
+                 share in time      P(a new sequence finds less than limit sequences)
+                 utilisation        x / (limit / ITL of limit)
+    advised      fewest workers with utilisation <= utilisation_ratio_max and both shares >= kept_ratio; an objective
+                 that no number of workers keeps (the service alone takes longer) is left out and named
+
+The factors were measured while prompts and sequences shared the ranks as they do now; they are taken not to change
+with the number of workers. What was never measured is named in `unknown`, and then nothing is advised.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+from router.fleet.rates import FIRST_S, PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
+from router.planner.offered import Group, OfferedLoad
+from router.planner.queueing import ServiceTimes, begun_and_served_within, poisson_at_most
+
+Unknown = Literal["prefill_factor", "decode_factor", "output_tokens"]
+Limit = Literal["utilisation", "ttft", "itl"]
+Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
+"""What one worker fewer would not keep; `least`: one worker suffices; `idle`: no request came."""
+_RANKS_MAX = 8192
+
+
+class Objectives(NamedTuple):
+    """What is to be kept: the share `kept_ratio` of first tokens and of sequences in time, and spare capacity."""
+
+    ttft_s: float
+    itl_s: float
+    kept_ratio: float
+    utilisation_ratio_max: float
+
+
+class Rates(NamedTuple):
+    """What was learnt of a group; None: nothing was measured."""
+
+    prefill_factor: float | None = None
+    decode_factor: float | None = None
+    output_tokens: float | None = None
+
+
+class Size(NamedTuple):
+    """Workers that take new work, their ranks, and what a rank can hold; 0: no limit is known."""
+
+    workers: int
+    ranks_per_worker: int = 1
+    sequences_max: int = 0
+    kv_tokens_max: int = 0
+
+
+class Capacity(NamedTuple):
+    """What one worker can do; None: unknown, or not its work. Sequences within the ITL objective."""
+
+    prefill_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    sequences: int | None
+
+
+class Predicted(NamedTuple):
+    """Shares with so many workers; None: not this group's work, or unknown."""
+
+    workers: int
+    utilisation_ratio: float | None
+    ttft_within_ratio: float | None
+    itl_within_ratio: float | None
+
+
+class GroupPlan(NamedTuple):
+    """The answer for one group. `predicted`: with one worker fewer, as now, with one more."""
+
+    group: Group
+    size: Size
+    load: OfferedLoad
+    rates: Rates
+    output_tokens_per_s: float | None
+    worker_capacity: Capacity
+    predicted: tuple[Predicted, ...]
+    advised_workers: int | None
+    reason: Reason
+    unreachable: tuple[Limit, ...]
+    unknown: tuple[Unknown, ...]
+
+
+class _Sequences(NamedTuple):
+    """A + n * B is the ITL of n sequences in seconds; `limit` of them are within the objective."""
+
+    fixed_s: float
+    each_s: float
+    limit: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.limit / (self.fixed_s + self.limit * self.each_s) if self.limit else 0.0
+
+
+def plan(group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> GroupPlan:
+    """Return the plan of one group."""
+    return _Planned(group, size, load, rates, objectives).plan()
+
+
+class _Planned:
+    """The terms of the formulas for one group."""
+
+    def __init__(self, group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> None:
+        self._group, self._size, self._load, self._rates, self._objectives = group, size, load, rates, objectives
+        self._decodes = group.role != "prefill"
+        self._prefills = group.role in ("prefill", "aggregated") or load.uncached_tokens > 0
+        p, tokens = rates.prefill_factor, rates.output_tokens
+        self._prompts = None
+        if self._prefills and p is not None:
+            self._prompts = ServiceTimes(tuple((p * seconds, count) for seconds, count in load.prompts.times))
+        self._output_tokens_per_s = load.requests_per_s * tokens if self._decodes and tokens is not None else None
+        self._sequences = self._sequences_of() if self._decodes else None
+
+    def _sequences_of(self) -> _Sequences | None:
+        d, tokens = self._rates.decode_factor, self._rates.output_tokens
+        if d is None or tokens is None:
+            return None
+        context = self._load.context_tokens + tokens / 2
+        fixed_s, each_s = d * STEP_S, d * (STEP_SEQUENCE_S + context * STEP_KV_TOKEN_S)
+        limits = [math.floor((self._objectives.itl_s - fixed_s) / each_s)]
+        if self._size.sequences_max:
+            limits.append(self._size.sequences_max)
+        if self._size.kv_tokens_max:
+            limits.append(math.floor(self._size.kv_tokens_max / max(1.0, context)))
+        return _Sequences(fixed_s, each_s, max(0, min(limits)))
+
+    def _unknown(self) -> tuple[Unknown, ...]:
+        rates, found = self._rates, list[Unknown]()
+        if self._prefills and rates.prefill_factor is None:
+            found.append("prefill_factor")
+        if self._decodes and rates.decode_factor is None:
+            found.append("decode_factor")
+        if self._decodes and rates.output_tokens is None:
+            found.append("output_tokens")
+        return tuple(found)
+
+    def plan(self) -> GroupPlan:
+        now = self._size.workers
+        unknown = self._unknown()
+        advised, reason, unreachable = self._advice(is_unknown=bool(unknown))
+        return GroupPlan(
+            self._group,
+            self._size,
+            self._load,
+            self._rates,
+            self._output_tokens_per_s,
+            self._capacity(),
+            tuple(self._with(workers) for workers in (now - 1, now, now + 1) if workers > 0),
+            advised,
+            reason,
+            unreachable,
+            unknown,
+        )
+
+    def _advice(self, *, is_unknown: bool) -> tuple[int | None, Reason, tuple[Limit, ...]]:
+        if not self._load.requests:
+            return 1, "idle", ()
+        if is_unknown:
+            return None, "unknown", ()
+        most = max(1, _RANKS_MAX // self._size.ranks_per_worker)
+        unreachable = self._failing(most)
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if set(self._failing(middle)) <= set(unreachable):
+                high = middle
+            else:
+                low = middle + 1
+        fewer = [each for each in self._failing(low - 1) if each not in unreachable] if low > 1 else []
+        return low, fewer[0] if fewer else "least", unreachable
+
+    def _failing(self, workers: int) -> tuple[Limit, ...]:
+        """Return which objectives so many workers do not keep."""
+        found, wanted = self._with(workers), self._objectives
+        failing = list[Limit]()
+        if found.utilisation_ratio is not None and found.utilisation_ratio > wanted.utilisation_ratio_max:
+            failing.append("utilisation")
+        if found.ttft_within_ratio is not None and found.ttft_within_ratio < wanted.kept_ratio:
+            failing.append("ttft")
+        if found.itl_within_ratio is not None and found.itl_within_ratio < wanted.kept_ratio:
+            failing.append("itl")
+        return tuple(failing)
+
+    def _capacity(self) -> Capacity:
+        ranks, p, sequences = self._size.ranks_per_worker, self._rates.prefill_factor, self._sequences
+        prefill = None
+        if self._prefills and p is not None:
+            mean_s = p * self._load.prompts.mean_s
+            tokens = self._load.uncached_tokens / self._load.requests if self._load.requests else 0.0
+            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (p * PREFILL_TOKEN_S))
+        if sequences is None:
+            return Capacity(prefill, None, None)
+        return Capacity(prefill, ranks * sequences.tokens_per_s, ranks * sequences.limit)
+
+    def _with(self, workers: int) -> Predicted:
+        ranks = workers * self._size.ranks_per_worker
+        busy = list[float]()
+        ttft = itl = None
+        if (prompts := self._prompts) is not None and prompts.times and self._rates.prefill_factor is not None:
+            rate, left_s = self._load.requests_per_s, self._objectives.ttft_s - self._rates.prefill_factor * FIRST_S
+            ttft = begun_and_served_within(prompts, ranks, rate, left_s)
+            busy.append(rate * prompts.mean_s / ranks)
+        if (sequences := self._sequences) is not None and self._output_tokens_per_s is not None:
+            each = self._output_tokens_per_s / ranks
+            itl = _itl_within(sequences, each)
+            if sequences.limit:
+                busy.append(each / sequences.tokens_per_s)
+        return Predicted(workers, max(busy) if busy else None, ttft, itl)
+
+
+def _itl_within(sequences: _Sequences, tokens_per_s: float) -> float:
+    """Return the share of sequences that find less than the limit in their rank."""
+    spare = 1.0 - tokens_per_s * sequences.each_s
+    if spare <= 0.0:
+        return 0.0
+    return poisson_at_most(tokens_per_s * sequences.fixed_s / spare, sequences.limit - 1)

@@ -1,0 +1,187 @@
+"""`GET /v1/planner` and the same numbers as metrics: counts what is routed, and plans when it is asked.
+
+    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=&utilisation_ratio_max=&window_s=    in place of the section `planner`
+
+The load is that of this router and of the replicas whose bookings it gets (`ledger.replicas`): each of them answers for
+the whole fleet. An autoscaler takes the greatest of their answers, not the sum.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from kv_protocol.journal import LedgerApplied
+from kv_protocol.ledger import Routed
+from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.telemetry import Family, gauge
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.verdict import Taken
+from router.fleet.registry import Worker
+from router.journal.checkpoint_rows import RankRatesRow
+from router.journal.records import Recordable
+from router.planner.config import PlannerSection
+from router.planner.offered import Group, OfferedLoad, OfferedLoads
+from router.planner.plan import GroupPlan, Rates, Size, plan
+
+METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
+
+
+class LoadRecorder:
+    """Counts promises of work, as they are applied to the state."""
+
+    def __init__(self, state: RouterState, began_s: float) -> None:
+        self.loads = OfferedLoads(began_s)
+        self._fleet = state.fleet
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+        if isinstance(what, Taken):
+            self._count(what.promise, what.verdict.now_s)
+        elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
+            self._count(what.event, what.now_s)
+
+    def _count(self, routed: Routed, now_s: float) -> None:
+        worker = self._fleet.worker(routed.worker_id)
+        if worker is not None:
+            self.loads.routed(routed, worker.registration, now_s)
+
+
+class Planner:
+    """The plans of all groups, computed when they are asked for."""
+
+    def __init__(self, routing: Routing, loads: OfferedLoads, settings: PlannerSection) -> None:
+        self._routing, self._loads, self._settings = routing, loads, settings
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the endpoint."""
+        return [web.get("/v1/planner", self._show)]
+
+    def plans(self, settings: PlannerSection) -> list[GroupPlan]:
+        """Return the plan of each model and role that has workers, or got requests in the window."""
+        now_s, state = self._routing.clock.now(), self._routing.state
+        loads = self._loads.offered(settings.window_s, now_s)
+        workers: dict[Group, list[Worker]] = {group: [] for group in loads}
+        for worker in state.fleet.workers():
+            registration = worker.registration
+            if registration.role != "encode":
+                known = workers.setdefault(Group(registration.model, registration.role), [])
+                if not state.fleet.unfit(worker, now_s):
+                    known.append(worker)
+        idle = OfferedLoad(self._loads.covered_s(settings.window_s, now_s))
+        return [
+            plan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
+            for group, each in sorted(workers.items())
+        ]
+
+    def _rates(self, group: Group) -> Rates:
+        rates, fleet = self._routing.state.rates, self._routing.state.fleet
+        ranks = list[RankRatesRow]()
+        for row in rates.rank_rows():
+            worker = fleet.worker(row.rank.worker_id)
+            if worker is not None and Group(worker.registration.model, worker.registration.role) == group:
+                ranks.append(row)
+        answers = [row.output_tokens for row in rates.model_rows() if row.model == group.model and row.answers]
+        return Rates(
+            _mean([row.prefill for row in ranks if row.prefills]),
+            _mean([row.decode for row in ranks if row.decodes]),
+            answers[0] if answers else None,
+        )
+
+    async def _show(self, request: web.Request) -> web.Response:
+        try:
+            settings = PlannerSection.model_validate({**self._settings.model_dump(), **request.query})
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            return error_response(400, f"{field}: {first['msg']}", "invalid_request_error", param=field)
+        return json_response(
+            {
+                "method": METHOD,
+                "window_s": settings.window_s,
+                "objectives": settings.objectives()._asdict(),
+                "groups": [shown(each) for each in self.plans(settings)],
+            }
+        )
+
+    def families(self) -> Iterator[Family]:
+        """Yield what an autoscaler reads; what is unknown has no sample."""
+        return planner_families(self.plans(self._settings))
+
+
+def shown(found: GroupPlan) -> dict[str, Any]:
+    """Return the plan as JSON has it; null: unknown, or not the group's work."""
+    load = found.load
+    return {
+        **found.group._asdict(),
+        **found.size._asdict(),
+        "offered": {
+            "covered_s": load.covered_s,
+            "requests_per_s": load.requests_per_s,
+            "prefill_tokens_per_s": load.prefill_tokens_per_s,
+            "output_tokens_per_s": found.output_tokens_per_s,
+            "context_tokens": load.context_tokens,
+        },
+        "learnt": found.rates._asdict(),
+        "worker_capacity": found.worker_capacity._asdict(),
+        "predicted": [each._asdict() for each in found.predicted],
+        "advised_workers": found.advised_workers,
+        "reason": found.reason,
+        "unreachable": found.unreachable,
+        "unknown": found.unknown,
+    }
+
+
+def planner_families(plans: list[GroupPlan]) -> Iterator[Family]:
+    """Yield offered load, what a worker can do, and workers, those there are and those advised."""
+    for name, meaning, values in (
+        (
+            "offered_prefill_tokens_per_second",
+            "Prompt tokens to compute that are routed to the workers",
+            [each.load.prefill_tokens_per_s for each in plans],
+        ),
+        (
+            "offered_output_tokens_per_second",
+            "Routed requests a second times the learnt length of an answer",
+            [each.output_tokens_per_s for each in plans],
+        ),
+        (
+            "worker_prefill_tokens_per_second",
+            "Prompt tokens that one worker can compute, by its learnt rate",
+            [each.worker_capacity.prefill_tokens_per_s for each in plans],
+        ),
+        (
+            "worker_output_tokens_per_second",
+            "Tokens that one worker can answer within planner.itl_s, by its learnt rate",
+            [each.worker_capacity.output_tokens_per_s for each in plans],
+        ),
+        ("workers", "Workers that take new work", [each.size.workers for each in plans]),
+        (
+            "advised_workers",
+            "Fewest workers that keep the objectives of the section planner",
+            [each.advised_workers for each in plans],
+        ),
+    ):
+        samples = [
+            ((each.group.model, each.group.role), float(value))
+            for each, value in zip(plans, values, strict=True)
+            if value is not None
+        ]
+        yield gauge(f"planner_{name}", meaning, ("model", "role"), samples)
+
+
+def _size(workers: list[Worker]) -> Size:
+    registrations = [worker.registration for worker in workers]
+    ranks = sum(len(each.dp_ranks) for each in registrations)
+    return Size(
+        len(registrations),
+        max(1, -(-ranks // len(registrations))) if registrations else 1,
+        min((each.max_num_seqs for each in registrations if each.max_num_seqs), default=0),
+        min((each.total_kv_blocks * each.block_size for each in registrations if each.total_kv_blocks), default=0),
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
