@@ -81,6 +81,7 @@ for _command in (
         "router.cli.replay:replay",
         "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
     ),
+    LazyCommand("top", "router.cli.top:top", "Watch a running fleet in this terminal: workers, latencies, decisions."),
 ):
     main.add_command(_command)
 

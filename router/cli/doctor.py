@@ -19,7 +19,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.supervise import run_process, until
 from kv_runtime.telemetry import configure_logs
-from router.cli.options import plane_url
+from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from router.doctor.examination import examine, exit_code, severity
@@ -27,13 +27,11 @@ from router.doctor.facts import Bounds, FleetFacts
 from router.doctor.findings import SEVERITIES, Finding
 from router.doctor.router_probe import reads_overlap
 from router.doctor.survey import CannotLook, SurveyScope, look
-from router.pools.targets import is_url
 
 NOT_LOOKED = 3
 _LISTEN_S = 3.0
 """Three heartbeats: one may be late, and two simultaneous epochs of a rank differ from two consecutive ones."""
 _TIMEOUT_S = 2.0
-_URLS_MAX = 64
 
 
 class _FlagRefused(click.UsageError):
@@ -114,8 +112,8 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         control = (plane_url(settings.control.host, settings.control.port),)
         data = (plane_url(settings.data.host, settings.data.port),)
     wanted = SurveyScope(
-        control_urls=_checked("--router", control),
-        data_urls=_checked("--data", data),
+        control_urls=checked_urls("--router", control),
+        data_urls=checked_urls("--data", data),
         nats_url=settings.nats.url or f"nats://127.0.0.1:{settings.nats.port}",
         nats_user=settings.nats.user,
         nats_token=settings.nats.credentials.get_secret_value(),
@@ -132,21 +130,9 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         ),
         reads_overlap=reads_overlap(settings.policy.mode),
     )
-    for field, token in (("control.token", wanted.control_token), ("data.worker_token", wanted.worker_token)):
-        if not (token.isascii() and token.isprintable()):
-            raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
+    check_token("control.token", wanted.control_token)
+    check_token("data.worker_token", wanted.worker_token)
     return wanted
-
-
-def _checked(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
-    allowed = "allowed http(s)://host:port"
-    problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_url(url) and "@" not in url]
-    problems += [f"{flag}: found an address with a user, {allowed}" for url in urls if "@" in url]
-    if len(urls) > _URLS_MAX:
-        problems.append(f"{flag}: found {len(urls)}, allowed {_URLS_MAX} at most")
-    if problems:
-        raise ConfigurationError(problems)
-    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
 def _looked(wanted: SurveyScope) -> FleetFacts:

@@ -18,7 +18,15 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import run_process, until
 from kv_runtime.telemetry import configure_logs
-from router.cli.options import NOT_DONE, NothingRead, plane_url, require_log, run_on_log
+from router.cli.options import (
+    NOT_DONE,
+    NothingRead,
+    check_token,
+    checked_urls,
+    plane_url,
+    require_log,
+    run_on_log,
+)
 from router.config import RouterSettings
 from router.decision.report import Misses, MissKind, RequestReport
 from router.decision.report_text import report_lines
@@ -27,7 +35,6 @@ from router.doctor.pages import decoded
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.reports import Findings, JournalReports, Question
 from router.pools.router_page import PageUnreadable
-from router.pools.targets import is_url
 
 _TIMEOUT_S = 10.0
 _NEWEST = 1000
@@ -138,12 +145,9 @@ def _not_there(any_id: str, words: str) -> str:
 
 
 def _of_router(settings: RouterSettings, url: str, question: Question) -> list[RequestReport]:
-    address = (url or plane_url(settings.control.host, settings.control.port)).rstrip("/")
-    if not is_url(address):
-        raise ConfigurationError([f"--router: found {url!r}, allowed http(s)://host:port"])
+    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
     token = settings.control.token.get_secret_value()
-    if not (token.isascii() and token.isprintable()):
-        raise ConfigurationError(["control.token: found characters that no header may have, allowed printable ASCII"])
+    check_token("control.token", token)
     reports: list[RequestReport] = []
     problems: list[str] = []
 

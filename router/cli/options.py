@@ -7,7 +7,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
+from router.pools.targets import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
+_URLS_MAX = 64
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
@@ -90,3 +92,21 @@ def plane_url(host: str, port: int) -> str:
     """Return the address at which this machine reaches a listening address of the settings."""
     address = "127.0.0.1" if host in _ANY_ADDRESS else host
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def checked_urls(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
+    """Return the URLs without a slash at the end, each once; raise ConfigurationError naming those that are none."""
+    allowed = "allowed http(s)://host:port"
+    problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_url(url) and "@" not in url]
+    problems += [f"{flag}: found an address with a user, {allowed}" for url in urls if "@" in url]
+    if len(urls) > _URLS_MAX:
+        problems.append(f"{flag}: found {len(urls)}, allowed {_URLS_MAX} at most")
+    if problems:
+        raise ConfigurationError(problems)
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+def check_token(field: str, token: str) -> None:
+    """Raise ConfigurationError if no header may have the token."""
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])

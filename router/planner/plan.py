@@ -1,7 +1,7 @@
 """How many workers of a model and role keep the objectives, and what they would keep with one more or fewer. Pure.
 
-p and d are the mean learnt factors of the group's measured ranks, L the learnt length of answers, and capitals the
-reference engine's constants (`router/fleet/rates.py`). A worker has r ranks; k = workers * r.
+p and d are the mean learnt factors of the group's measured ranks, L the mean length of the newest answers, and capitals
+the reference engine's constants (`router/fleet/rates.py`). A worker has r ranks; k = workers * r.
 
     prompts      M/G/k (`queueing.py`) with service p * work of the prompt (`offered.py`)
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)

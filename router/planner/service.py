@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from kv_protocol.journal import LedgerApplied
+from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family, gauge
@@ -27,6 +27,8 @@ from router.planner.offered import Group, OfferedLoad, OfferedLoads
 from router.planner.plan import GroupPlan, Rates, Size, plan
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
+_ANSWERS_MAX = 1000
+"""Of how many decisions the length of answers is known; fewer if `journal.decisions_max` is less."""
 
 
 class LoadRecorder:
@@ -83,12 +85,17 @@ class Planner:
             worker = fleet.worker(row.rank.worker_id)
             if worker is not None and Group(worker.registration.model, worker.registration.role) == group:
                 ranks.append(row)
-        answers = [row.output_tokens for row in rates.model_rows() if row.model == group.model and row.answers]
         return Rates(
             _mean([row.prefill for row in ranks if row.prefills]),
             _mean([row.decode for row in ranks if row.decodes]),
-            answers[0] if answers else None,
+            self._output_tokens(group.model),
         )
+
+    def _output_tokens(self, model: str) -> float | None:
+        """Return the mean length of the newest answers; None if none is known."""
+        newest = self._routing.decisions.newest(_ANSWERS_MAX)
+        found = [answered_tokens(each.outcome) for each in newest if each.verdict.request.model == model]
+        return _mean([tokens for tokens in found if tokens is not None])
 
     async def _show(self, request: web.Request) -> web.Response:
         try:
@@ -134,6 +141,20 @@ def shown(found: GroupPlan) -> dict[str, Any]:
     }
 
 
+def answered_tokens(outcome: OutcomeKnown | None) -> float | None:
+    """Return the length of an answer: as the worker said, else by the times of its tokens; None if unknown.
+
+    A mean ITL is (duration - TTFT) / later tokens, so that a stream without usage tells its length.
+    """
+    if outcome is None or outcome.outcome != "ok":
+        return None
+    if outcome.output_tokens is not None:
+        return float(outcome.output_tokens)
+    if outcome.ttft_s is None or outcome.duration_s is None or not outcome.itl_s:
+        return None
+    return 1.0 + (outcome.duration_s - outcome.ttft_s) / outcome.itl_s
+
+
 def planner_families(plans: list[GroupPlan]) -> Iterator[Family]:
     """Yield offered load, what a worker can do, and workers, those there are and those advised."""
     for name, meaning, values in (
@@ -144,7 +165,7 @@ def planner_families(plans: list[GroupPlan]) -> Iterator[Family]:
         ),
         (
             "offered_output_tokens_per_second",
-            "Routed requests a second times the learnt length of an answer",
+            "Routed requests a second times the mean length of the newest answers",
             [each.output_tokens_per_s for each in plans],
         ),
         (

@@ -44,7 +44,8 @@ def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tm
 def test_the_router_has_every_section() -> None:
     sections = yaml.safe_load(run("router", "--print-config").stdout)
     expected = (
-        "nats data control index policy ledger queue failures handover tokens disaggregation journal state telemetry"
+        "nats data control index policy ledger queue failures handover tokens disaggregation journal state planner"
+        " telemetry tracing"
     )
     assert list(sections) == expected.split()
 

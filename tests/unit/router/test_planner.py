@@ -19,7 +19,8 @@ from router.planner.config import PlannerSection
 from router.planner.offered import SLOT_S, Group, OfferedLoad, OfferedLoads
 from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
-from router.planner.service import LoadRecorder, Planner, planner_families, shown
+from router.planner.service import LoadRecorder, Planner, answered_tokens, planner_families, shown
+from router.request.latency import Arrival
 from tests.unit.router.samples import MODEL, chain, registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -218,6 +219,7 @@ class Planning:
 
     def __init__(self) -> None:
         bench = Bench()
+        self.clock = bench.clock
         recorder = LoadRecorder(bench.state, bench.clock.now())
         self.routing = Routing(
             bench.state,
@@ -231,25 +233,37 @@ class Planning:
         )
         self.planner = Planner(self.routing, recorder.loads, PlannerSection())
 
-    def request(self, name: str) -> None:
-        """Route a request and end it."""
-        self.routing.take(self.routing.decide(route(4000, decision_id=name)))
-        known = OutcomeKnown(now_s=101.0, decision_id=name, outcome="ok", ttft_s=0.2, output_tokens=64, itl_s=0.01)
-        self.routing.apply(known)
+    async def request(self, name: str, output_tokens: int | None = 101) -> None:
+        """Route a request and let it end: 101 tokens, 10 ms apart."""
+        lease = self.routing.take(self.routing.decide(route(4000, decision_id=name)))
+        await self.clock.advance(0.2)
+        lease.first_token()
+        await self.clock.advance(1.0)
+        lease.end("ok", output_tokens=output_tokens, arrival=Arrival(is_streamed=True, later_tokens=100))
 
     def plan(self) -> GroupPlan:
         (found,) = self.planner.plans(PlannerSection())
         return found
 
 
-def test_a_router_says_what_it_does_not_know_and_then_what_it_has_learnt() -> None:
+@pytest.mark.asyncio
+@pytest.mark.parametrize("output_tokens", [101, None], ids=["stated", "by the times of a stream without usage"])
+async def test_a_router_says_what_it_does_not_know_and_then_what_it_has_learnt(output_tokens: int | None) -> None:
     planning = Planning()
     assert planning.plan().unknown == ("prefill_factor", "decode_factor", "output_tokens")
     for number in range(3):
-        planning.request(f"d{number}")
+        await planning.request(f"d{number}", output_tokens)
     found = planning.plan()
     assert (found.group, found.size.workers, found.load.requests, found.unknown) == (AGGREGATED, 1, 3, ())
+    assert found.rates.output_tokens == pytest.approx(101)
     assert (found.advised_workers, found.reason) == (1, "least")
+
+
+@pytest.mark.parametrize(
+    "outcome", [None, OutcomeKnown(now_s=1.0, decision_id="d", outcome="cancelled", output_tokens=3)]
+)
+def test_an_answer_that_did_not_end_has_no_length(outcome: OutcomeKnown | None) -> None:
+    assert answered_tokens(outcome) is None
 
 
 def test_bookings_of_replicas_count() -> None:

@@ -1,0 +1,1 @@
+"""`router top`: a running fleet in a terminal."""
