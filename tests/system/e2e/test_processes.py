@@ -193,6 +193,21 @@ async def test_each_process_serves_from_one_port_and_finds_prefixes_in_one_index
         assert shown_families(await made.metrics()) == COMMANDS["router"].keys()
 
 
+async def test_the_planner_counts_the_requests_of_all_processes() -> None:
+    async with fleet() as made:
+
+        async def offered() -> int:
+            (group,) = (await made.control("/v1/planner"))["groups"]
+            return round(float(group["offered"]["requests_per_s"]) * float(group["offered"]["covered_s"]))
+
+        async def ten_are_ten_more() -> bool:
+            before = await offered()
+            processes = {(await made.ask()).process for _ in range(10)}
+            return len(processes) > 1 and await offered() == before + 10
+
+        await made.until(ten_are_ten_more)  # once the processes have found each other
+
+
 async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
     async with fleet(speed=SLOW) as made:
         running, begun = await made.streams(24)

