@@ -106,7 +106,9 @@ def test_the_extra_router_imports_all_of_router_and_index(with_router: Path) -> 
 
 
 SKIPPING = """\
-if not module.name.startswith(("router.compiled.__main__", "router.top.terminal", "router.tracing.otlp", "indexer.native.")):
+if not module.name.startswith((
+            "router.compiled.__main__", "indexer.native.", "router.top.terminal", "router.tracing.otlp"
+        )):
             importlib.import_module(module.name)"""
 """What builds and tests machine code is not for an installation; screens and traces need an extra."""
 
