@@ -13,6 +13,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
@@ -36,6 +37,9 @@ class FleetShape(NamedTuple):
 
     `more_settings` are further ones of some workers, by their ids.
     `router_module` is what runs as the router: a test may plant a fault in it.
+    `ids` are those of the workers; without them w0, w1, ....
+    `agents` are arguments of `worker-agent attach` by worker id.
+    Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
     """
 
     workers: int = 4
@@ -45,6 +49,12 @@ class FleetShape(NamedTuple):
     router_settings: tuple[str, ...] = ()
     router_module: str = "router"
     more_settings: Mapping[str, tuple[str, ...]] = {}
+    ids: tuple[str, ...] = ()
+    agents: Mapping[str, tuple[str, ...]] = {}
+    port: int = 0
+    control_port: int = 0
+    nats_port: int = 0
+    log_directory: Path | None = None
 
 
 class ProcessFailed(Exception):
@@ -52,11 +62,14 @@ class ProcessFailed(Exception):
 
 
 class ChildProcess:
-    """One child process. Its output is read, so that it never blocks, and its last lines are stored."""
+    """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`."""
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, command: list[str], log: Path | None = None) -> None:
         self.name = name
-        self._command = command
+        self.command = command
+        self.was_killed = False
+        """Whether it did not end within the time that `end` gives."""
+        self._log = log
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._child: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -87,7 +100,7 @@ class ChildProcess:
         """Start it; a task of `group` reads its output. `variables` join those of this process's environment."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         self._child = await asyncio.create_subprocess_exec(
-            *self._command,
+            *self.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -98,10 +111,13 @@ class ChildProcess:
 
     async def _read(self, child: asyncio.subprocess.Process) -> None:
         assert child.stdout is not None
-        async for line in child.stdout:
-            self._lines.append(line.decode(errors="replace").rstrip())
-            async with self._output_changed:
-                self._output_changed.notify_all()
+        with self._log.open("ab", buffering=0) if self._log else contextlib.nullcontext() as log:
+            async for line in child.stdout:
+                if log is not None:
+                    log.write(line)
+                self._lines.append(line.decode(errors="replace").rstrip())
+                async with self._output_changed:
+                    self._output_changed.notify_all()
         await child.wait()
         async with self._output_changed:
             self._output_changed.notify_all()
@@ -143,6 +159,7 @@ class ChildProcess:
             await self._end_within(_CUT_S, number)  # its second signal: it ends at once
             raise
         finally:
+            self.was_killed = self.is_running
             self._signal(signal.SIGKILL)
             await self._child.wait()
         await self._reading
@@ -167,15 +184,20 @@ class FleetProcesses:
         self._shape = shape
         self._group = asyncio.TaskGroup()
         self._clock = SystemClock()
-        self.router = ChildProcess("router", self._router_command())
+        self.router = self._process("router", self._router_command())
         self.workers: dict[str, ChildProcess] = {}
         self.worker_urls: dict[str, str] = {}
         self.data_url = self.control_url = self.nats_url = ""
 
+    def _process(self, name: str, command: list[str]) -> ChildProcess:
+        directory = self._shape.log_directory
+        return ChildProcess(name, command, None if directory is None else directory / f"{name}.log")
+
     def _router_command(self) -> list[str]:
-        command = [sys.executable, "-m", self._shape.router_module, "--mode", self._shape.mode]
-        command += ["--port", "0", "--control-port", "0"]
-        settings = ("nats.port=0", *self._shape.router_settings)
+        shape = self._shape
+        command = [sys.executable, "-m", shape.router_module, "--mode", shape.mode]
+        command += ["--port", f"{shape.port}", "--control-port", f"{shape.control_port}"]
+        settings = (f"nats.port={shape.nats_port}", *shape.router_settings)
         return command + [part for setting in settings for part in ("--set", setting)]
 
     async def __aenter__(self) -> Self:
@@ -203,8 +225,16 @@ class FleetProcesses:
         self.data_url = (await self.router.line_with("router on")).split()[2]
         self.control_url = (await self.router.line_with("control plane")).split()[2]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
-        await asyncio.gather(*(self.start_worker(f"w{number}") for number in range(self._shape.workers)))
-        await self.until_ready()
+        ids = self._shape.ids or tuple(f"w{number}" for number in range(self._shape.workers))
+        await asyncio.gather(*map(self.start_worker, ids), *map(self.start_agent, self._shape.agents))
+        try:
+            await self.until_ready()
+        except TimeoutError:
+            ended = [each for each in (self.router, *self.workers.values()) if not each.is_running]
+            one = ended[0] if ended else self.router
+            raise ProcessFailed(
+                f"the fleet is not ready after {_START_S} s; {one.name} printed:\n{one.output}"
+            ) from None
 
     async def start_worker(self, worker_id: str) -> str:
         """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
@@ -212,10 +242,16 @@ class FleetProcesses:
         command += ["--model", self._shape.model]
         for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
             command += ["--set", setting]
-        worker = ChildProcess(worker_id, command)
+        worker = self._process(worker_id, command)
         await self.add_worker(worker)
         url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         return url
+
+    async def start_agent(self, worker_id: str) -> None:
+        """Start the agent of an engine that runs already. The router may not know it yet (`until_ready`)."""
+        command = [sys.executable, "-m", "worker_agent", "attach", "--worker-id", worker_id]
+        command += ["--nats-url", self.nats_url, "--port", "0", *self._shape.agents[worker_id]]
+        await self.add_worker(self._process(worker_id, command))
 
     async def add_worker(self, worker: ChildProcess, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start another worker, which ends with the fleet; `variables` as `ChildProcess.start` has them."""

@@ -12,6 +12,7 @@ _TEXTS_OF_EXTRAS = {
     "bench": "Measure it: every bench states the machine, and prints what it lost too.",
     "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
     "demo": "Show it: one workload through a real fleet twice, round-robin and kv.",
+    "up": "Start a fleet on this machine, with readiness checks and logs; Ctrl-C ends it in order.",
 }
 
 

@@ -1,0 +1,198 @@
+"""`router up`: a fleet of processes on this machine, in one command, until it is stopped.
+
+    router up --workers 4                                  a router with its nats-server, four simulated workers
+    router up --prefill 1 --decode 2                       both phases on workers of their own
+    router up --attach vllm=http://127.0.0.1:9000,kv-events=tcp://127.0.0.1:5557 --text DIR     agents beside engines
+
+Each process writes to a file of its own. A worker or agent that ends is reported, and started again with `--restart`;
+if the router ends, all end. The exit status is 1 if the fleet did not become ready, or the router ended by itself.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from bench.processes import FleetProcesses, FleetShape, ProcessFailed
+from kv_runtime.clock import SystemClock
+from kv_runtime.supervise import run_process, until
+
+_AGENT_FLAGS = ("dp-ranks", "kv-events", "model", "replay-endpoint", "served-name", "worker-id")
+_RESTART_S = 1.0
+
+
+class AttachedEngine(NamedTuple):
+    """An engine that runs already, and flags of its agent by name."""
+
+    engine: str
+    url: str
+    flags: Mapping[str, str]
+
+
+def _engines(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[AttachedEngine, ...]:
+    """Return the engines of ENGINE=URL[,FLAG=VALUE...]."""
+    return tuple(map(_engine, values))
+
+
+def _engine(value: str) -> AttachedEngine:
+    first, *rest = value.split(",")
+    engine, _, url = first.partition("=")
+    flags = {name: text for name, _, text in (each.partition("=") for each in rest)}
+    if not engine or not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"found {first!r}, allowed ENGINE=http://host:port")
+    for name, text in flags.items():
+        if name not in _AGENT_FLAGS or not text:
+            raise click.BadParameter(f"found {name}={text}, allowed {', '.join(_AGENT_FLAGS)} with a value")
+    return AttachedEngine(engine, url, flags)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "KVROUTER_UP", "show_default": True})
+@click.option(
+    "--workers", type=click.IntRange(0, 64), help="simulated workers; without other workers 4", show_default=False
+)
+@click.option("--prefill", type=click.IntRange(0, 64), default=0, help="simulated workers that compute prompts")
+@click.option("--decode", type=click.IntRange(0, 64), default=0, help="simulated workers that decode")
+@click.option(
+    "--attach",
+    "attached",
+    multiple=True,
+    metavar="ENGINE=URL[,FLAG=VALUE...]",
+    callback=_engines,
+    help=f"an agent beside an engine; any number; flags: {', '.join(_AGENT_FLAGS)}",
+)
+@click.option("--text", default="byte", help="tokenizer and template: `byte`, or the model's directory")
+@click.option("--mode", default="kv", help="how a worker is chosen")
+@click.option("--model", default="sim-8b", help="the simulated workers' model")
+@click.option("--port", type=int, default=8000, help="of the OpenAI endpoint; 0: any free one")
+@click.option("--control-port", type=int, default=8001, help="of the control plane; 0: any free one")
+@click.option("--nats-port", type=int, default=4222, help="of the nats-server; 0: any free one")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field of the router")
+@click.option(
+    "--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of simulated workers"
+)
+@click.option(
+    "--logs", type=click.Path(path_type=Path, file_okay=False), help="directory; without it a new one in /tmp"
+)
+@click.option("--restart", "is_restarted", is_flag=True, help="start a worker or agent again that ends by itself")
+def up(
+    *,
+    workers: int | None,
+    prefill: int,
+    decode: int,
+    attached: tuple[AttachedEngine, ...],
+    text: str,
+    logs: Path | None,
+    settings: tuple[str, ...],
+    is_restarted: bool,
+    **shape: Any,  # noqa: ANN401
+) -> None:
+    """Start a fleet on this machine, with readiness checks and logs; Ctrl-C ends it in order.
+
+    \b
+    Examples:  router up --workers 4
+               router up --prefill 1 --decode 2
+    """  # noqa: D301
+    if workers is None:
+        workers = 0 if prefill or decode or attached else 4
+    if bool(prefill) != bool(decode):
+        raise click.UsageError("found one of --prefill and --decode, allowed both or none")
+    roles = {
+        **{f"w{number}": "aggregated" for number in range(workers)},
+        **{f"p{number}": "prefill" for number in range(prefill)},
+        **{f"d{number}": "decode" for number in range(decode)},
+    }
+    agents = _agents(attached, text)
+    if not roles and not agents:
+        raise click.UsageError("found no worker, allowed --workers, --prefill with --decode, or --attach")
+    directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    fleet = FleetShape(
+        workers=0,
+        ids=tuple(roles),
+        agents=agents,
+        more_settings={worker_id: (f"worker.role={role}",) for worker_id, role in roles.items()},
+        router_settings=(f"tokens.text={text}", *settings),
+        log_directory=directory,
+        **shape,
+    )
+    _run(_Up(fleet, is_restarted=is_restarted))
+
+
+def _agents(attached: tuple[AttachedEngine, ...], text: str) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of each agent by worker id, which is the engine's name and a number where none is given."""
+    found = dict[str, tuple[str, ...]]()
+    for number, each in enumerate(attached):
+        flags = {name: value for name, value in each.flags.items() if name != "worker-id"}
+        arguments = ["--engine", each.engine, "--url", each.url, "--text", text]
+        for name, value in flags.items():
+            arguments += [f"--{name}", value]
+        found[each.flags.get("worker-id", f"{each.engine}{number}")] = tuple(arguments)
+    return found
+
+
+def _run(fleet: "_Up") -> None:
+    try:
+        run_process(fleet.run)
+    except* ProcessFailed as failed:
+        sys.exit(f"router up: {failed.exceptions[0]}")
+
+
+class _Up:
+    """The fleet, from its start until it is stopped."""
+
+    def __init__(self, shape: FleetShape, *, is_restarted: bool) -> None:
+        self._shape, self._is_restarted = shape, is_restarted
+        self._clock = SystemClock()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if the router ends before."""
+        fleet = FleetProcesses(self._shape)
+        await until(stop, self._be_up(fleet))
+        killed = [each.name for each in (fleet.router, *fleet.workers.values()) if each.was_killed]
+        click.echo(f"stopped{': did not end in time and were killed: ' + ', '.join(killed) if killed else ''}")
+
+    async def _be_up(self, fleet: FleetProcesses) -> None:
+        began_s = self._clock.now()
+        click.echo(f"logs           {self._shape.log_directory}")
+        async with fleet:
+            click.echo(f"router on      {fleet.data_url}  (mode {self._shape.mode})")
+            click.echo(f"control plane  {fleet.control_url}")
+            click.echo(f"event log      {fleet.nats_url}")
+            for name, worker in fleet.workers.items():
+                click.echo(f"{name:<15}{self._what(name)}, pid {worker.pid}")
+            click.echo(f"ready          after {self._clock.now() - began_s:.1f} s; Ctrl-C ends it")
+            await self._watch(fleet)
+
+    def _what(self, name: str) -> str:
+        if name in self._shape.agents:
+            return f"agent of {self._shape.agents[name][3]}"
+        return f"simulated, {self._shape.more_settings[name][0].partition('=')[2]}"
+
+    async def _watch(self, fleet: FleetProcesses) -> None:
+        """Report workers that end, until the router does."""
+        watching = [asyncio.create_task(self._watch_worker(fleet, name)) for name in fleet.workers]
+        try:
+            code = await fleet.router.until_ended()
+        finally:
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+        raise ProcessFailed(f"the router ended with {code}; it printed:\n{fleet.router.output}")
+
+    async def _watch_worker(self, fleet: FleetProcesses, name: str) -> None:
+        while True:
+            code = await fleet.workers[name].until_ended()
+            click.echo(f"{name} ended with {code}: {self._shape.log_directory}/{name}.log", err=True)
+            if not self._is_restarted:
+                return
+            await self._clock.sleep(_RESTART_S)
+            try:
+                await (fleet.start_agent(name) if name in self._shape.agents else fleet.start_worker(name))
+            except ProcessFailed as error:
+                click.echo(f"{error}", err=True)
+            else:
+                click.echo(f"{name} runs again, pid {fleet.workers[name].pid}", err=True)
