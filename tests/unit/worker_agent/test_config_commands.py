@@ -1,11 +1,13 @@
 """`worker-agent config convert` and `config slurm` as typed: what they print, write and end with."""
 
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from kv_runtime.config.loading import load_settings
 from tests.support.paths import ROOT
@@ -18,14 +20,24 @@ SLURM = ["slurm", "--tasks-per-node", "8(x4)", "--prefill", "2", "8", "--decode"
          "--nats-url", "nats://head:4222"]  # fmt: skip
 
 
-def config(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["config", *arguments])
+class Done(NamedTuple):
+    exit_code: object
+    stdout: str
+    stderr: str
+
+
+def config(*arguments: str) -> Done:
+    """Run the command; the oldest click's own runner cannot tell stdout from stderr."""
+    stdout, stderr = StringIO(), StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
+        main(["config", *arguments])
+    return Done(ended.value.code, stdout.getvalue(), stderr.getvalue())
 
 
 def test_check_prints_a_diff_and_writes_nothing(tmp_path: Path) -> None:
     output = tmp_path / "agg.yaml"
     done = config("convert", DECODE, "--to", "aggregated", "--output", str(output), "--check")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     assert "-cache_transceiver_config:" in done.stdout
     assert "+enable_chunked_prefill: true" in done.stdout
     assert not output.exists()
@@ -56,7 +68,7 @@ def test_an_invalid_file_or_result_ends_with_2(tmp_path: Path) -> None:
 
 def test_an_allocation_gets_two_files_and_a_script(tmp_path: Path) -> None:
     done = config(*SLURM, "--nodes", "node[01-03,07]", "--output", str(tmp_path))
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     decode = yaml.safe_load((tmp_path / "decode.yaml").read_text())
     assert (decode["moe_config"]["backend"], decode["gpus_per_node"]) == ("CUTEDSL", 8)
     starts = [line for line in (tmp_path / "start.sh").read_text().splitlines() if line.startswith("srun")]
