@@ -9,6 +9,7 @@ import msgspec
 
 from kv_protocol.decision import Decision
 from kv_protocol.journal import OutcomeKnown
+from router.fleet.rates import FIRST_S
 
 MissKind = Literal["cached", "ttft"]
 
@@ -59,14 +60,15 @@ def predicted_cached_tokens(decision: Decision) -> int:
 def predicted_ttft_s(decision: Decision) -> float | None:
     """Return the seconds to the first token that were predicted for the winner: by its forecast, or by its cost.
 
-    A cost in ms has them as wait and prefill, without the engine's own step; a decode phase computes no prompt.
+    A cost in ms has them as wait and prefill, and not what every rank needs alike (`FIRST_S`); a decode phase computes
+    no prompt.
     """
     chosen = decision.chosen
     if chosen.predicted_ttft_s is not None:
         return chosen.predicted_ttft_s
     if decision.cost_unit != "ms" or decision.phase == "decode":
         return None
-    return (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
+    return FIRST_S + (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
 
 
 def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None) -> Misses:

@@ -131,7 +131,7 @@ def _outcome_lines(report: DecisionReport) -> list[str]:
     cached = "not reported" if outcome.cached_tokens is None else str(outcome.cached_tokens)
     error = "" if missed.cached_tokens is None else f" ({missed.cached_tokens:+d} predicted minus actual)"
     first = "unknown" if outcome.ttft_s is None else f"{1e3 * outcome.ttft_s:.1f} ms"
-    late = "" if missed.ttft_s is None else f" ({1e3 * missed.ttft_s:+.1f} ms {_than(decision)})"
+    late = "" if missed.ttft_s is None else f" ({_late(missed.ttft_s, decision)})"
     whole = "unknown" if outcome.duration_s is None else f"{1e3 * outcome.duration_s:.1f} ms"
     return [
         f"outcome         {outcome.outcome}{f', {outcome.error}' if outcome.error else ''}",
@@ -141,8 +141,9 @@ def _outcome_lines(report: DecisionReport) -> list[str]:
     ]
 
 
-def _than(decision: Decision) -> str:
-    return "than predicted" if decision.ttft_target_s is None else f"than its target of {decision.ttft_target_s:g} s"
+def _late(late_s: float, decision: Decision) -> str:
+    target = "predicted" if decision.ttft_target_s is None else f"its target of {decision.ttft_target_s:g} s"
+    return f"{1e3 * abs(late_s):.1f} ms {'earlier' if late_s < 0 else 'later'} than {target}"
 
 
 def _history(report: DecisionReport) -> str:
