@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bench.processes import FleetProcesses
-from tests.system.e2e.client import Client
+from tests.system.e2e.client import MODEL, Client
 
 PROMPT = list(range(200))
 
@@ -50,9 +50,11 @@ async def test_before_any_request_there_is_nothing_to_explain(fleet: FleetProces
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetProcesses, client: Client) -> None:
-    first = await client.complete(PROMPT)
+    target = {"router": {"ttft_target": 1}}  # ms: every answer is late
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "nvext": target}
+    first = await client.post("/v1/completions", body)
     await client.until_index_has(first.worker)
-    again = await client.complete(PROMPT)
+    again = await client.post("/v1/completions", body)
     router, journal = ("--router", fleet.control_url), ("--journal", "--nats-url", fleet.nats_url)
     decision_id, request_id = again.headers["x-decision-id"], again.headers["x-request-id"]
 
@@ -83,6 +85,7 @@ async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetPro
     late = await explained("--worst", "2", "--by", "ttft", *journal, "--json")
     ids = [[each["decision"]["decision_id"] for each in told.reports] for told in (worst, late)]
     assert ids[0] == ids[1]
+    assert len(ids[0]) == 2
     none = await explained("--worst", "1", *router)
     assert (none.code, "--worst: found no decision with a miss by cached among the newest 2" in none.err) == (2, True)
 
