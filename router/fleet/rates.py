@@ -6,17 +6,19 @@ What a reference engine needs (`PREFILL_*`, `STEP_*`), times a factor:
     step      STEP_S + sequences * STEP_SEQUENCE_S + KV tokens * STEP_KV_TOKEN_S
 
     ratio          measured TTFT / (FIRST_S + prefill of the queue and of the request), or measured ITL / step
-    gain           max(1 / (n + GAIN_FIRST), GAIN) for a rank's n-th measurement
-    factor        += gain * (ratio within factor / RATIO_MAX .. factor * RATIO_MAX - factor)
-                   it begins at the mean, and stays within mean / RANK_MAX .. mean * RANK_MAX and 1 / MAX .. MAX
-    mean           of the factors of all ranks that serve the model; at first 1
-    remembered     mean + (factor - mean) / 2^(whole FORGET_S since the rank's last measurement); without one, mean
-    used           mean if that is within 1 / ALIKE .. ALIKE of it; otherwise nearer to the mean by so much
+    gain           max(1 / (n + GAIN_FIRST), GAIN) for the n-th measurement
+    model         += gain * (ratio / rank - model)    by measurements of all ranks; within 1 / MAX .. MAX, at first 1
+    rank          += gain * (ratio / model - rank)    by its own; within 1 / RANK_MAX .. RANK_MAX, at first 1
+    mean           of the ranks, each with the weight of its measurements, WEIGHT_MAX at most; at first 1
+    believed       mean + (rank - mean) * n / (n + DOUBT) / 2^(whole FORGET_S since the rank's last measurement)
+    factor         model * believed; mean in its place if it is within 1 / ALIKE .. ALIKE of it, else so much nearer
 
-So one stray measurement moves a factor little, and a rank without measurements is taken to be like the others. A rank
-that seems fast does not get everything, nor is one that seems slow avoided for ever. Impossible latencies (0 or less,
-above `SECONDS_MAX`, not a number) are counted and not learnt. Factors of equal ranks differ by chance: if that counted,
-the least would get all requests of an idle fleet.
+A ratio counts as RATIO_MAX times or 1 / RATIO_MAX of what was known at most, so one stray measurement moves a factor by
+an eighth at most. What one rank shows of the model counts for all: a rank without measurements, or with few, is taken
+to be like the others, however far all are from the reference engine. A rank that seems fast does not get everything,
+nor is one that seems slow avoided for ever. Impossible latencies (0 or less, above `SECONDS_MAX`, not a number) are
+counted and not learnt. Ranks that are equal differ by chance: if that counted, the least would get all requests of an
+idle fleet.
 
 The length of answers is learnt per model, in the same way. A router that starts again begins with the means and lengths
 that it had learnt (`rates_store.py`); the factors of single ranks it learns anew. The same outcomes in the same order
@@ -43,6 +45,7 @@ STEP_S, STEP_SEQUENCE_S, STEP_KV_TOKEN_S = 5.52e-3, 12.7e-6, 34.7e-9
 GAIN, GAIN_FIRST = 0.03, 3
 RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, RATE_FACTOR_MAX
 FORGET_S, ALIKE = 30.0, 1.25
+WEIGHT_MAX, DOUBT = 32, 8.0
 SECONDS_MAX = 600.0
 _HALVINGS_MAX = 64
 OUTPUT_TOKENS = 128.0
@@ -69,47 +72,69 @@ class RatesStatistics(NamedTuple):
     refused_total: int
 
 
-class _Model:
-    """What is known of a model: the mean of its ranks' factors, of so many ranks, and the length of its answers."""
+class Factor:
+    """One factor of a model, which all its ranks share, and the ranks' own beside it."""
 
-    __slots__ = ("answers", "decode", "output_tokens", "prefill", "ranks")
+    __slots__ = ("measured", "shared", "weighted", "weights")
 
     def __init__(self) -> None:
-        self.prefill = self.decode = 1.0
-        self.ranks = 0
-        self.output_tokens, self.answers = OUTPUT_TOKENS, 0
+        self.shared, self.measured = 1.0, 0
+        self.weighted, self.weights = 0.0, 0
+        """Sum of the ranks' factors times their weights, and of the weights."""
 
-    def left(self, rank: "_Rank") -> None:
-        """Take a rank out of the means; after the last one they stay."""
-        self.ranks -= 1
-        if self.ranks:
-            self.prefill = _within(self.prefill + (self.prefill - rank.prefill) / self.ranks, 1.0, MAX)
-            self.decode = _within(self.decode + (self.decode - rank.decode) / self.ranks, 1.0, MAX)
+    @property
+    def mean(self) -> float:
+        """The ranks' mean."""
+        return self.weighted / self.weights if self.weights else 1.0
+
+    def learn(self, own: float, measured: int, ratio: float) -> float:
+        """Learn from a measurement of a rank that had so many; return the rank's own factor from now on."""
+        self.shared = _within(_nearer(self.shared, ratio / own, self.measured), MAX)
+        self.measured += 1
+        learnt = _within(_nearer(own, ratio / self.shared, measured), RANK_MAX)
+        before, after = min(measured, WEIGHT_MAX), min(measured + 1, WEIGHT_MAX)
+        self.weighted += learnt * after - own * before
+        self.weights += after - before
+        return learnt
+
+    def left(self, own: float, measured: int) -> None:
+        """Take a rank out of the mean; what is left of the last one stays in the shared factor."""
+        weight = min(measured, WEIGHT_MAX)
+        if weight and weight == self.weights:
+            self.shared = _within(self.shared * own, MAX)
+        self.weights -= weight
+        self.weighted = self.weighted - own * weight if self.weights else 0.0
+
+
+class _Model:
+    """What is known of a model: its factors, and the length of its answers, after so many."""
+
+    __slots__ = ("answers", "decode", "output_tokens", "prefill")
+
+    def __init__(self) -> None:
+        self.prefill, self.decode = Factor(), Factor()
+        self.output_tokens, self.answers = OUTPUT_TOKENS, 0
 
 
 class _Rank:
-    """A rank's factors, how many measurements of each there were, and when the last was."""
+    """A rank's factors beside its model's, how many measurements of each there were, and when the last was."""
 
     __slots__ = ("decode", "decodes", "measured_s", "model", "prefill", "prefills")
 
     def __init__(self, model: _Model) -> None:
         self.model = model
-        self.prefill, self.decode = model.prefill, model.decode
+        self.prefill = self.decode = 1.0
         self.prefills = self.decodes = 0
         self.measured_s = 0.0
 
     def learn_prefill(self, ratio: float) -> None:
         """Learn from a TTFT, as a multiple of the reference engine's."""
-        model, before = self.model, self.prefill
-        self.prefill = _bounded(_nearer(before, ratio, self.prefills), model.prefill)
-        model.prefill += (self.prefill - before) / model.ranks
+        self.prefill = self.model.prefill.learn(self.prefill, self.prefills, ratio)
         self.prefills += 1
 
     def learn_decode(self, ratio: float) -> None:
         """Learn from an ITL, as a multiple of the reference engine's."""
-        model, before = self.model, self.decode
-        self.decode = _bounded(_nearer(before, ratio, self.decodes), model.decode)
-        model.decode += (self.decode - before) / model.ranks
+        self.decode = self.model.decode.learn(self.decode, self.decodes, ratio)
         self.decodes += 1
 
 
@@ -121,8 +146,8 @@ class Rates:
         self._models: dict[str, _Model] = {}
         self._pending: dict[str, ExpectedRow] = {}
         self._refused = 0
-        self._table = RankTable("d", (1.0, 1.0, -math.inf))
-        """Prefill, decode, and when the last measurement was."""
+        self._table = RankTable("d", (1.0, 1.0, 0.0, 0.0, -math.inf))
+        """Prefill and decode beside the model's, how far each is believed (0..1), and when the last measurement was."""
 
     def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
         """Return the factors of ranks that serve the model, as they are used now; read-only."""
@@ -156,14 +181,14 @@ class Rates:
         self._show(expected.rank, rank)
 
     def _show(self, at: WorkerRank, rank: _Rank) -> None:
-        self._table.put(self._table.row(at), rank.prefill, rank.decode, rank.measured_s)
+        beliefs = rank.prefills / (rank.prefills + DOUBT), rank.decodes / (rank.decodes + DOUBT)
+        self._table.put(self._table.row(at), rank.prefill, rank.decode, *beliefs, rank.measured_s)
 
     def _joined(self, expected: ExpectedRow) -> _Rank:
         model = self._models.get(expected.model)
         if model is None:
             model = self._models[expected.model] = _Model()
         rank = self._ranks[expected.rank] = _Rank(model)
-        model.ranks += 1
         return rank
 
     def _is_possible(self, seconds: float) -> bool:
@@ -174,7 +199,10 @@ class Rates:
     def statistics(self) -> RatesStatistics:
         """Return all factors, and the number of refused measurements."""
         return RatesStatistics(
-            {rank: (each.prefill, each.decode) for rank, each in self._ranks.items()},
+            {
+                rank: (each.model.prefill.shared * each.prefill, each.model.decode.shared * each.decode)
+                for rank, each in self._ranks.items()
+            },
             {model: each.output_tokens for model, each in self._models.items()},
             self._refused,
         )
@@ -182,7 +210,13 @@ class Rates:
     def learnt(self) -> tuple[LearntRates, ...]:
         """Return what was learnt of each model: what a router that starts can go on from."""
         return tuple(
-            LearntRates(name, each.prefill, each.decode, each.output_tokens, each.answers)
+            LearntRates(
+                name,
+                _within(each.prefill.shared * each.prefill.mean, MAX),
+                _within(each.decode.shared * each.decode.mean, MAX),
+                each.output_tokens,
+                each.answers,
+            )
             for name, each in self._models.items()
         )
 
@@ -191,14 +225,16 @@ class Rates:
         for known in models:
             if known.model not in self._models:
                 model = self._models[known.model] = _Model()
-                model.prefill, model.decode = known.prefill, known.decode
-                model.output_tokens, model.answers = known.output_tokens, known.answers
+                model.prefill.shared, model.decode.shared = known.prefill, known.decode
+                model.output_tokens = known.output_tokens
+                model.prefill.measured = model.decode.measured = model.answers = known.answers
 
     def forget(self, worker_id: str) -> None:
         """Drop a worker that left or restarted."""
         for rank in [rank for rank in self._ranks if rank.worker_id == worker_id]:
             gone = self._ranks.pop(rank)
-            gone.model.left(gone)
+            gone.model.prefill.left(gone.prefill, gone.prefills)
+            gone.model.decode.left(gone.decode, gone.decodes)
             self._table.remove(rank)
         for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
             del self._pending[decision_id]
@@ -216,15 +252,16 @@ class Rates:
     def model_rows(self) -> list[ModelRatesRow]:
         """Return the rows of models for a checkpoint."""
         return [
-            ModelRatesRow(name, each.prefill, each.decode, each.ranks, each.output_tokens, each.answers)
+            ModelRatesRow(name, *_state(each.prefill), *_state(each.decode), each.output_tokens, each.answers)
             for name, each in self._models.items()
         ]
 
     def restore_model(self, row: ModelRatesRow) -> None:
         """Restore a model from the row, before its ranks."""
         model = self._models[row.model] = _Model()
-        model.prefill, model.decode, model.ranks = row.prefill, row.decode, row.ranks
-        model.output_tokens, model.answers = row.output_tokens, row.answers
+        for factor, state in ((model.prefill, row[1:5]), (model.decode, row[5:9])):
+            factor.shared, factor.measured, factor.weighted, factor.weights = state
+        model.output_tokens, model.answers = row[9:]
 
     def rank_rows(self) -> list[RankRatesRow]:
         """Return the rows of ranks for a checkpoint."""
@@ -251,29 +288,35 @@ class Rates:
         self._pending[row.decision_id] = row
 
 
-def used_in_numpy(columns: Floats, prefill: float, decode: float, now_s: float) -> Floats:
-    """Return the factors as they are used now, (2, n), of these columns: prefill, decode, time of the last measurement.
-
-    `prefill` and `decode` are the means.
-    """
-    factors, measured_s, mean = columns[:2], columns[2], np.array([[prefill], [decode]])
+def used_in_numpy(columns: Floats, prefill: Factor, decode: Factor, now_s: float) -> Floats:
+    """Return the factors as they are used now, (2, n), of the columns of the table; bit for bit as `used`."""
+    mean = np.array([[prefill.mean], [decode.mean]])
+    left = (columns[:2] - mean) * columns[2:4]
+    measured_s = columns[4]
     if now_s - np.minimum.reduce(measured_s) >= FORGET_S:
         ages = np.minimum(np.maximum((now_s - measured_s) / FORGET_S, 0.0), _HALVINGS_MAX)
-        factors = mean + (factors - mean) * np.ldexp(1.0, -ages.astype(np.int32))
-    used: Floats = np.minimum(np.maximum(mean, factors / ALIKE), factors * ALIKE)
-    return used
+        left = left * np.ldexp(1.0, -ages.astype(np.int32))
+    believed = mean + left
+    near = np.minimum(np.maximum(mean, believed / ALIKE), believed * ALIKE)
+    factors: Floats = near * np.array([[prefill.shared], [decode.shared]])
+    return factors
 
 
 _built: Any = native.load()
 _rules: Any = _built and _built.FactorRules(FORGET_S, ALIKE, _HALVINGS_MAX)
 
 
-def used(columns: Floats, prefill: float, decode: float, now_s: float) -> Floats:
-    """Return what `used_in_numpy` returns, bit for bit."""
+def used(columns: Floats, prefill: Factor, decode: Factor, now_s: float) -> Floats:
+    """Return the factors as they are used now, (2, n), of the columns of the table: prefill, decode, beliefs, time."""
     if _rules is None:
         return used_in_numpy(columns, prefill, decode, now_s)
-    packed = _rules.used(columns[0], columns[1], columns[2], prefill, decode, now_s)
+    shared = prefill.shared, prefill.mean, decode.shared, decode.mean
+    packed = _rules.used(columns[0], columns[1], columns[2], columns[3], columns[4], *shared, now_s)
     return np.ndarray((2, columns.shape[1]), np.float64, packed)
+
+
+def _state(factor: Factor) -> tuple[float, int, float, int]:
+    return factor.shared, factor.measured, factor.weighted, factor.weights
 
 
 def _gain(measurements: int) -> float:
@@ -285,9 +328,5 @@ def _nearer(factor: float, ratio: float, measurements: int) -> float:
     return factor + _gain(measurements) * (near - factor)
 
 
-def _bounded(factor: float, mean: float) -> float:
-    return _within(_within(factor, mean, RANK_MAX), 1.0, MAX)
-
-
-def _within(factor: float, middle: float, span: float) -> float:
-    return min(max(factor, middle / span), middle * span)
+def _within(factor: float, span: float) -> float:
+    return min(max(factor, 1.0 / span), span)

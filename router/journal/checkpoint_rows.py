@@ -213,18 +213,27 @@ class RatesTotals(NamedTuple):
 
 
 class ModelRatesRow(NamedTuple):
-    """The means of a model's ranks, how many these are, and its expected tokens of an answer, after so many answers."""
+    """A model's factors, and its expected tokens of an answer, after so many answers.
+
+    Of a factor: what all ranks share, after so many measurements; the sum of the ranks' own times their weights, and of
+    the weights.
+    """
 
     model: str
     prefill: float
+    prefills: int
+    prefill_weighted: float
+    prefill_weights: int
     decode: float
-    ranks: int
+    decodes: int
+    decode_weighted: float
+    decode_weights: int
     output_tokens: float
     answers: int
 
 
 class RankRatesRow(NamedTuple):
-    """The factors of a rank, after so many measurements, of which the last was at `measured_s`."""
+    """The factors of a rank beside its model's, after so many measurements; the last was at `measured_s`."""
 
     rank: WorkerRank
     model: str

@@ -211,16 +211,21 @@ nb::bytes terms(const ReferenceEngine& engine, const nb::handle& queued_tokens, 
 }
 
 nb::bytes factors(const FactorRules& rules, const nb::handle& prefill, const nb::handle& decode,
-                  const nb::handle& measured_s, double prefill_mean, double decode_mean, double now_s) {
+                  const nb::handle& prefill_belief, const nb::handle& decode_belief, const nb::handle& measured_s,
+                  double prefill_shared, double prefill_mean, double decode_shared, double decode_mean, double now_s) {
     const Numbers<double> measured(measured_s, "measured_s");
     const Py_ssize_t count = measured.count();
     const Numbers<double> prefills(prefill, "prefill", count);
     const Numbers<double> decodes(decode, "decode", count);
+    const Numbers<double> prefill_beliefs(prefill_belief, "prefill_belief", count);
+    const Numbers<double> decode_beliefs(decode_belief, "decode_belief", count);
     const std::size_t of = static_cast<std::size_t>(count);
     nb::bytes made = new_bytes(2 * sizeof(double) * of);
     double* out = floats_of(made);
-    used_factors(rules, prefills.column(), prefill_mean, measured.column(), now_s, of, out);
-    used_factors(rules, decodes.column(), decode_mean, measured.column(), now_s, of, out + of);
+    used_factors(rules, {prefills.column(), prefill_beliefs.column(), measured.column()}, {prefill_shared, prefill_mean},
+                 now_s, of, out);
+    used_factors(rules, {decodes.column(), decode_beliefs.column(), measured.column()}, {decode_shared, decode_mean},
+                 now_s, of, out + of);
     return made;
 }
 

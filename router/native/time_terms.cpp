@@ -39,20 +39,21 @@ void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankCol
     }
 }
 
-void used_factors(const FactorRules& rules, const Floats& factors, double mean, const Floats& measured_s, double now_s,
+void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s,
                   std::size_t count, double* out) {
     bool is_any_old = false;
     for (std::size_t at = 0; at < count; ++at) {
-        is_any_old = is_any_old || now_s - measured_s[at] >= rules.forget_s;
+        is_any_old = is_any_old || now_s - ranks.measured_s[at] >= rules.forget_s;
     }
     for (std::size_t at = 0; at < count; ++at) {
-        double factor = factors[at];
+        double left = (ranks.own[at] - model.mean) * ranks.belief[at];
         if (is_any_old) {
-            const double ages = std::max((now_s - measured_s[at]) / rules.forget_s, 0.0);
+            const double ages = std::max((now_s - ranks.measured_s[at]) / rules.forget_s, 0.0);
             const int halvings = static_cast<int>(std::min(ages, static_cast<double>(rules.halvings_max)));
-            factor = mean + (factor - mean) * std::ldexp(1.0, -halvings);
+            left = left * std::ldexp(1.0, -halvings);
         }
-        out[at] = std::min(std::max(mean, factor / rules.alike), factor * rules.alike);
+        const double believed = model.mean + left;
+        out[at] = std::min(std::max(model.mean, believed / rules.alike), believed * rules.alike) * model.shared;
     }
 }
 

@@ -48,8 +48,18 @@ struct FactorRules {
     int halvings_max;
 };
 
-// Sets `out` to the factors as they are used now. Their mean is that of the model's ranks.
-void used_factors(const FactorRules& rules, const Floats& factors, double mean, const Floats& measured_s, double now_s,
+// One factor of each rank beside its model's, how far it is believed, and when the rank was measured last.
+struct RankFactors {
+    Floats own, belief, measured_s;
+};
+
+// What all ranks of a model share, and the mean of their own factors.
+struct ModelFactor {
+    double shared, mean;
+};
+
+// Sets `out` to the factors as they are used now.
+void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s,
                   std::size_t count, double* out);
 
 }  // namespace kv

@@ -20,7 +20,6 @@ from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.verdict import Taken
 from router.fleet.registry import Worker
-from router.journal.checkpoint_rows import RankRatesRow
 from router.journal.records import Recordable
 from router.planner.config import PlannerSection
 from router.planner.offered import Group, OfferedLoad, OfferedLoads
@@ -80,16 +79,14 @@ class Planner:
 
     def _rates(self, group: Group) -> Rates:
         rates, fleet = self._routing.state.rates, self._routing.state.fleet
-        ranks = list[RankRatesRow]()
+        measured, prefills, decodes = rates.statistics().ranks, list[float](), list[float]()
         for row in rates.rank_rows():
             worker = fleet.worker(row.rank.worker_id)
             if worker is not None and Group(worker.registration.model, worker.registration.role) == group:
-                ranks.append(row)
-        return Rates(
-            _mean([row.prefill for row in ranks if row.prefills]),
-            _mean([row.decode for row in ranks if row.decodes]),
-            self._output_tokens(group.model),
-        )
+                prefill, decode = measured[row.rank]
+                prefills += [prefill] if row.prefills else []
+                decodes += [decode] if row.decodes else []
+        return Rates(_mean(prefills), _mean(decodes), self._output_tokens(group.model))
 
     def _output_tokens(self, model: str) -> float | None:
         """Return the mean length of the newest answers; None if none is known."""

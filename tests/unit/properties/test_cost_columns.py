@@ -9,7 +9,7 @@ from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, credit_co
 from router.decision.policy import CostParameters, Policy
 from router.decision.time_cost import sizes_of, terms_in_numpy, terms_of, time_columns
 from router.decision.view import View
-from router.fleet.rates import RateColumns, used, used_in_numpy
+from router.fleet.rates import Factor, RateColumns, used, used_in_numpy
 from router.journal.records import pack_overlap
 from tests.unit.router.samples import Row, rank, route, view
 
@@ -47,6 +47,7 @@ def _rows(draw: st.DrawFn) -> Row:
 
 _factors = st.sampled_from((1.0, 0.25, 3.7, 1e-3))
 _learnt = st.floats(1 / 64, 64.0)
+_beliefs = st.floats(0.0, 1.0)
 _ages = st.sampled_from((-np.inf, -1e300, 1e300)) | st.floats(-5000.0, 5.0)
 
 
@@ -80,13 +81,15 @@ def test_terms_in_ms_are_the_same_in_cpp_and_numpy(
     assert found.unit == "ms"
 
 
-@given(st.lists(st.tuples(_learnt, _learnt, _ages), min_size=1, max_size=40), _learnt, _learnt)
-def test_factors_are_the_same_in_cpp_and_numpy(
-    rows: list[tuple[float, float, float]], prefill: float, decode: float
-) -> None:
-    columns = np.array(rows).T
-    in_numpy = used_in_numpy(columns, prefill, decode, 0.0)
-    assert used(columns, prefill, decode, 0.0).tobytes() == in_numpy.tobytes()
+@given(
+    st.lists(st.tuples(_learnt, _learnt, _beliefs, _beliefs, _ages), min_size=1, max_size=40),
+    st.lists(_learnt, min_size=4, max_size=4),
+)
+def test_factors_are_the_same_in_cpp_and_numpy(rows: list[tuple[float, ...]], learnt: list[float]) -> None:
+    columns, factors = np.array(rows).T, (Factor(), Factor())
+    for at, factor in enumerate(factors):
+        factor.shared, factor.weighted, factor.weights = learnt[at], learnt[2 + at], 1
+    assert used(columns, *factors, 0.0).tobytes() == used_in_numpy(columns, *factors, 0.0).tobytes()
 
 
 def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:
