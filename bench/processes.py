@@ -9,18 +9,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
-from random import Random
+from tempfile import TemporaryDirectory
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
 import psutil
 
+from bench.nats_cluster import LED, READY, NatsCluster
+from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
 
 _START_S = 60.0
@@ -28,8 +30,6 @@ _STOP_S = 20.0
 _CUT_S = 3.0
 _POLL_S = 0.05
 _LINES = 200
-_PORTS = range(20_000, 32_000)
-"""Below those that the system gives to connections: a port that is free for a while must stay free."""
 
 
 class FleetShape(NamedTuple):
@@ -39,6 +39,8 @@ class FleetShape(NamedTuple):
     `router_module` is what runs as the router: a test may plant a fault in it.
     `ids` are those of the workers; without them w0, w1, ....
     `agents` are arguments of `worker-agent attach` by worker id.
+    `nats_servers` keep the log together; 0: the router has a server of its own.
+    Of several `routers` the first has the ports.
     Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
     """
 
@@ -51,6 +53,8 @@ class FleetShape(NamedTuple):
     more_settings: Mapping[str, tuple[str, ...]] = {}
     ids: tuple[str, ...] = ()
     agents: Mapping[str, tuple[str, ...]] = {}
+    nats_servers: int = 0
+    routers: int = 1
     port: int = 0
     control_port: int = 0
     nats_port: int = 0
@@ -184,21 +188,38 @@ class FleetProcesses:
         self._shape = shape
         self._group = asyncio.TaskGroup()
         self._clock = SystemClock()
-        self.router = self._process("router", self._router_command())
+        self._stores = TemporaryDirectory(prefix="kv-nats-") if shape.nats_servers else None
+        self._cluster = NatsCluster(shape.nats_servers, Path(self._stores.name)) if self._stores else None
+        commands = self._cluster.commands() if self._cluster else {}
+        self.nats_servers = {name: self._process(name, command) for name, command in commands.items()}
+        names = ["router", *(f"router-{number}" for number in range(2, shape.routers + 1))]
+        self.routers = {name: self._process(name, self._router_command(name)) for name in names}
+        self.router = self.routers["router"]
         self.workers: dict[str, ChildProcess] = {}
         self.worker_urls: dict[str, str] = {}
         self.data_url = self.control_url = self.nats_url = ""
+        self.router_urls: dict[str, tuple[str, str]] = {}
+        """Data and control plane of each router."""
 
     def _process(self, name: str, command: list[str]) -> ChildProcess:
         directory = self._shape.log_directory
         return ChildProcess(name, command, None if directory is None else directory / f"{name}.log")
 
-    def _router_command(self) -> list[str]:
+    def _router_command(self, name: str) -> list[str]:
         shape = self._shape
+        ports = (shape.port, shape.control_port) if name == "router" else tuple(free_ports(2))
         command = [sys.executable, "-m", shape.router_module, "--mode", shape.mode]
-        command += ["--port", f"{shape.port}", "--control-port", f"{shape.control_port}"]
-        settings = (f"nats.port={shape.nats_port}", *shape.router_settings)
+        command += ["--port", f"{ports[0]}", "--control-port", f"{ports[1]}"]
+        settings = [f"nats.port={shape.nats_port}", *shape.router_settings]
+        if self._cluster:
+            settings[0] = f"nats.replicas={min(3, shape.nats_servers)}"
+            command += ["--nats-url", self._cluster.url]
         return command + [part for setting in settings for part in ("--set", setting)]
+
+    @property
+    def all(self) -> dict[str, ChildProcess]:
+        """Every process by its name."""
+        return {**self.nats_servers, **self.routers, **self.workers}
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -212,25 +233,29 @@ class FleetProcesses:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            await asyncio.gather(*(worker.end() for worker in self.workers.values()))
-        finally:
-            try:
-                await self.router.end()
-            finally:
-                await self._group.__aexit__(kind, error, traceback)
+        async with AsyncExitStack() as ending:  # the last first; each although one before it was cancelled
+            if self._stores:
+                ending.callback(self._stores.cleanup)
+            ending.push_async_callback(self._group.__aexit__, kind, error, traceback)
+            for each in (self.nats_servers, self.routers, self.workers):
+                ending.push_async_callback(_end_all, each.values())
 
     async def _start(self) -> None:
-        await self.router.start(self._group)
-        self.data_url = (await self.router.line_with("router on")).split()[2]
-        self.control_url = (await self.router.line_with("control plane")).split()[2]
+        await asyncio.gather(*(server.start(self._group) for server in self.nats_servers.values()))
+        for words in (READY, LED):
+            await asyncio.gather(*(server.line_with(words) for server in self.nats_servers.values()))
+        for name, router in self.routers.items():
+            await router.start(self._group)
+            data = (await router.line_with("router on")).split()[2]
+            self.router_urls[name] = data, (await router.line_with("control plane")).split()[2]
+        self.data_url, self.control_url = self.router_urls["router"]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
         ids = self._shape.ids or tuple(f"w{number}" for number in range(self._shape.workers))
         await asyncio.gather(*map(self.start_worker, ids), *map(self.start_agent, self._shape.agents))
         try:
             await self.until_ready()
         except TimeoutError:
-            ended = [each for each in (self.router, *self.workers.values()) if not each.is_running]
+            ended = [each for each in self.all.values() if not each.is_running]
             one = ended[0] if ended else self.router
             raise ProcessFailed(
                 f"the fleet is not ready after {_START_S} s; {one.name} printed:\n{one.output}"
@@ -258,6 +283,13 @@ class FleetProcesses:
         self.workers[worker.name] = worker
         await worker.start(self._group, variables)
 
+    async def start_again(self, name: str) -> None:
+        """Start a process that ended; a router and a nats-server have the addresses that they had."""
+        if name in self.workers:
+            await (self.start_agent(name) if name in self._shape.agents else self.start_worker(name))
+        else:
+            await self.all[name].start(self._group)
+
     async def kill(self, worker_id: str) -> None:
         """Kill the worker by SIGKILL, as a fault does."""
         await self.workers[worker_id].end(signal.SIGKILL)
@@ -269,9 +301,12 @@ class FleetProcesses:
                 await self._clock.sleep(_POLL_S)
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
-        async with session.get(f"{self.control_url}/v1/workers") as response:
+        return all([await self._is_router_ready(session, *urls) for urls in self.router_urls.values()])
+
+    async def _is_router_ready(self, session: aiohttp.ClientSession, data_url: str, control_url: str) -> bool:
+        async with session.get(f"{control_url}/v1/workers") as response:
             fit = [worker for worker in (await response.json())["workers"] if not worker["unfit"]]
-        async with session.get(f"{self.data_url}/ready") as response:
+        async with session.get(f"{data_url}/ready") as response:
             return response.status == 200 and len(fit) == len(self.workers)  # noqa: PLR2004
 
     def cpu_s(self) -> dict[str, float]:
@@ -282,23 +317,10 @@ class FleetProcesses:
         return used
 
 
+async def _end_all(processes: Iterable[ChildProcess]) -> None:
+    await asyncio.gather(*(process.end() for process in processes))
+
+
 def _cpu_s(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which no process listens."""
-    draw, held = Random(f"{os.getpid()} {os.times().elapsed}"), list[socket.socket]()  # noqa: S311 - ports, not secrets
-    try:
-        while len(held) < count:
-            probe = socket.socket()
-            held.append(probe)
-            try:
-                probe.bind(("127.0.0.1", draw.choice(_PORTS)))
-            except OSError:
-                held.pop().close()
-        return [probe.getsockname()[1] for probe in held]
-    finally:
-        for probe in held:
-            probe.close()

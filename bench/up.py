@@ -2,10 +2,11 @@
 
     router up --workers 4                                  a router with its nats-server, four simulated workers
     router up --prefill 1 --decode 2                       both phases on workers of their own
-    router up --attach vllm=http://127.0.0.1:9000,kv-events=tcp://127.0.0.1:5557 --text DIR     agents beside engines
+    router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
+    router up --attach vllm=http://127.0.0.1:9000,kv-events=tcp://127.0.0.1:5557 --text DIR   an agent
 
-Each process writes to a file of its own. A worker or agent that ends is reported, and started again with `--restart`;
-if the router ends, all end. The exit status is 1 if the fleet did not become ready, or the router ended by itself.
+    router up --attach vllm=http://127.0.0.1:9000,kv-events=tcp://127.0.0.1:5557 --text DIR   an agent of an engine
+that runs, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from bench.ports import free_ports
 from bench.processes import FleetProcesses, FleetShape, ProcessFailed
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_process, until
@@ -67,6 +69,10 @@ def _engine(value: str) -> AttachedEngine:
 @click.option("--text", default="byte", help="tokenizer and template: `byte`, or the model's directory")
 @click.option("--mode", default="kv", help="how a worker is chosen")
 @click.option("--model", default="sim-8b", help="the simulated workers' model")
+@click.option(
+    "--nats-servers", type=click.IntRange(0, 5), default=0, help="that keep the log together; 0: one in the router"
+)
+@click.option("--routers", type=click.IntRange(1, 16), default=1, help="several need --nats-servers")
 @click.option("--port", type=int, default=8000, help="of the OpenAI endpoint; 0: any free one")
 @click.option("--control-port", type=int, default=8001, help="of the control plane; 0: any free one")
 @click.option("--nats-port", type=int, default=4222, help="of the nats-server; 0: any free one")
@@ -100,6 +106,8 @@ def up(
         workers = 0 if prefill or decode or attached else 4
     if bool(prefill) != bool(decode):
         raise click.UsageError("found one of --prefill and --decode, allowed both or none")
+    if shape["routers"] > 1 and not shape["nats_servers"]:
+        raise click.UsageError("found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers")
     roles = {
         **{f"w{number}": "aggregated" for number in range(workers)},
         **{f"p{number}": "prefill" for number in range(prefill)},
@@ -108,6 +116,8 @@ def up(
     agents = _agents(attached, text)
     if not roles and not agents:
         raise click.UsageError("found no worker, allowed --workers, --prefill with --decode, or --attach")
+    for name in ("port", "control_port", "nats_port"):
+        shape[name] = shape[name] or free_ports(1)[0]  # a process that is started again has the address that it had
     directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))
     directory.mkdir(parents=True, exist_ok=True)
     fleet = FleetShape(
@@ -152,47 +162,50 @@ class _Up:
         """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if the router ends before."""
         fleet = FleetProcesses(self._shape)
         await until(stop, self._be_up(fleet))
-        killed = [each.name for each in (fleet.router, *fleet.workers.values()) if each.was_killed]
+        killed = [name for name, each in fleet.all.items() if each.was_killed]
         click.echo(f"stopped{': did not end in time and were killed: ' + ', '.join(killed) if killed else ''}")
 
     async def _be_up(self, fleet: FleetProcesses) -> None:
         began_s = self._clock.now()
         click.echo(f"logs           {self._shape.log_directory}")
         async with fleet:
-            click.echo(f"router on      {fleet.data_url}  (mode {self._shape.mode})")
-            click.echo(f"control plane  {fleet.control_url}")
+            for name, (data_url, control_url) in fleet.router_urls.items():
+                at = f"{data_url}  (control plane {control_url}, pid {fleet.routers[name].pid})"
+                click.echo(f"{f'{name} on':<15}{at}")
             click.echo(f"event log      {fleet.nats_url}")
-            for name, worker in fleet.workers.items():
-                click.echo(f"{name:<15}{self._what(name)}, pid {worker.pid}")
+            for name, each in (*fleet.nats_servers.items(), *fleet.workers.items()):
+                click.echo(f"{name:<15}{self._what(name)}, pid {each.pid}")
             click.echo(f"ready          after {self._clock.now() - began_s:.1f} s; Ctrl-C ends it")
             await self._watch(fleet)
 
     def _what(self, name: str) -> str:
         if name in self._shape.agents:
             return f"agent of {self._shape.agents[name][3]}"
+        if name not in self._shape.more_settings:
+            return "nats-server"
         return f"simulated, {self._shape.more_settings[name][0].partition('=')[2]}"
 
     async def _watch(self, fleet: FleetProcesses) -> None:
-        """Report workers that end, until the router does."""
-        watching = [asyncio.create_task(self._watch_worker(fleet, name)) for name in fleet.workers]
-        try:
-            code = await fleet.router.until_ended()
-        finally:
-            for each in watching:
+        """Report processes that end, until no router is left."""
+        async with asyncio.TaskGroup() as group:
+            others = [
+                group.create_task(self._watch_one(fleet, name)) for name in fleet.all if name not in fleet.routers
+            ]
+            await asyncio.gather(*(self._watch_one(fleet, name) for name in fleet.routers))
+            for each in others:
                 each.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-        raise ProcessFailed(f"the router ended with {code}; it printed:\n{fleet.router.output}")
+        raise ProcessFailed(f"no router runs; the last lines of the first:\n{fleet.router.output}")
 
-    async def _watch_worker(self, fleet: FleetProcesses, name: str) -> None:
+    async def _watch_one(self, fleet: FleetProcesses, name: str) -> None:
         while True:
-            code = await fleet.workers[name].until_ended()
+            code = await fleet.all[name].until_ended()
             click.echo(f"{name} ended with {code}: {self._shape.log_directory}/{name}.log", err=True)
             if not self._is_restarted:
                 return
             await self._clock.sleep(_RESTART_S)
             try:
-                await (fleet.start_agent(name) if name in self._shape.agents else fleet.start_worker(name))
+                await fleet.start_again(name)
             except ProcessFailed as error:
                 click.echo(f"{error}", err=True)
             else:
-                click.echo(f"{name} runs again, pid {fleet.workers[name].pid}", err=True)
+                click.echo(f"{name} runs again, pid {fleet.all[name].pid}", err=True)

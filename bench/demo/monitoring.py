@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.processes import ChildProcess, free_ports
+from bench.ports import free_ports
+from bench.processes import ChildProcess
 from dashboards.files import rules
 
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"

@@ -15,7 +15,8 @@ from typing import Self
 
 import aiohttp
 
-from bench.processes import ChildProcess, free_ports
+from bench.ports import free_ports
+from bench.processes import ChildProcess
 from bench.soak.figures import one_request_sessions, totals
 from bench.soak.requests import MODEL
 from kv_runtime.clock import SystemClock

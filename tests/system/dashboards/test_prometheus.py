@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from bench.demo.monitoring import PROMETHEUS, ProgramMissing, program
-from bench.processes import free_ports
+from bench.ports import free_ports
 from dashboards.alerts import GROUPS
 from dashboards.objectives import OBJECTIVES
 from dashboards.rules import alerts

@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 import pytest
 
-from bench.processes import free_ports
+from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.faults.children import Child, Children

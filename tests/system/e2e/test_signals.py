@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +30,13 @@ def interrupts_not_ignored() -> Iterator[None]:
 class Started:
     """A process in a session of its own, so that a signal to its group is what Ctrl-C in a terminal is."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: Sequence[str] = (sys.executable, "-m"), **variables: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         with interrupts_not_ignored():
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [*command, *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True, env=clean,
+                start_new_session=True, env={**clean, **variables},
             )  # fmt: skip
         self.output = ""
 
@@ -86,8 +86,8 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[Started]:
-    running = Started(*arguments)
+def started(*arguments: str, command: Sequence[str] = (sys.executable, "-m"), **variables: str) -> Iterator[Started]:
+    running = Started(*arguments, command=command, **variables)
     try:
         yield running
     finally:

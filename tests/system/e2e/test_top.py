@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.processes import FleetProcesses, free_ports
+from bench.ports import free_ports
+from bench.processes import FleetProcesses
 from tests.system.e2e.client import Client
 
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from bench.processes import free_ports
+from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import NatsServer
