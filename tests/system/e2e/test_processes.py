@@ -102,6 +102,16 @@ class Fleet:
 
         return asyncio.create_task(all_of_them()), until_begun()
 
+    async def until_both_serve(self) -> None:
+        """Return once both processes accept requests: one that was started again may not do so yet."""
+
+        async def is_so() -> bool:
+            asked = await asyncio.gather(*(self.ask() for _ in range(40)))
+            assert all(each.is_whole for each in asked)
+            return len({each.process for each in asked}) == 2
+
+        await self.until(is_so)
+
     async def pid(self, name: str) -> int:
         """Return the process's id once it runs."""
         async with asyncio.timeout(WAIT_S):
@@ -217,9 +227,7 @@ async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_start
         for each in await running:
             outcomes[each.process].add(each.is_whole)
         assert sorted(map(sorted, outcomes.values())) == [[False], [True]]
-        again = await asyncio.gather(*(made.ask() for _ in range(40)))
-        assert all(each.is_whole for each in again)
-        assert len({each.process for each in again}) == 2
+        await made.until_both_serve()
         assert await made.metric("process_restarts_total") == 1
 
 
@@ -264,8 +272,7 @@ async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_s
         changed = await made.control("/v1/policy", "PATCH", {"mode": "round-robin"})
         assert changed["mode"] == "round-robin"
         await made.kill("serving-1")
-        asked = await asyncio.gather(*(made.ask() for _ in range(40)))
-        assert len({each.process for each in asked}) == 2
+        await made.until_both_serve()
         listed = (await made.control("/v1/decisions?limit=40"))["decisions"]
         assert {each["policy"] for each in listed} == {"round-robin"}
         assert (await made.control("/v1/policy", "PATCH", {"mode": "none"}))["error"]["param"] == "policy"
