@@ -1,7 +1,7 @@
 """Rows of the dashboard "Routing decisions": is what is believed of caches true, and how far is each rank believed."""
 
 from dashboards.panels import Panel, Query, Row
-from dashboards.promql import WORKER, buckets, rate, selected, share
+from dashboards.promql import WORKER, buckets, increase, rate, selected, share
 
 _PREDICTED, _ACTUAL = "predicted_cached_tokens_total", "actual_cached_tokens_total"
 _ERRORS, _ERRORS_COUNT = "prediction_error_tokens_bucket", "prediction_error_tokens_count"
@@ -114,7 +114,7 @@ TRUST = Row(
             description="kvrouter_approximate_blocks: routed blocks that count still, by worker; used where trust is "
             "FALLBACK. At policy.approximate_blocks_max: the oldest are forgotten.",
             queries=(Query(f"sum by (worker) ({selected('approximate_blocks', WORKER)})", "{{worker}}"),),
-            width=12,
+            width=8,
         ),
         Panel(
             title="Forgotten by the approximate index",
@@ -122,7 +122,15 @@ TRUST = Row(
             "worker). Many evicted: policy.approximate_blocks_max, or the worker's own room, is small.",
             queries=(Query(rate("approximate_forgotten_blocks_total", by="cause"), "{{cause}}"),),
             unit="cps",
-            width=12,
+            width=8,
+        ),
+        Panel(
+            title="Ranks found to be predicted wrongly",
+            description="kvrouter_predictions_doubted_total: overpredicted (a rank reuses less than the index says), "
+            "underpredicted (it reuses what was not predicted). The log's predictions_doubted names rank and decision.",
+            queries=(Query(increase("predictions_doubted_total", by="doubt"), "{{doubt}}"),),
+            unit="none",
+            width=8,
         ),
     ),
 )

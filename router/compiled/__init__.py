@@ -38,6 +38,7 @@ MODULES = (
     "router.decision.affinity",
     "router.decision.approximate",
     "router.fleet.breakers",
+    "router.fleet.calibration",
     "router.prompt.chains",
     "router.decision.choice",
     "router.decision.cost",

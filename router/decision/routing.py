@@ -26,10 +26,15 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.state import Applied, RouterState
 from router.decision.verdict import Verdict, taken
-from router.decision.view import RouteRequest
-from router.fleet.trust import Trust, trust_of
+from router.decision.view import OverlapAnswer, RouteRequest
+from router.fleet.calibration import Calibration, Compared, Move
+from router.fleet.trust import EXACT, Trust, trust_of
 from router.journal.records import Recorder, Recorders, RefusedRequest
 from router.request.latency import Arrival, latency_of
+
+_MOVES_MAX = 256
+_COMPARED = (EXACT, trust_of((), "overpredicted"))
+"""Trust in ranks of which the index predicts the reuse, and has no doubt."""
 
 
 class OverlapIndex(Protocol):
@@ -223,6 +228,8 @@ class Routing:
         self._lease_s = lease_s
         self._record = (recorder or Recorders()).record
         self._taken = 0
+        self.calibration = Calibration()
+        self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
         self.match_s = self.choose_s = 0.0
         """Seconds that the last decision took to build its view, and to choose."""
         self.set_policy(policy)
@@ -249,7 +256,8 @@ class Routing:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
         state, began_s = self.state, perf_counter()
-        view = state.view(request, self._index.columns, self.clock.now())
+        ask = self._doubted_columns if self.calibration.doubts else self._index.columns
+        view = state.view(request, ask, self.clock.now())
         viewed_s = perf_counter()
         verdict = decide(view, request, state.policy, splitmix64(self._seed + self._taken), state.modes)
         self.match_s, self.choose_s = viewed_s - began_s, perf_counter() - viewed_s
@@ -269,6 +277,37 @@ class Routing:
         """Apply a ledger event now."""
         self.apply(LedgerApplied(now_s=self.clock.now(), event=event))
 
+    def compare(self, verdict: Verdict, reported_tokens: int) -> None:
+        """The winner answered, and reported how many tokens of the prompt it reused.
+
+        Nothing is compared if the index was not asked or had a doubt of its own, or if the policy does not predict
+        what requests in flight bring.
+        """
+        view, at = verdict.view, verdict.rank_indices[verdict.winner_at]
+        if view.is_blank or not self.state.policy.predict_on_route or view.trust[at] not in _COMPARED:
+            return
+        block_size = verdict.request.block_size
+        compared = Compared(
+            rank=verdict.winner,
+            epoch=verdict.epoch,
+            decision_id=verdict.decision_id,
+            block_size=block_size,
+            held_tokens=verdict.overlap_blocks * block_size,
+            possible_tokens=max(verdict.expected_blocks, int(view.overlap[-1, at])) * block_size,
+            reported_tokens=reported_tokens,
+        )
+        self._moves += self.calibration.apply(compared, self.clock.now())
+
+    def moves(self) -> list[Move]:
+        """Return the doubts that began and ended since the last call; the newest, if they are too many."""
+        moves = list(self._moves)
+        self._moves.clear()
+        return moves
+
+    def _doubted_columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
+        answer = self._index.columns(chain, ranks)
+        return answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
+
     def tick(self) -> list[Applied]:
         """Apply the passing of time and the records that it causes; return those records."""
         now_s = self.clock.now()
@@ -276,6 +315,8 @@ class Routing:
         brought: list[Applied] = [*self.state.tick(now_s)]
         for record in brought:
             self.apply(record)
+        ranks = {rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks}
+        self._moves += self.calibration.tick(now_s, ranks)
         return brought
 
     def readiness(self) -> Readiness:
@@ -307,4 +348,5 @@ class Routing:
         parity = fleet.parity(self.clock.now())
         ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
-        return {rank: trust_of(parity[rank.worker_id], view.stale) for rank, view in views}
+        doubts = self.calibration.doubts
+        return {rank: trust_of(parity[rank.worker_id], view.stale or doubts.get(rank, "")) for rank, view in views}

@@ -4,6 +4,8 @@
     -------------------------------------------------   --------   ------------------------   ----------
     stream followed, no hole, digest equal, parity      EXACT      the index's                1
     any other doubt in its stream                       DEGRADED   the index's, as last known 0.5
+    it reuses less than the index says (calibration.py) DEGRADED   the index's                0.5
+    it reuses what was not predicted                    FALLBACK   what was routed to it      1
     no stream was received, or the index has no room    FALLBACK   what was routed to it      1
     no parity: its hashes cannot be compared            FALLBACK   what was routed to it      1
 
@@ -19,7 +21,11 @@ from kv_protocol.decision import OverlapSource, TrustState
 TRUST_STATES: tuple[TrustState, ...] = ("EXACT", "DEGRADED", "FALLBACK")
 PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "template_digest", "images", "event_source")
 
-_NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
+_NOTHING_KNOWN = {
+    "never_heard": "no KV events heard",
+    "refused": "no room in the index",
+    "underpredicted": "underpredicted",
+}
 _DOUBTS = {"log_away": "event log away"}
 """Reasons of the index as explanations show them; the others are shown unchanged."""
 

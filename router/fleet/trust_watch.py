@@ -1,4 +1,4 @@
-"""Writes to the log when trust in a rank changes: each change once.
+"""Writes to the log when trust in a rank changes: each change once, and what requests showed if these changed it.
 
 A state is logged if it was the same at two checks in a row: a heartbeat that overtakes its batches is not logged. A
 rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with their number
@@ -14,6 +14,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
+from router.fleet.calibration import Move
 from router.fleet.trust import EXACT, Trust
 
 LOOK_S = 1.0
@@ -37,7 +38,9 @@ class TrustWatch:
             await until(stop, self._clock.sleep(LOOK_S))
 
     def look(self) -> None:
-        """Log each state that differs from the logged one, and was the same at the last check."""
+        """Log what requests showed, and each new state that was the same at the last check."""
+        for move in self._routing.moves():
+            self._log_move(move)
         before, self._seen = self._seen, self._routing.trust()
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         for rank, trust in self._seen.items():
@@ -54,3 +57,18 @@ class TrustWatch:
                     reason=trust.reason,
                     was=logged.state,
                 )
+
+    def _log_move(self, move: Move) -> None:
+        shown: dict[str, str | int] = {
+            "worker": move.rank.worker_id,
+            "dp_rank": move.rank.dp_rank,
+            "doubt": move.doubt,
+            "requests": move.requests,
+            "overpredicted": move.overpredicted,
+            "underpredicted": move.underpredicted,
+            "newest_decision": move.newest,
+        }
+        if move.is_over:
+            self._lines.info("predictions_trusted", key=(move.rank, move.doubt), **shown)
+        else:
+            self._lines.warning("predictions_doubted", key=(move.rank, move.doubt), **shown)

@@ -36,6 +36,7 @@ _DOUBT_OF = {
     "": "",
     "no KV events heard; approximate": "never_heard",
     "no room in the index; approximate": "refused",
+    "underpredicted; approximate": "underpredicted",
     "event log away": "log_away",
 }
 _UNHEARD = (0, "")

@@ -360,3 +360,4 @@ class Serving:
         if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
+            self.routing.compare(verdict, usage.cached_tokens)

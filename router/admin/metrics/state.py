@@ -84,6 +84,13 @@ def trust_families(routing: Routing) -> Iterator[Family]:
             for field in PARITY_FIELDS
         ],
     )
+    begun = routing.calibration.begun_total.items()
+    yield counter(
+        "predictions_doubted",
+        "Times that requests showed a rank to be predicted wrongly: it reuses less than predicted, or what was not",
+        ("doubt",),
+        [((doubt,), float(count)) for doubt, count in begun],
+    )
     approximate = routing.state.approximate.statistics()
     blocks = [((rank.worker_id, str(rank.dp_rank)), float(count)) for rank, count in approximate.blocks.items()]
     yield gauge("approximate_blocks", "Blocks in the approximate index, by rank", ("worker", "dp_rank"), blocks)

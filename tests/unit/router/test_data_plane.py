@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import unpack_tokens
+from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LogConnection
 from router.decision.policy import Policy
 from router.fleet.registry import SILENT_S
@@ -1074,6 +1075,31 @@ async def test_in_round_robin_every_model_has_its_own_turns() -> None:
             plane.join(f"v{number}", worker.base_url, served_names=("n",))
         chosen = [(await plane.post({"model": model})).headers["x-worker-instance-id"] for model in "mn" * 2]
     assert chosen == ["w0", "v0", "w1", "v1"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("holds", "cached_tokens", "registered", "trust"),
+    [
+        pytest.param(3, 0, {}, ("DEGRADED", "overpredicted"), id="the engine reports no reuse"),
+        pytest.param(1, 48, {}, ("FALLBACK", "underpredicted; approximate"), id="the engine reports too much"),
+        pytest.param(0, 48, {}, ("FALLBACK", "underpredicted; approximate"), id="it renders another template"),
+        pytest.param(0, 48, {"template_digest": "x"}, ("FALLBACK", "template_digest"), id="and says so"),
+    ],
+)
+async def test_a_worker_whose_reuse_is_not_as_predicted_loses_trust(
+    plane: Plane, holds: int, cached_tokens: int, registered: dict[str, Any], trust: tuple[str, str]
+) -> None:
+    async with Upstream(answers(200, completion(cached_tokens=cached_tokens))) as worker:
+        plane.join("w0", worker.base_url, holds=holds, **registered)
+        trusts = []
+        for _ in range(20):
+            await plane.post()
+            trusts.append(plane.routing.decisions.newest(1)[0].verdict.trust)
+    state, reason = plane.routing.trust()[WorkerRank("w0", 0)]
+    assert (state, reason.startswith(trust[1])) == (trust[0], True)
+    assert trusts[0] == (trust[0] if registered else "EXACT")
+    assert trusts[-1] == trust[0]
 
 
 @pytest.mark.asyncio
