@@ -18,6 +18,7 @@ from bench.request.command import request
 from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
+from bench.sweep.command import sweep
 
 
 @click.group()
@@ -41,6 +42,7 @@ for command in (
     replay,
     request,
     soak,
+    sweep,
     trace,
 ):
     bench.add_command(command)

@@ -24,10 +24,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.demo.replay import Measured, Player
+from bench.demo.replay import Player
 from bench.demo.workload import Conversation, WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape
 from bench.report import machine_line, percentile
+from bench.streaming_client import Measured
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_process
 

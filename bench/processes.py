@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,6 +23,7 @@ import psutil
 
 from bench.nats_cluster import LED, READY, NatsCluster
 from bench.ports import free_ports
+from bench.report import lag_counts
 from kv_runtime.clock import SystemClock
 
 _START_S = 60.0
@@ -30,6 +31,19 @@ _STOP_S = 20.0
 _CUT_S = 3.0
 _POLL_S = 0.05
 _LINES = 200
+_BEHIND = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit("parent is gone")
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"{command[0]}: {error.strerror}")
+"""
+"""Becomes the command. `preexec_fn` would do it with less, but may deadlock in a process with threads."""
 
 
 class FleetShape(NamedTuple):
@@ -61,12 +75,26 @@ class FleetShape(NamedTuple):
     log_directory: Path | None = None
 
 
+def roles_of(*, aggregated: int = 0, prefill: int = 0, decode: int = 0) -> dict[str, str]:
+    """Return the roles of so many simulated workers by their ids: w0, ..., p0, ..., d0, ...."""
+    counts = {"aggregated": ("w", aggregated), "prefill": ("p", prefill), "decode": ("d", decode)}
+    return {f"{letter}{number}": role for role, (letter, count) in counts.items() for number in range(count)}
+
+
+def settings_of(roles: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return `FleetShape.more_settings` of these workers."""
+    return {worker_id: (f"worker.role={role}",) for worker_id, role in roles.items()}
+
+
 class ProcessFailed(Exception):
     """A process ended, or did not become ready; the message ends with what it printed."""
 
 
 class ChildProcess:
-    """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`."""
+    """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`.
+
+    On Linux it gets SIGTERM when the process that started it is killed.
+    """
 
     def __init__(self, name: str, command: list[str], log: Path | None = None) -> None:
         self.name = name
@@ -104,6 +132,7 @@ class ChildProcess:
         """Start it; a task of `group` reads its output. `variables` join those of this process's environment."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         self._child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
             *self.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -308,6 +337,17 @@ class FleetProcesses:
             fit = [worker for worker in (await response.json())["workers"] if not worker["unfit"]]
         async with session.get(f"{data_url}/ready") as response:
             return response.status == 200 and len(fit) == len(self.workers)  # noqa: PLR2004
+
+    async def lags(self) -> dict[str, Counter[float]]:
+        """Return the event-loop lag so far, as `lag_counts` does, of the router and of each worker, by their URLs."""
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{self.control_url}/v1/workers") as response:
+                workers = (await response.json())["workers"]
+            lags = {}
+            for url in [self.control_url, *(worker["registration"]["base_url"] for worker in workers)]:
+                async with session.get(f"{url}/metrics") as response:
+                    lags[url] = lag_counts(await response.text())
+        return lags
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds used so far by the router, the nats-server and all workers."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-from bench.demo.replay import Measured
+from bench.streaming_client import Measured
 
 WINDOW_S = 10.0
 LAG_LIMIT_S = 0.010

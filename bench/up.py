@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from bench.ports import free_ports
-from bench.processes import FleetProcesses, FleetShape, ProcessFailed
+from bench.processes import FleetProcesses, FleetShape, ProcessFailed, roles_of, settings_of
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_process, until
 
@@ -108,11 +108,7 @@ def up(
         raise click.UsageError("found one of --prefill and --decode, allowed both or none")
     if shape["routers"] > 1 and not shape["nats_servers"]:
         raise click.UsageError("found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers")
-    roles = {
-        **{f"w{number}": "aggregated" for number in range(workers)},
-        **{f"p{number}": "prefill" for number in range(prefill)},
-        **{f"d{number}": "decode" for number in range(decode)},
-    }
+    roles = roles_of(aggregated=workers, prefill=prefill, decode=decode)
     agents = _agents(attached, text)
     if not roles and not agents:
         raise click.UsageError("found no worker, allowed --workers, --prefill with --decode, or --attach")
@@ -124,7 +120,7 @@ def up(
         workers=0,
         ids=tuple(roles),
         agents=agents,
-        more_settings={worker_id: (f"worker.role={role}",) for worker_id, role in roles.items()},
+        more_settings=settings_of(roles),
         router_settings=(f"tokens.text={text}", *settings),
         log_directory=directory,
         **shape,

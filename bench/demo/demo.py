@@ -5,7 +5,6 @@ an H200. Latency is measured at the client, so a busy machine blurs it: where an
 """
 
 import asyncio
-from collections import Counter
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.demo.monitoring import monitoring
-from bench.demo.replay import Measured, Player
+from bench.demo.replay import Player
 from bench.demo.workload import WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape
-from bench.report import LAG_LIMIT_S, ShownFigures, figures, lag_counts, lag_p99_s, machine_line
+from bench.report import LAG_LIMIT_S, ShownFigures, figures, lag_p99_s, machine_line
+from bench.streaming_client import Measured
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
 from router.decision.policies import MODES as MODES_OF_THE_ROUTER
@@ -99,10 +99,10 @@ class Demo:
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(mode, total=self._shape.conversations * self._shape.turns)
             player = Player(fleet.data_url, MODEL, self._clock, lambda: progress.advance(task))
-            cpu_before, lags_before = fleet.cpu_s(), await self._lags(fleet)
+            cpu_before, lags_before = fleet.cpu_s(), await fleet.lags()
             measured = await player.play(list(conversations(self._shape, self._seed)), self._shape.answer_tokens)
             used = {name: seconds - cpu_before[name] for name, seconds in fleet.cpu_s().items()}
-            lags = await self._lags(fleet)
+            lags = await fleet.lags()
         return ModeResult(
             mode,
             figures(measured, speed=SPEED, block_size=BLOCK_SIZE),
@@ -110,17 +110,6 @@ class Demo:
             used,
             await self._explanation(fleet, measured),
         )
-
-    async def _lags(self, fleet: FleetProcesses) -> dict[str, Counter[float]]:
-        """Return each process's lag so far: the router's and the workers'."""
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{fleet.control_url}/v1/workers") as response:
-                workers = (await response.json())["workers"]
-            lags = {}
-            for url in [fleet.control_url, *(worker["registration"]["base_url"] for worker in workers)]:
-                async with session.get(f"{url}/metrics") as response:
-                    lags[url] = lag_counts(await response.text())
-        return lags
 
     async def _explanation(self, fleet: FleetProcesses, measured: list[Measured]) -> str:
         """Return the words of the decision that reused most."""

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from bench.disagg.figures import DisaggFigures, LayoutComparison, slo_name
 from bench.disagg.grid import DisaggCell, Grid, compared
-from bench.disagg.plot import Point, pareto_svg
+from bench.plot import Point, pareto_labels, plotted
 from bench.routing.trace import TraceRequest, totals
 
 Found = dict[DisaggCell, DisaggFigures]
@@ -40,7 +40,7 @@ def plot(grid: Grid, found: Found) -> str:
         layout.name: [_point(rate, found[DisaggCell(rate, layout)]) for rate in sorted(grid.rates)]
         for layout in grid.layouts
     }
-    return pareto_svg(lines, TITLE)
+    return plotted(lines, pareto_labels(TITLE)).decode()
 
 
 def _point(rate: float, each: DisaggFigures) -> Point:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from tests.system.e2e.client import MODEL
-from tests.system.e2e.test_signals import Started, alive, started
+from tests.system.e2e.test_signals import END_S, Started, alive, started
 
 PORTS = ("--port", "0", "--control-port", "0", "--nats-port", "0")
 
@@ -68,6 +69,18 @@ def test_a_worker_that_dies_is_started_again() -> None:
         assert psutil.pid_exists(again)
         fleet.signal(signal.SIGTERM)
         assert fleet.ended() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_a_fleet_does_not_outlive_the_command_that_was_killed() -> None:
+    with started("router", "up", "--workers", "1", *PORTS) as fleet:
+        ready(fleet)
+        children = fleet.children()
+        assert len(children) == 3
+        fleet.process.kill()
+        assert fleet.ended() == -signal.SIGKILL
+        _, still_there = psutil.wait_procs(children, timeout=END_S)
+        assert not alive(still_there)
 
 
 def test_without_its_router_a_fleet_ends() -> None:

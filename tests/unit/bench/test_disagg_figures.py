@@ -9,7 +9,7 @@ from bench.disagg.figures import DisaggFigures, comparisons, figures
 from bench.disagg.fleet import DisaggRun
 from bench.disagg.journey import JourneyAnswer
 from bench.disagg.layouts import Layout, layout_of, layouts_of
-from bench.disagg.plot import Point, frontier, pareto_svg
+from bench.plot import PlotLabels, Point, frontier, plotted
 from bench.routing.figures import Slo
 from bench.routing.trace import TraceInvalid
 from bench.routing.virtual_fleet import RequestFigures
@@ -77,6 +77,7 @@ def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_fi
     assert found["TTFT p50, ms"].value == pytest.approx(300.0)
 
 
+LABELS = PlotLabels("title & more", "x", "y")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -91,21 +92,21 @@ def test_the_frontier_has_what_nothing_beats_in_both_ways() -> None:
 
 def test_a_plot_names_every_layout_and_the_loads_of_the_frontier() -> None:
     lines = {"8a": [point(10, 1), point(5, 7)], "<b>": [point(8, 3), point(0, 0)._replace(is_served=False)]}
-    drawn = pareto_svg(lines, "title & more")
+    drawn = plotted(lines, LABELS)
     texts = ["".join(each.itertext()) for each in ET.fromstring(drawn).iter(f"{SVG}text")]  # noqa: S314 - our own
     assert {"title & more", "8a", "<b>", "x1", "10"} <= set(texts)
     assert texts.count("x1") == 3
-    assert drawn == pareto_svg(lines, "title & more")
+    assert drawn == plotted(lines, LABELS)
 
 
 def test_a_run_that_did_not_serve_its_users_has_an_empty_point() -> None:
     served, unserved = point(10, 1), point(5, 7)._replace(is_served=False)
-    assert "fill: #ffffff; stroke: #000000" in pareto_svg({"8a": [served, unserved]}, "t")
-    assert "fill: #ffffff; stroke: #000000" not in pareto_svg({"8a": [served]}, "t")
+    assert b"fill: #ffffff; stroke: #000000" in plotted({"8a": [served, unserved]}, LABELS)
+    assert b"fill: #ffffff; stroke: #000000" not in plotted({"8a": [served]}, LABELS)
 
 
 def test_a_plot_of_nothing_that_was_answered_is_a_plot() -> None:
-    drawn = pareto_svg({"1p1d": [point(0, 0)._replace(is_served=False)]}, "t")
+    drawn = plotted({"1p1d": [point(0, 0)._replace(is_served=False)]}, LABELS)
     assert ET.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.demo.replay import Measured
 from bench.drain import LEAVES, DrainLosses, Way, lost, verdicts
+from bench.streaming_client import Measured
 
 CUT_S = 10.0
 

@@ -1,0 +1,158 @@
+"""`router bench sweep`: many loads, modes and layouts, one file a run; an interrupted sweep goes on where it was."""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from yarl import URL
+
+from bench.disagg.layouts import layout_of
+from bench.processes import ProcessFailed
+from bench.routing.trace import TraceInvalid
+from bench.sweep.endpoint import EndpointNotReady
+from bench.sweep.plan import RunInputs, SweepAxes, runs_of
+from bench.sweep.results import ResultInvalid
+from bench.sweep.run import NothingAnswered, Sweep
+from kv_runtime.supervise import run_process, until
+from router.decision.policies import MODES
+
+_RUNS_MAX = 10_000
+_CONCURRENCY_MAX, _TOKENS_MAX = 4096, 1 << 20
+
+
+def _listed(kind: Callable[[str], Any], allowed: str, is_allowed: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Return the callback of an option with values between commas, each once."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
+        found = []
+        for each in [] if text is None else text.split(","):
+            try:
+                found.append(kind(each))
+            except ValueError:
+                found.append(None)
+            if found[-1] is None or not is_allowed(found[-1]):
+                raise click.BadParameter(f"found {each!r}, allowed {allowed}, between commas")
+        return tuple(dict.fromkeys(found))
+
+    return callback
+
+
+def _layouts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[tuple[str, int], ...]:
+    found = []
+    for each in text.split(","):
+        try:
+            layout = layout_of(each)
+        except TraceInvalid:
+            layout = None
+        if layout is None or layout.name not in (f"{layout.aggregated}a", f"{layout.prefill}p{layout.decode}d"):
+            raise click.BadParameter(f"found {each!r}, allowed 4a or 1p3d with 1..99 of each, between commas")
+        found.append((layout.name, layout.gpus))
+    return tuple(dict.fromkeys(found))
+
+
+def _url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if text and (URL(text).scheme not in ("http", "https") or not URL(text).host):
+        raise click.BadParameter(f"found {text!r}, allowed http://host:port")
+    return text.rstrip("/")
+
+
+_tokens = _listed(int, f"tokens, whole numbers of 1..{_TOKENS_MAX}", lambda each: 1 <= each <= _TOKENS_MAX)
+_users = _listed(int, f"users, whole numbers of 1..{_CONCURRENCY_MAX}", lambda each: 1 <= each <= _CONCURRENCY_MAX)
+_rates = _listed(float, "requests a second, above 0", lambda each: 0 < each < math.inf)
+_shares = _listed(float, "shares of 0..1", lambda each: 0 <= each <= 1)
+_modes = _listed(str, "a mode: " + ", ".join(MODES), lambda each: each in MODES)
+
+
+@click.command("sweep", context_settings={"show_default": True, "auto_envvar_prefix": "KVROUTER_SWEEP"})
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="directory of the runs")
+@click.option("--url", callback=_url, default="", help="an OpenAI endpoint; without it a fleet is started for each run")
+@click.option("--model", default="sim-8b", help="the model that is asked for")
+@click.option("--gpus", type=click.IntRange(1, 4096), default=1, help="of the endpoint; throughput is divided by them")
+@click.option("--modes", callback=_modes, default="kv,round-robin", help="of the router, between commas")
+@click.option("--layouts", callback=_layouts, default="4a", help="simulated workers: 4a aggregated, 1p3d by phase")
+@click.option("--concurrency", callback=_users, help="users with one request at a time; without --rate 1,4,16,64")
+@click.option("--rate", callback=_rates, help="requests a second instead of users")
+@click.option("--isl", callback=_tokens, default="1024", help="tokens of a prompt")
+@click.option("--osl", callback=_tokens, default="64", help="tokens of an answer")
+@click.option("--prefix-share", callback=_shares, default="0.5", help="share of a prompt that other prompts have")
+@click.option("--prefixes", type=click.IntRange(1, 100_000), default=32, help="different shared beginnings")
+@click.option("--requests", type=click.IntRange(1, 1_000_000), default=200, help="of each run")
+@click.option("--warmup", type=click.IntRange(0, 100_000), default=16, help="requests before each run, not measured")
+@click.option("--seed", type=int, default=1, help="of prompts and arrivals")
+@click.option("--set", "router_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of the fleets' router")
+@click.option("--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of fleets' workers")
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(0), default=120.0, help="seconds for the endpoint and its model"
+)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=300.0, help="seconds for one answer")
+@click.pass_context
+def sweep(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - one value a flag
+    """Measure every combination of modes, layouts, loads and lengths, each into one JSON file.
+
+    Runs whose files are in the directory, with equal inputs, are not measured again: the same command goes on after an
+    interruption. Prompts are token ids on /v1/completions. `router bench report` makes tables and plots of the files.
+
+    Exit status 1 where not all runs were measured.
+    """
+    if flags["concurrency"] and flags["rate"]:
+        raise click.UsageError("found --concurrency and --rate, allowed one of them")
+    given = [name for name in ("modes", "layouts", "router_settings", "worker_settings") if _is_given(context, name)]
+    if flags["url"] and given:
+        raise click.UsageError(
+            f"found --url with --{given[0].replace('_', '-')}, allowed without: the endpoint has its own"
+        )
+    if not flags["url"] and _is_given(context, "gpus"):
+        raise click.UsageError("found --gpus without --url, allowed with it: a fleet has its layout's")
+    runs = _runs(flags)
+    if len(runs) > _RUNS_MAX:
+        raise click.UsageError(f"found {len(runs)} runs, allowed {_RUNS_MAX}")
+    flags["out"].mkdir(parents=True, exist_ok=True)
+    _go(Sweep(runs, flags["out"], say=_say, wait_s=flags["wait_s"], timeout_s=flags["timeout_s"]))
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _say(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()  # a batch system's log shows it now
+
+
+def _runs(flags: dict[str, Any]) -> tuple[RunInputs, ...]:
+    fleets = [(mode, *layout) for mode in flags["modes"] for layout in flags["layouts"]]
+    axes = SweepAxes(
+        fleets=[("", "", flags["gpus"])] if flags["url"] else fleets,
+        concurrencies=flags["concurrency"] or (() if flags["rate"] else (1, 4, 16, 64)),
+        rates=flags["rate"],
+        isls=flags["isl"],
+        osls=flags["osl"],
+        prefix_shares=flags["prefix_share"],
+    )
+    names = ("url", "model", "prefixes", "requests", "warmup", "seed", "router_settings", "worker_settings")
+    same = {name: flags[name] for name in names}
+    return runs_of(axes, RunInputs(workers=1, isl_tokens=1, osl_tokens=1, prefix_share=0.0, **same))
+
+
+def _go(work: Sweep) -> None:
+    """Run it; end the process with status 1 and one sentence if a run is missing at the end."""
+    is_done = False
+
+    async def go(stop: Any) -> None:  # noqa: ANN401 - the process's event
+        nonlocal is_done
+        is_done = await until(stop, work.go()) is not None
+
+    try:
+        run_process(go)
+    except* (EndpointNotReady, NothingAnswered, ProcessFailed, ResultInvalid) as failed:
+        sys.exit(f"router bench sweep: {_first(failed)}")
+    if not is_done:
+        sys.exit("router bench sweep: interrupted; the same command goes on with the runs that are left")
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = failed.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
