@@ -19,6 +19,7 @@ from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
 from bench.sweep.command import sweep
+from bench.sweep.report_command import report
 
 
 @click.group()
@@ -40,6 +41,7 @@ for command in (
     oracle,
     placement,
     replay,
+    report,
     request,
     soak,
     sweep,

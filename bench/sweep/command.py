@@ -99,16 +99,21 @@ def sweep(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - on
     """
     if flags["concurrency"] and flags["rate"]:
         raise click.UsageError("found --concurrency and --rate, allowed one of them")
-    given = [name for name in ("modes", "layouts", "router_settings", "worker_settings") if _is_given(context, name)]
+    of_fleets = ("modes", "layouts", "router_settings", "worker_settings")
+    given = [
+        each.opts[0] for each in context.command.params if each.name in of_fleets and _is_given(context, each.name)
+    ]
     if flags["url"] and given:
-        raise click.UsageError(
-            f"found --url with --{given[0].replace('_', '-')}, allowed without: the endpoint has its own"
-        )
+        raise click.UsageError(f"found --url with {given[0]}, allowed without: the endpoint has its own")
     if not flags["url"] and _is_given(context, "gpus"):
         raise click.UsageError("found --gpus without --url, allowed with it: a fleet has its layout's")
     runs = _runs(flags)
     if len(runs) > _RUNS_MAX:
         raise click.UsageError(f"found {len(runs)} runs, allowed {_RUNS_MAX}")
+    if len({each.name for each in runs}) < len(runs):
+        raise click.UsageError(
+            "found two runs of one name, allowed rates and shares that differ in their first six digits"
+        )
     flags["out"].mkdir(parents=True, exist_ok=True)
     _go(Sweep(runs, flags["out"], say=_say, wait_s=flags["wait_s"], timeout_s=flags["timeout_s"]))
 

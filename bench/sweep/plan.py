@@ -48,15 +48,19 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return f"c{self.concurrency}" if self.concurrency else f"r{self.rate:g}"
 
     @property
-    def series(self) -> str:
-        """The run without its load: the line of a plot that the run is a point of."""
-        where = "url" if self.url else f"{self.mode}-{self.layout}"
-        return f"{where}-isl{self.isl_tokens}-osl{self.osl_tokens}-share{self.prefix_share:g}"
+    def fleet(self) -> str:
+        """What served, in words."""
+        return "url" if self.url else f"{self.mode}-{self.layout}"
+
+    @property
+    def workload(self) -> str:
+        """Lengths and shares in words; runs of one workload are comparable."""
+        return f"isl{self.isl_tokens}-osl{self.osl_tokens}-share{self.prefix_share:g}"
 
     @property
     def name(self) -> str:
         """The name of the run, and of its file; no two runs of a sweep share it."""
-        return f"{self.series}-{self.load}"
+        return f"{self.fleet}-{self.workload}-{self.load}"
 
 
 class SweepAxes(NamedTuple):
@@ -106,12 +110,15 @@ def difference(wanted: RunInputs, found: RunInputs) -> str:
     )
 
 
-def time_left(took_s: Sequence[float], runs_left: int) -> str:
-    """Return in words how long the runs that are left will take."""
-    if not runs_left:
-        return "none left"
-    if not took_s:
-        return f"{runs_left} left"
-    seconds = sum(took_s) / len(took_s) * runs_left
+def time_left(took_s: Mapping[RunInputs, float], runs: Sequence[RunInputs]) -> str:
+    """Return in words how long these runs will take, by those that were measured."""
+    if not runs or not took_s:
+        return f"{len(runs)} left"
+    seconds = sum(_expected_s(took_s, each.load) for each in runs)
     about = f"{seconds / 60:.0f} min" if seconds >= _IN_MINUTES_S else f"{seconds:.0f} s"
-    return f"{runs_left} left, about {about}"
+    return f"{len(runs)} left, about {about}"
+
+
+def _expected_s(took_s: Mapping[RunInputs, float], load: str) -> float:
+    alike = [seconds for inputs, seconds in took_s.items() if inputs.load == load] or list(took_s.values())
+    return sum(alike) / len(alike)

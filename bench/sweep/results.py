@@ -47,13 +47,14 @@ def write(directory: Path, record: RunRecord) -> Path:
     return file
 
 
-def read(directory: Path) -> dict[str, RunRecord]:
-    """Return the runs of a directory by their names, in the order of the names.
+def read(directory: Path, *, but: str = "") -> dict[str, RunRecord]:
+    """Return the runs of a directory by their names, in the order of their files; the file named `but` is left out.
 
     Raises:
         ResultInvalid: a file is none of a sweep's.
     """
-    return {record.inputs.name: record for record in _records(sorted(directory.glob("*.json")))}
+    files = sorted(file for file in directory.glob("*.json") if file.name != but)
+    return {record.inputs.name: record for record in _records(files)}
 
 
 def _records(files: Iterable[Path]) -> Iterable[RunRecord]:

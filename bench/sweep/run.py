@@ -36,7 +36,7 @@ class Sweep:
         self._runs, self._directory, self._say = runs, directory, say
         self._wait_s, self._timeout_s = wait_s, timeout_s
         self._clock = SystemClock()
-        self._took_s: list[float] = []
+        self._took_s: dict[RunInputs, float] = {}
 
     async def go(self) -> int:
         """Return how many runs were measured, once every run has a file with its inputs.
@@ -47,21 +47,25 @@ class Sweep:
             ResultInvalid: the directory has a file that is no run.
         """
         runs = self._still_left()
-        for number, inputs in enumerate(runs, len(self._runs) - len(runs) + 1):
+        for done, inputs in enumerate(runs, 1):
             record = await self._measured(inputs)
             results.write(self._directory, record)
-            self._took_s.append(record.took_s)
-            rest = time_left(self._took_s, len(self._runs) - number)
+            self._took_s[inputs] = record.took_s
+            number = len(self._runs) - len(runs) + done
+            rest = time_left(self._took_s, runs[done:])
             self._say(f"{number}/{len(self._runs)} {inputs.name}: {_in_words(record.figures)}; {rest}")
         return len(runs)
 
     def _still_left(self) -> list[RunInputs]:
-        found = {name: record.inputs for name, record in results.read(self._directory).items()}
+        records = results.read(self._directory)
+        found = {name: record.inputs for name, record in records.items()}
+        self._took_s = {record.inputs: record.took_s for record in records.values()}
         runs = left(self._runs, found)
         for each in runs:
             if each.name in found:
                 self._say(f"{each.name} is measured again: {difference(each, found[each.name])}")
-        self._say(f"{len(self._runs)} runs, of which {len(self._runs) - len(runs)} are there already")
+        there = len(self._runs) - len(runs)
+        self._say(f"{len(self._runs)} runs, of which {there} are there already; {time_left(self._took_s, runs)}")
         return runs
 
     async def _measured(self, inputs: RunInputs) -> RunRecord:

@@ -33,6 +33,12 @@ def last(path: Path, keyword: str) -> str:
     return [rest for found, rest in instructions(path) if found == keyword][-1]
 
 
+def arguments(path: Path) -> dict[str, str]:
+    """Return the arguments of a build, and their values where none are given."""
+    found = (rest.partition("=") for keyword, rest in instructions(path) if keyword == "ARG")
+    return {name: value for name, _, value in found}
+
+
 def test_there_is_one_for_the_router_and_one_for_the_agent() -> None:
     assert [path.name for path in FILES] == sorted(COMMANDS)
 
@@ -53,9 +59,10 @@ def test_the_process_is_not_root_and_its_health_is_checked(path: Path) -> None:
 
 @every_file
 def test_images_are_arguments_with_public_names(path: Path) -> None:
-    arguments = [rest.partition("=")[2] for keyword, rest in instructions(path) if keyword == "ARG"]
-    assert all(PUBLIC.fullmatch(image) for image in arguments)
-    assert all(rest.startswith("${") for keyword, rest in instructions(path) if keyword == "FROM")
+    bases = {rest.split()[0] for keyword, rest in instructions(path) if keyword == "FROM"}
+    assert bases
+    for base in bases:
+        assert PUBLIC.fullmatch(arguments(path)[base.removeprefix("${").removesuffix("}")])
 
 
 @every_file
@@ -84,7 +91,12 @@ def test_the_pip_steps_give_a_program_that_starts(path: Path, tmp_path: Path) ->
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "constraints.txt").write_text((ROOT / "constraints.txt").read_text())
-    programs = {**os.environ, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "CXX": "/nonexistent/c++"}
+    programs = {
+        **os.environ,
+        **arguments(path),
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "CXX": "/nonexistent/c++",
+    }
     for step in pip_steps(path):
         command = step.replace("/wheels", str(wheels)).replace("/source", str(ROOT))
         done = subprocess.run(["bash", "-c", command], env=programs, capture_output=True, text=True, check=False)

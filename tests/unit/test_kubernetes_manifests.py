@@ -9,6 +9,7 @@ import yaml
 
 import router.__main__
 import worker_agent.__main__
+from bench.sweep.command import sweep
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from router.config import RouterSettings
 from tests.support.metric_families import COMMANDS
@@ -21,10 +22,11 @@ OBJECTS: list[dict[str, Any]] = [each for file in FILES for each in yaml.safe_lo
 CONTAINERS = [
     (each["metadata"]["name"], container)
     for each in OBJECTS
-    if each["kind"] in ("Deployment", "StatefulSet")
+    if each["kind"] in ("Deployment", "StatefulSet", "Job")
     for container in each["spec"]["template"]["spec"]["containers"]
 ]
-OURS = [(name, container) for name, container in CONTAINERS if name != "nats"]
+OURS = [(name, container) for name, container in CONTAINERS if name not in ("nats", "sweep")]
+SWEEPS = [container for name, container in CONTAINERS if name == "sweep"]
 
 
 @pytest.mark.parametrize(("name", "container"), OURS)
@@ -46,6 +48,23 @@ def test_every_variable_is_a_setting(name: str, container: dict[str, Any], monke
     given = [word for before, word in pairwise(container["args"]) if before == "--set"]
     kind: type[AgentSettings | RouterSettings] = AgentSettings if name == "worker" else RouterSettings
     assert isinstance(load_settings(kind, assignments=given), kind)
+
+
+def test_a_sweep_is_called_as_it_is_typed_against_a_service_that_is_there() -> None:
+    (container,) = SWEEPS
+    (bench, name), flags = container["args"][:2], container["args"][2:]
+    assert (bench, name) == ("bench", sweep.name)
+    given = sweep.make_context("sweep", flags).params
+    services = {
+        f"http://{each['metadata']['name']}:{port['port']}"
+        for each in OBJECTS
+        if each["kind"] == "Service"
+        for port in each["spec"]["ports"]
+    }
+    assert given["url"] in services
+    assert str(given["out"]) in {each["mountPath"] for each in container["volumeMounts"]}
+    args = [word for name, each in OURS if name == "worker" for word in each["args"]]
+    assert given["model"] in args
 
 
 def test_a_misspelt_variable_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +115,7 @@ def test_autoscalers_scale_a_deployment_that_is_there(scaler: dict[str, Any]) ->
 def test_mounts_have_volumes(name: str, container: dict[str, Any]) -> None:
     for each in OBJECTS:
         if (
-            each["kind"] in ("Deployment", "StatefulSet")
+            each["kind"] in ("Deployment", "StatefulSet", "Job")
             and container in each["spec"]["template"]["spec"]["containers"]
         ):
             spec = each["spec"]

@@ -1,0 +1,148 @@
+"""Figures of runs, their summary, and the command that prints and plots them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from bench.sweep import results
+from bench.sweep.aiperf_export import NAME, read_export
+from bench.sweep.figures import figures
+from bench.sweep.report_command import report
+from bench.sweep.results import ResultInvalid
+from bench.sweep.summary import SummaryRow, by_workload, compared, differing, on_frontier, row_of
+from tests.support.paths import ROOT
+from tests.unit.bench.sweep_runs import answered, inputs, measured_figures, record
+
+EXPORT = ROOT / "tests" / "golden" / "aiperf_export.json"
+PNG = b"\x89PNG"
+
+
+def row(tokens_s_worker: float, tokens_s_user: float, load: str = "c8", fleet: str = "kv-4a") -> SummaryRow:
+    found = msgspec.structs.replace(measured_figures(), tokens_s_worker=tokens_s_worker, tokens_s_user=tokens_s_user)
+    return SummaryRow(name=f"{fleet}-{load}", fleet=fleet, workload="w", load=load, figures=found)
+
+
+def test_the_figures_of_a_run() -> None:
+    found = figures([answered(), answered(sent_s=1.5)], workers=4)
+    assert (found.requests, found.failed, found.span_s, found.requests_s) == (2, 0, 2.0, 1.0)
+    assert (found.output_tokens_s, found.tokens_s_worker) == (5.0, 1.25)
+    assert found.itl_s[0] == pytest.approx(0.1)
+    assert found.tokens_s_user == pytest.approx(10.0)
+    assert (found.hit_rate, found.isl_tokens, found.osl_tokens) == (0.4, 100.0, 5.0)
+
+
+def test_a_failed_request_counts_in_no_latency_and_its_reason_is_kept() -> None:
+    found = figures([answered(), *[answered(ttft_s=9.0, duration_s=9.0, error="status 503")] * 2], workers=1)
+    assert (found.requests, found.failed, found.reasons) == (3, 2, ("2 x status 503",))
+    assert found.ttft_s == (0.1, 0.1, 0.1)
+    assert found.requests_s == pytest.approx(1 / 9)
+
+
+def test_an_answer_of_one_token_has_no_itl() -> None:
+    assert figures([answered(output_tokens=1)], workers=1).tokens_s_user == 0.0
+
+
+def test_loads_are_in_the_order_of_their_numbers() -> None:
+    found = by_workload([row(1, 1, load) for load in ("c16", "c2", "c8")])
+    assert [each.load for each in found["w"]["kv-4a"]] == ["c2", "c8", "c16"]
+
+
+def test_a_run_that_served_badly_is_not_on_the_frontier() -> None:
+    best = row(100, 10, "c16")
+    lagging = msgspec.structs.replace(row(200, 9, "c32"), figures=measured_figures(lag_p99_s=0.025))
+    failing = msgspec.structs.replace(row(200, 9, "c64"), figures=figures([answered(), answered(error="x")], workers=1))
+    other = row(50, 20, "c8", "round-robin-4a")
+    beaten = row(40, 20, "c4")
+    assert on_frontier({"kv": [best, lagging, failing, beaten], "rr": [other]}) == ["kv-4a-c16", "round-robin-4a-c8"]
+
+
+def test_runs_of_the_same_name_are_compared() -> None:
+    rows = compared([row(20, 5), row(1, 1, "c99")], {"kv-4a-c8": row(10, 5)})
+    assert rows[0] == ("kv-4a-c8", "tok/s/worker", "10", "20", "2.00")
+    assert {each[0] for each in rows} == {"kv-4a-c8"}
+
+
+def test_different_machines_and_versions_are_told() -> None:
+    rows = [row_of(record(inputs(), machine="a")), row_of(record(inputs(concurrency=1), machine="b"))]
+    assert differing(rows) == ["runs differ in machine: a, b"]
+    assert differing(rows[:1]) == []
+
+
+def test_an_export_of_aiperf_is_read() -> None:
+    """The file is what aiperf 0.13.0 wrote of 81 requests of a trace, without the metrics that are not read."""
+    run = read_export(EXPORT, workers=4)
+    assert (run.load, run.version) == ("fixed-schedule", "0.13.0")
+    found = run.figures
+    assert (found.requests, found.failed) == (81, 0)
+    assert found.ttft_s == pytest.approx((0.08010, 0.18684, 0.24655), abs=1e-5)
+    assert found.hit_rate == pytest.approx(0.15657, abs=1e-5)
+    assert found.tokens_s_worker == pytest.approx(145.0126 / 4, abs=1e-4)
+    assert found.tokens_s_user == pytest.approx(1 / 0.0059198, rel=1e-4)
+    assert found.isl_tokens == pytest.approx(264269 / 81)
+
+
+@pytest.mark.parametrize(("phase", "load"), [({"concurrency": 8}, "c8"), ({"rate": 2.5, "concurrency": 9}, "r2.5")])
+def test_the_load_of_an_export_is_named_as_a_sweeps(tmp_path: Path, phase: dict[str, float], load: str) -> None:
+    export = json.loads(EXPORT.read_bytes())
+    export["input_config"]["phases"] = [{"type": "warmup", "concurrency": 1}, {"type": "x"} | phase]
+    export["error_summary"] = [{"error_details": {"type": "T", "message": "m"}, "count": 3}]
+    (tmp_path / NAME).write_text(json.dumps(export))
+    run = read_export(tmp_path / NAME, workers=1)
+    assert (run.load, run.figures.requests, run.figures.failed) == (load, 84, 3)
+    assert run.figures.reasons == ("3 x T: m",)
+
+
+def test_an_export_without_streaming_is_refused(tmp_path: Path) -> None:
+    export = json.loads(EXPORT.read_bytes())
+    del export["time_to_first_token"]
+    (tmp_path / NAME).write_text(json.dumps(export))
+    with pytest.raises(ResultInvalid, match=r"time_to_first_token: found none, allowed .* with --streaming"):
+        read_export(tmp_path / NAME, workers=1)
+
+
+def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:
+    runs, base = tmp_path / "runs", tmp_path / "base"
+    for each in (runs / "trace", base):
+        each.mkdir(parents=True)
+    shutil.copy(EXPORT, runs / "trace" / NAME)
+    for mode in ("kv", "round-robin"):
+        for users in (1, 8):
+            results.write(runs, record(inputs(mode=mode, concurrency=users)))
+    results.write(base, record(inputs(concurrency=8), measured_figures(ttft_s=0.2)))
+    ran = CliRunner().invoke(report, [str(runs), "--base", str(base), "--gpus", "4"])
+    assert ran.exit_code == 0, ran.output
+    assert "### Kv-4a: isl100-osl5-share0.5" in ran.output
+    assert "| kv-4a-isl100-osl5-share0.5-c8 | TTFT p50, ms | 200 | 100 | 0.50 |" in ran.output
+    written = runs / "report"
+    assert (written / "summary.md").read_text() == ran.output
+    summary = json.loads((written / "summary.json").read_bytes())
+    assert [each["fleet"] for each in summary["runs"]] == ["kv-4a"] * 2 + ["round-robin-4a"] * 2 + ["aiperf-trace"]
+    assert set(summary["frontier"]) == {"isl100-osl5-share0.5", "aiperf"}
+    for plot in ("pareto", "ttft"):
+        svg, png = (written / f"{plot}-isl100-osl5-share0.5.{kind}" for kind in ("svg", "png"))
+        assert "round-robin-4a" in svg.read_text()
+        assert png.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("is_base", "words"), [(False, "DIRECTORY: found no run in"), (True, "--base: found no run in")]
+)
+def test_a_directory_without_runs_is_refused(tmp_path: Path, is_base: bool, words: str) -> None:
+    runs, empty = tmp_path / "runs", tmp_path / "empty"
+    for each in (runs, empty):
+        each.mkdir()
+    results.write(runs, record(inputs()))
+    ran = CliRunner().invoke(report, [str(runs), "--base", str(empty)] if is_base else [str(empty)])
+    assert ran.exit_code == 2
+    assert words in ran.output
+
+
+def test_a_directory_with_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text("{}")
+    ran = CliRunner().invoke(report, [str(tmp_path)])
+    assert ran.exit_code == 2
+    assert "package.json: found no run of a sweep" in ran.output
