@@ -60,7 +60,7 @@ class StreamingClient:
             decision_id=answer.headers.get("x-decision-id", ""),
             prompt_tokens=answer.prompt_tokens,
             cached_tokens=answer.cached_tokens,
-            predicted_blocks=int(answer.headers.get("x-overlap-blocks", "0")),
+            predicted_blocks=_whole(answer.headers.get("x-overlap-blocks", "")),
             ttft_s=(answer.first_s or ended_s) - sent_s,
             duration_s=ended_s - sent_s,
             error=answer.error,
@@ -80,6 +80,44 @@ class StreamingClient:
             answer.error = "the stream ended without [DONE]"
 
 
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+class _CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+
+    @property
+    def has_token(self) -> bool:
+        """Whether it has more than a role; text, reasoning and tool calls are made of tokens."""
+        return bool(self.text) or any(value for key, value in (self.delta or {}).items() if key != "role")
+
+    @property
+    def content(self) -> str:
+        """The text of the answer in it."""
+        return self.text or (self.delta or {}).get("content") or ""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
 class _Answer:
     """One streamed answer as it comes."""
 
@@ -94,22 +132,13 @@ class _Answer:
         if data == b"[DONE]":
             self.is_complete = True
             return
-        event = msgspec.json.decode(data)
-        if "error" in event:
-            self.error = event["error"]["message"]
-            return
-        if event.get("choices"):
-            self._on_choice(event["choices"][0], now_s)
-        if event.get("usage"):
-            self._on_usage(event["usage"])
-
-    def _on_choice(self, choice: Mapping[str, Any], now_s: float) -> None:
-        delta = choice.get("delta")
-        said = [choice.get("text")] if delta is None else [value for key, value in delta.items() if key != "role"]
-        if self.first_s is None and any(said):  # a chunk with a role alone is not a token
-            self.first_s = now_s
-        self.text += (choice.get("text") if delta is None else delta.get("content")) or ""
-
-    def _on_usage(self, usage: Mapping[str, Any]) -> None:
-        self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        event = _decoder.decode(data)
+        if bytes(event.error) not in (b"", b"null"):
+            self.error = bytes(event.error)[:_REFUSAL_BYTES].decode(errors="replace")
+        for choice in event.choices[:1]:
+            if self.first_s is None and choice.has_token:
+                self.first_s = now_s
+            self.text += choice.content
+        if event.usage:
+            self.prompt_tokens, self.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
+            self.cached_tokens = getattr(event.usage.prompt_tokens_details, "cached_tokens", None) or 0

@@ -86,7 +86,7 @@ def rows_of(directory: Path, gpus: int) -> list[SummaryRow]:
 
 def _tables(rows: Sequence[SummaryRow]) -> list[str]:
     return [
-        markdown_table(FigureTable(f"{fleet}: {workload}", COLUMNS, tuple(map(cells, found))))
+        markdown_table(FigureTable(f"fleet {fleet}: {workload}", COLUMNS, tuple(map(cells, found))))
         for workload, fleets in by_workload(rows).items()
         for fleet, found in fleets.items()
     ]

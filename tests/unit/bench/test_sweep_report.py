@@ -115,7 +115,7 @@ def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:
     results.write(base, record(inputs(concurrency=8), measured_figures(ttft_s=0.2)))
     ran = CliRunner().invoke(report, [str(runs), "--base", str(base), "--gpus", "4"])
     assert ran.exit_code == 0, ran.output
-    assert "### Kv-4a: isl100-osl5-share0.5" in ran.output
+    assert "### Fleet kv-4a: isl100-osl5-share0.5" in ran.output
     assert "| kv-4a-isl100-osl5-share0.5-c8 | TTFT p50, ms | 200 | 100 | 0.50 |" in ran.output
     written = runs / "report"
     assert (written / "summary.md").read_text() == ran.output
