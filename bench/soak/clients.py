@@ -24,7 +24,7 @@ class SoakConnection(asyncio.Protocol):
         self._ended: asyncio.Future[End] | None = None
         self._leaves_after = 0
         self.answer = AnswerReader()
-        self.was_hit = False
+        self._killed: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -36,6 +36,16 @@ class SoakConnection(asyncio.Protocol):
         """Return the worker whose answer is on its way here; empty where there is none."""
         return "" if self._ended is None else self.answer.header(b"x-worker-instance-id").decode()
 
+    @property
+    def was_hit(self) -> bool:
+        """Whether the last answer's worker was killed while it was on its way. See `hit`."""
+        return self.answer.header(b"x-worker-instance-id").decode() in self._killed
+
+    def hit(self, worker: str) -> None:
+        """Note that the worker is killed now. The head of its answer may still be on its way from the router."""
+        if self._ended is not None:
+            self._killed.add(worker)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
@@ -43,7 +53,8 @@ class SoakConnection(asyncio.Protocol):
     def send(self, request: SoakRequest) -> "asyncio.Future[End]":
         """Send a request; the one before has ended."""
         assert self._transport is not None
-        self.answer, self.was_hit, self._leaves_after = AnswerReader(), False, request.leaves_after
+        self.answer, self._leaves_after = AnswerReader(), request.leaves_after
+        self._killed.clear()
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request.data)
         return self._ended
@@ -127,7 +138,7 @@ class Clients:
     def hit(self, worker: str) -> None:
         """Mark the pending answers of a worker that is killed now."""
         for connection in self._connections:
-            connection.was_hit |= connection.worker == worker
+            connection.hit(worker)
 
     def close(self) -> None:
         """Close all connections."""

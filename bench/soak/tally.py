@@ -11,7 +11,7 @@ _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
 
 class Tally:
-    """Counts of requests. A request was *hit* if its worker was killed after the answer's head had come."""
+    """Counts of requests. A request was *hit* if its worker was killed before the answer had ended."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[Kind, AnswerOutcome]] = Counter()
