@@ -143,6 +143,20 @@ LOAD = Row(
             ),
             unit="cps",
         ),
+        Panel(
+            title="Metrics of attached engines",
+            description="kvrouter_engine_metrics_age_seconds; kvrouter_engine_metrics_not_shown by reason, 1 while the "
+            "agent does not show the engine's own metrics. stale: the engine does not answer; oversize, unreadable: "
+            "scrape the engine itself.",
+            queries=(
+                Query(f"max by (worker) ({selected('engine_metrics_age_seconds', WORKER)})", "{{worker}} age in s"),
+                Query(
+                    f"max by (worker, reason) ({selected('engine_metrics_not_shown', WORKER)})",
+                    "{{worker}} {{reason}}",
+                    right=True,
+                ),
+            ),
+        ),
     ),
 )
 

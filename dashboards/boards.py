@@ -6,6 +6,7 @@ to add one.
 
 from dashboards.agents import AGENTS
 from dashboards.decisions import DECISIONS
+from dashboards.engines import ENGINES
 from dashboards.fleet import FLEET
 from dashboards.index import INDEX
 from dashboards.panels import Annotation, Board, Variable
@@ -18,6 +19,7 @@ BOARDS: dict[str, Board] = {
     "decisions": DECISIONS,
     "index": INDEX,
     "agents": AGENTS,
+    "engines": ENGINES,
     "router": ROUTER,
     "pools": POOLS,
 }

@@ -18,6 +18,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
@@ -32,7 +33,7 @@ LAG_PERIOD_S = 0.1
 LOG_PERIOD_S = 10.0
 LOG_KEYS_MAX = 256
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
+Family = Metric
 Sample = tuple[tuple[str, ...], float]
 
 

@@ -277,6 +277,7 @@ def _loads(attached: _Attached, client: EngineClient) -> EngineLoads | None:
         total_blocks=attached.facts.total_kv_blocks,
         metrics_path=engine.metrics_path,
         poll_s=engine.metrics_poll_s,
+        is_exported=engine.export_metrics,
     )
 
 

@@ -21,6 +21,16 @@ _SUFFIXES = {
 }
 _BELOW_0 = {"kvrouter_prediction_error_tokens"}
 """Histograms of what can be negative: they have no sum."""
+OF_ENGINES = (
+    *("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total"),
+    *("vllm:time_to_first_token_seconds_bucket", "vllm:request_queue_time_seconds_bucket"),
+    *("vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket"),
+    *("sglang:time_to_first_token_seconds_bucket", "sglang:queue_time_seconds_bucket"),
+    *("sglang:inter_token_latency_seconds_bucket", "sglang:cache_hit_rate", "sglang:num_retracted_requests_total"),
+    *("trtllm_time_to_first_token_seconds_bucket", "trtllm_request_queue_time_seconds_bucket"),
+    *("trtllm_time_per_output_token_seconds_bucket", "trtllm_kv_cache_hit_rate"),
+)
+"""Engines' own samples, which agents show with two more labels. Sources: `docs/ATTACH.md`."""
 
 
 @cache
@@ -30,6 +40,8 @@ def every_sample() -> SampleLabels:
     for family in (family for families in COMMANDS.values() for family in families.values()):
         for suffix in _suffixes(family):
             found[family.name + suffix] = {*family.labels, *(("le",) if suffix == "_bucket" else ())}
+    for name in OF_ENGINES:
+        found[name] = {"worker", "model", *(("le",) if name.endswith("_bucket") else ())}
     return found
 
 

@@ -15,7 +15,7 @@ from dashboards.boards import BOARDS
 from dashboards.files import RULES, write
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import every_sample
+from tests.system.dashboards.registry import OF_ENGINES, every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     Shown,
@@ -35,6 +35,7 @@ ON_NO_PANEL: dict[str, str] = {
 }
 """Families that no panel shows, and why."""
 
+METRIC = r"(?:kvrouter_|vllm:|sglang:|trtllm_)[a-z_]+"
 OF_EVERY_SCRAPE = {"job", "instance"}
 ALL_QUERIES = [*panel_queries(), *annotation_queries()]
 
@@ -150,7 +151,7 @@ def test_variables_ask_for_labels_that_there_are() -> None:
 def test_descriptions_name_every_metric_of_their_panel_and_no_other(name: str) -> None:
     for panel in panels(name):
         shown = {family_of(metric) for target in panel["targets"] for metric in metric_names(target["expr"])}
-        named = {family_of(metric) for metric in re.findall(r"kvrouter_[a-z_]+", panel["description"])}
+        named = {family_of(metric) for metric in re.findall(METRIC, panel["description"])}
         assert shown <= named, panel["title"]
         assert {family_of(metric) for metric in named} <= {family_of(each) for each in every_sample()}
         assert len(panel["description"]) > 80, f"{panel['title']}: says what to do"
@@ -167,7 +168,7 @@ def test_legends_name_labels_that_the_query_keeps(name: str) -> None:
 
 def test_every_family_that_a_process_counts_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
     shown = {family_of(name) for query in panel_queries() for name in metric_names(query.expr)}
-    counted = {family_of(sample) for sample in every_sample()}
+    counted = {family_of(sample) for sample in every_sample() if sample not in OF_ENGINES}
     assert counted - shown == ON_NO_PANEL.keys()
 
 

@@ -27,6 +27,7 @@ from router.admin.metrics.decision import STAGES
 from tests.support.paths import ROOT
 from tests.system.dashboards.pools_before import start_pools
 from tests.system.dashboards.prometheus import NoData, Prometheus
+from tests.system.dashboards.registry import OF_ENGINES
 from tests.system.dashboards.shipped import (
     LabelValues,
     Shown,
@@ -59,6 +60,8 @@ PUBLISHES = "no engine publishes its events"
 _MEDIA = "no worker takes or encodes media"
 WITHOUT_SERIES = {
     "engine_attached": ATTACHED,
+    "engine_metrics_age_seconds": ATTACHED,
+    "engine_metrics_not_shown": ATTACHED,
     "engine_questions_total": ATTACHED,
     "forwarded_inflight_requests": ATTACHED,
     "forwarded_requests_total": ATTACHED,
@@ -81,6 +84,7 @@ WITHOUT_SERIES = {
     "media_loaded_total": _MEDIA,
     "media_refused_total": _MEDIA,
     "stream_last_healing_seconds": "a stream may need no recovery",
+    **dict.fromkeys(OF_ENGINES, ATTACHED),
 }
 """Metrics of which this fleet has no series, and why: their queries must be understood, and may have no answer."""
 

@@ -1,6 +1,7 @@
 """`attach` and `consolidate` as processes: foreign engines' events become streams, and an engine joins the fleet."""
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -236,6 +237,9 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     assert registered.event_source == ("trtllm" if kind == "trtllm-serve" else "sglang")
     assert f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0' in shown
     assert 'outcome="ok",what="metrics"' in shown
+    if kind == "sglang":
+        of_ranks = re.findall(r"sglang:num_running_reqs{(.*)}", shown)
+        assert [f'worker="{WORKER}"' in labels for labels in of_ranks] == [True, True]
     assert shown_families(shown) - COMMANDS["worker-agent attach"].keys() == set()
 
 

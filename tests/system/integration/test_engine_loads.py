@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import LoadReport, decode_load
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock, ManualClock, SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.system.integration.broker import eventually
 from tests.system.integration.engine_doubles import (
@@ -32,7 +32,12 @@ TWO = [Rank(running=3, waiting=1, used_blocks=250), Rank(running=0, waiting=2, u
 
 @asynccontextmanager
 async def reporting(
-    log: EventLog, kind: EngineKind, engine: EngineDouble, *, dp_ranks: tuple[int, ...] = (0,)
+    log: EventLog,
+    kind: EngineKind,
+    engine: EngineDouble,
+    *,
+    dp_ranks: tuple[int, ...] = (0,),
+    clock: Clock | None = None,
 ) -> AsyncIterator[tuple[EngineLoads, EngineClient, dict[int, LoadReport]]]:
     """Loads of the engine are read and announced; what was heard last of each rank."""
     heard: dict[int, LoadReport] = {}
@@ -48,7 +53,7 @@ async def reporting(
             kind,
             client,
             log,
-            SystemClock(),
+            clock or SystemClock(),
             model=MODEL,
             worker_id=WORKER,
             instance="i",
@@ -132,3 +137,23 @@ async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
             await eventually(lambda: heard[0].running_requests == 5)
     told = [line["event"] for line in lines if line["event"].startswith("engine_load")]
     assert told == ["engine_load_unknown", "engine_load_known_again"]
+
+
+@pytest.mark.asyncio
+async def test_the_engines_own_metrics_are_shown_until_they_are_stale(log: EventLog) -> None:
+    clock = ManualClock()
+    async with (
+        VllmDouble(ranks=[Rank(running=3)]).serving() as engine,
+        reporting(log, "vllm", engine, clock=clock) as (loads, client, _),
+    ):
+        await eventually(lambda: clock.sleepers)
+        families = loads.own_families()
+        assert not isinstance(families, str)
+        running = next(each for each in families if each.name == "vllm:num_requests_running").samples
+        assert [(each.labels["worker"], each.labels["model"], each.value) for each in running] == [(WORKER, MODEL, 3.0)]
+        engine.faults["/metrics"] = Fault(status=500)
+        await clock.advance(2.0)
+        await eventually(lambda: client.requests_total["metrics", "status"] and clock.sleepers)
+        assert (loads.own_families(), loads.text_age_s) == (families, 2.0)
+        await clock.advance(0.5)
+        assert (loads.own_families(), loads.text_age_s) == ("stale", 2.5)

@@ -101,6 +101,9 @@ class AttachedEngineSection(Section):
     metrics_poll_s: float = Field(
         0.5, ge=0.05, le=1.0, description="pause between two reads of its load; less is fresher, and costs the engine"
     )
+    export_metrics: bool = Field(
+        default=True, description="the engine's own metrics, as read for its load, are shown at this agent's /metrics"
+    )
     model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
     served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="the names that requests may use; empty: as the engine says, else the model's"

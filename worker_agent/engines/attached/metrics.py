@@ -10,6 +10,7 @@ from worker_agent.engines.attached.client import EngineClient
 from worker_agent.engines.attached.health import HealthWatch
 from worker_agent.events.attached_streams import EventStreams
 from worker_agent.load.attached import EngineLoads
+from worker_agent.load.engine_families import EXPORT_PROBLEMS
 from worker_agent.metrics import (
     drain_families,
     engine_event_families,
@@ -46,6 +47,7 @@ class AttachMetrics:
         if self._loads is not None:
             yield from load_families(self._worker, self._loads.newest)
             yield from skipped_families(self._worker, self._loads.rows)
+            yield from exported_families(self._worker, self._loads)
         if self._forwarder is not None:
             yield from self._forwarder_families(self._forwarder)
         if self._streams.path is not None and self._streams.rules is not None:
@@ -76,3 +78,23 @@ class AttachMetrics:
             ("worker",),
             [((self._worker,), float(forwarder.running))],
         )
+
+
+def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:
+    """Yield the engine's own families under their own names, how old they are, and why they are not shown."""
+    found = loads.own_families()
+    if not isinstance(found, str):
+        yield from found
+    age_s = loads.text_age_s
+    yield gauge(
+        "engine_metrics_age_seconds",
+        "Age of the engine's own metrics as they were read last",
+        ("worker",),
+        [] if age_s is None else [((worker,), age_s)],
+    )
+    yield gauge(
+        "engine_metrics_not_shown",
+        "1 while the engine's own metrics are not shown here, by reason",
+        ("worker", "reason"),
+        [] if age_s is None else [((worker, reason), float(reason == found)) for reason in EXPORT_PROBLEMS],
+    )
