@@ -52,6 +52,7 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option(
     "--crawl", "crawl_s", type=click.FloatRange(0.1, 60), default=6.0, help="seconds in which no client reads"
 )
+@click.option("--tracing", is_flag=True, help="ours in mode kv with tracing on, too: no request sampled, and all")
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write all rounds")
 @click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
@@ -67,7 +68,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         flags |= _QUICK
     more = _QUICK_ONLY if flags["quick"] else {}
     shape = MeasuredShape(cores=cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
-    plans, absent = found(flags["peers"])
+    plans, absent = found(flags["peers"], traced=flags["tracing"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
     facts = DataplaneFacts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])

@@ -1,6 +1,7 @@
 """The systems of the data plane bench: each is started as its users start it, and its use is measured.
 
-    ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server
+    ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server;
+            on request also with tracing on: no request sampled, or all, whose spans the back end takes unread
     nginx   one worker process, no buffering of answers, connections to workers kept alive: the cost of proxying only
     peers   each executable that is named or on PATH, in each of its policies
 
@@ -86,7 +87,7 @@ class Backend(NamedTuple):
 class SystemPlan(NamedTuple):
     """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`).
 
-    `processes` of ours serve.
+    `processes` of ours serve. `sampled`: the share of requests that ours traces; None: tracing is off.
     """
 
     kind: str
@@ -94,6 +95,7 @@ class SystemPlan(NamedTuple):
     executable: str = ""
     command: tuple[str, ...] = ("-m", "router")
     processes: int = 1
+    sampled: float | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +103,11 @@ class SystemPlan(NamedTuple):
         if self.kind in (NGINX, DIRECT):
             return self.kind
         processes = "" if self.processes == 1 else f", {self.processes} processes"
-        return f"{self.kind}, {self.policy}{processes}"
+        tracing = "" if self.sampled is None else f", {self.sampled:.0%} traced"
+        return f"{self.kind}, {self.policy}{processes}{tracing}"
+
+
+UNSAMPLED, SAMPLED = SystemPlan(OURS, KV, sampled=0.0), SystemPlan(OURS, KV, sampled=1.0)
 
 
 class Used(NamedTuple):
@@ -141,10 +147,13 @@ def _cpu_s(pid: int) -> float:
     return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
 
 
-def found(named: Sequence[tuple[str, str]]) -> tuple[list[SystemPlan], list[str]]:
-    """Return the systems that can be measured, by name or on PATH, and a line for each that cannot."""
+def found(named: Sequence[tuple[str, str]], *, traced: bool = False) -> tuple[list[SystemPlan], list[str]]:
+    """Return the systems that can be measured, by name or on PATH, and a line for each that cannot.
+
+    `traced`: ours in mode kv with tracing on, too.
+    """
     ours = (SystemPlan(OURS, mode, processes=processes) for processes in (1, 2) for mode in _OUR_MODES)
-    plans = [SystemPlan(DIRECT, ""), *ours]
+    plans = [SystemPlan(DIRECT, ""), *ours, *((UNSAMPLED, SAMPLED) if traced else ())]
     absent = [_NO_DYNAMO]
     for name in (NGINX, *PEERS):
         executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -192,9 +201,12 @@ async def start(
     return RunningSystem(plan, port, process)
 
 
-def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> ChildProcess:
+def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
     options = ["--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
     options += ["--processes", str(plan.processes)]
+    if plan.sampled is not None:
+        collector = f"tracing.endpoint=http://127.0.0.1:{backend.ports[0]}"
+        options += ["--set", collector, "--set", f"tracing.ratio={plan.sampled}"]
     return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 

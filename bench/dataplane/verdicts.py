@@ -6,16 +6,18 @@ latency added at a modest rate, p50       at most the best peer's
 a reader that does not read               less than 1 MB
 a client that leaves                      its stream is cut off within 5 ms
 streams at once                           all open at one moment, all complete, without an error
+tracing on, no request sampled            at most 5 us of CPU a small request more than without (of runs with it)
 control                                   no added latency is negative, and no proxy costs less than nginx
 
 The best peer is the one with the lowest value in that cell, with any of its policies.
 """
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, LARGE, LEFT, PACED, SMALL, DataplaneResults
-from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, SystemPlan
+from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, UNSAMPLED, SystemPlan
 
 PLAIN = SystemPlan(OURS, ROUND_ROBIN).name
 AWARE = SystemPlan(OURS, KV).name
@@ -68,7 +70,7 @@ def ratio(results: DataplaneResults, system: str, cell: str, other: float | None
 
 def verdicts(results: DataplaneResults) -> list[DataplaneVerdict]:
     """Return the verdict on every target."""
-    return [*_cpu(results), _added(results), *_once(results), *_control(results)]
+    return [*_cpu(results), _added(results), *_once(results), *_tracing(results), *_control(results)]
 
 
 def _cpu(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
@@ -103,6 +105,13 @@ def _once(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
             f"streams open at once ({system})", ">=", held, "", results.figure(system, HELD, "at_once")
         )
         yield DataplaneVerdict(f"of them failed, or chunks missing ({system})", "<=", 0.0, "", lost if held else None)
+
+
+def _tracing(results: DataplaneResults) -> Iterator[DataplaneVerdict]:
+    if UNSAMPLED in results.systems:
+        pairs = zip(results.rounds[AWARE, SMALL], results.rounds[UNSAMPLED.name, SMALL], strict=True)
+        more_us = median(traced["cpu_us"] - plain["cpu_us"] for plain, traced in pairs)
+        yield DataplaneVerdict("CPU that tracing adds to a small request, unsampled", "<=", 5.0, " us", more_us)
 
 
 def _control(results: DataplaneResults) -> Iterator[DataplaneVerdict]:

@@ -27,7 +27,19 @@ from bench.dataplane.run import (
     DataplaneResults,
     MeasuredShape,
 )
-from bench.dataplane.systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, SystemAbsent, SystemPlan, found, start
+from bench.dataplane.systems import (
+    DIRECT,
+    KV,
+    NGINX,
+    OURS,
+    ROUND_ROBIN,
+    UNSAMPLED,
+    Backend,
+    SystemAbsent,
+    SystemPlan,
+    found,
+    start,
+)
 from bench.dataplane.verdicts import verdicts
 from bench.dataplane.wire import (
     CHUNK,
@@ -218,6 +230,17 @@ def test_without_peers_targets_that_need_one_are_not_measured() -> None:
     results.systems = results.systems[:2]
     rows = {row[0]: row[-1] for row in verdict_table(results).rows}
     assert rows["CPU of a small request, over the best peer's"] == "not measured"
+
+
+@pytest.mark.parametrize(("unsampled_us", "holds"), [(104.5, True), (105.5, False)])
+def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: float, *, holds: bool) -> None:
+    results = measured({OURS: 20.0})
+    for plan, cpu_us in ((SystemPlan(OURS, KV), 100.0), (UNSAMPLED, unsampled_us)):
+        results.systems.append(plan)
+        results.rounds[plan.name, SMALL] = [{"cpu_us": cpu_us}, {"cpu_us": 900.0}, {"cpu_us": cpu_us}]
+    found = {each.target: each for each in verdicts(results)}
+    added = found["CPU that tracing adds to a small request, unsampled"]
+    assert (added.measured, added.holds) == (unsampled_us - 100.0, holds)
 
 
 def test_the_tables_and_the_json_have_every_system() -> None:
