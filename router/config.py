@@ -14,6 +14,7 @@ from kv_runtime.config.sections import (
 )
 from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
 from kv_runtime.text.encoders import Wanted
+from kv_runtime.tracing.service import TracingSection
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
 from router.fleet.ledger import LEASE_S
@@ -24,7 +25,6 @@ from router.queue.tenants import SECRET_HEADERS, FairShareBy
 from router.queue.waiting import QueueLimits, QueuePolicy
 from router.server.limits import HttpLimits
 from router.server.sites import Sites
-from router.tracing.service import TracingSection
 
 _HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()

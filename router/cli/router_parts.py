@@ -21,6 +21,8 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
+from kv_runtime.tracing.exporter import NO_SPANS, span_families
+from kv_runtime.tracing.service import opened_tracing
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import (
     RequestMetrics,
@@ -61,8 +63,7 @@ from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import Endpoints
 from router.request.serving import Serving
 from router.server.plane import HttpPlane
-from router.tracing.exporter import NO_SPANS, span_families
-from router.tracing.service import opened_tracing
+from router.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     import socket
@@ -139,7 +140,7 @@ class RouterParts:
             settings,
             new_id,
             recent,
-            tracer=None if self._tracing is None else self._tracing.tracer,
+            tracer=None if self._tracing is None else Tracer(self._tracing.sampling, self._tracing.exporter.put),
         )
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)

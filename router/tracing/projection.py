@@ -6,23 +6,20 @@
         link                                       to the upstream request before: retry, migration or handoff
 
 `gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
-have no name for is `kvrouter.*`. Text of clients is cut to `TEXT_CHARACTERS_MAX`; a model's name is part of a span's
-name only if workers serve it.
+have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
+if workers serve it.
 Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
-from kv_protocol.trace_context import TraceParent
+from kv_runtime.tracing.spans import Attributes, SpanData, SpanEvent, SpanLink, TraceData, text
 from router.decision.verdict import Verdict
 from router.request.usage import Usage
 from router.tracing.record import RequestEnd, RequestTrace, Turn
 
-TEXT_CHARACTERS_MAX = 256
-"""A model's name, a request's id or a reason in a span is cut to this length."""
 TURNS_MAX = 32
 """Of a request with more turns, the spans of the first ones are left out."""
 _NS_PER_S = 1_000_000_000
@@ -33,45 +30,6 @@ _PROVIDER = "kv_router"
 _UNNAMED = "_OTHER"
 """`error.type` of an error without a name, by the conventions."""
 _PORTS = {"http": 80, "https": 443}
-
-SpanKind = Literal["server", "internal", "client"]
-Attributes = dict[str, str | int | float | bool]
-
-
-class SpanEvent(NamedTuple):
-    """A moment of a span."""
-
-    name: str
-    at_ns: int
-
-
-class SpanLink(NamedTuple):
-    """Another span of the same trace, and why it is linked."""
-
-    span_id: int
-    why: str
-
-
-class SpanData(NamedTuple):
-    """A finished span. Times are nanoseconds since 1970; `error` is empty if there was none."""
-
-    name: str
-    kind: SpanKind
-    span_id: int
-    start_ns: int
-    end_ns: int
-    attributes: Attributes
-    error: str = ""
-    events: tuple[SpanEvent, ...] = ()
-    links: tuple[SpanLink, ...] = ()
-
-
-class TraceData(NamedTuple):
-    """The spans of one request, the SERVER span first; it is the parent of the others, and `parent` is its own."""
-
-    trace_id: int
-    parent: TraceParent | None
-    spans: tuple[SpanData, ...]
 
 
 def projected(trace: RequestTrace, end: RequestEnd, *, epoch_ns: int, new_span_id: Callable[[], int]) -> TraceData:
@@ -85,12 +43,7 @@ def projected(trace: RequestTrace, end: RequestEnd, *, epoch_ns: int, new_span_i
         if turn.span_id:
             spans.append(_client(turn, before, end, epoch_ns))
             before = turn
-    return TraceData(trace.trace_id, trace.parent, tuple(spans))
-
-
-def text(value: str) -> str:
-    """Return what may stand in a span: short, and with no character that UTF-8 cannot encode."""
-    return value[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+    return TraceData(trace.trace_id, 0 if trace.parent is None else trace.parent.span_id, tuple(spans))
 
 
 def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:

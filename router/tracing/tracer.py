@@ -9,13 +9,14 @@ from collections.abc import Callable
 from time import perf_counter, time_ns
 
 from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent
+from kv_runtime.tracing.sampling import Sampling
+from kv_runtime.tracing.spans import TraceData
 from router.request.events import Chosen, Event, NotChosen
 from router.request.rank_attempt import RankAttempt, of_rank
 from router.request.usage import Usage
 from router.server.heads import Headers
-from router.tracing.projection import TraceData, projected
+from router.tracing.projection import projected
 from router.tracing.record import RequestEnd, RequestTrace, Turn
-from router.tracing.sampling import Sampling
 
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
@@ -43,7 +44,7 @@ class Tracer:
         given = headers.get(TRACEPARENT)
         parent = None if given is None else parsed_trace_parent(given)
         trace_id = parent.trace_id if parent is not None else self._bits(_TRACE_ID_BITS) or 1
-        is_sampled = self._sampling.is_sampled(parent, trace_id)
+        is_sampled = self._sampling.is_sampled(trace_id, parent=None if parent is None else parent.is_sampled)
         return TracedRequest(self, parent, trace_id, began_s, is_sampled=is_sampled)
 
     def new_span_id(self) -> int:

@@ -17,6 +17,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.telemetry import PREFIX, LoopLag
+from kv_runtime.tracing.exporter import NO_SPANS, span_families
 from router.admin.metrics import (
     RequestMetrics,
     build_families,
@@ -37,7 +38,6 @@ from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.replicas.service import Replicas, replica_families
-from router.tracing.exporter import NO_SPANS, span_families
 from tests.unit.router.samples import state
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.engines.attached.metrics import AttachMetrics

@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.config.loading import ConfigurationError
-from router.tracing import exporter as exporter_module
-from router.tracing.exporter import SpanExporter, span_families
-from router.tracing.projection import SpanData, TraceData
-from router.tracing.service import TracingSection, opened_tracing
+from kv_runtime.tracing import exporter as exporter_module
+from kv_runtime.tracing.exporter import SpanExporter, span_families
+from kv_runtime.tracing.service import TracingSection, opened_tracing
+from kv_runtime.tracing.spans import SpanData, TraceData
 from router.tracing.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink
 from tests.unit.router.plane import running_plane, until
@@ -22,7 +22,7 @@ from tests.unit.router.upstream import Upstream, answers, completion
 GOOD = answers(200, completion())
 SPANS = 3
 """Of a request that one worker answers."""
-TRACE = TraceData(1, None, (SpanData("chat m", "server", 2, 3, 4, {}),))
+TRACE = TraceData(1, 0, (SpanData("chat m", "server", 2, 3, 4, {}),))
 
 
 class Sender:

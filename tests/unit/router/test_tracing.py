@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.trace_context import parsed_trace_parent
-from router.tracing.projection import TEXT_CHARACTERS_MAX
-from router.tracing.sampling import Sampling
+from kv_runtime.tracing.sampling import Sampling
+from kv_runtime.tracing.spans import TEXT_CHARACTERS_MAX
 from router.tracing.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import CHAT, PROMPT, until
@@ -297,7 +297,7 @@ async def test_a_request_is_sampled_as_its_caller_says_or_by_the_ratio(
 @pytest.mark.parametrize(("low_bits", "sampled"), [(0, True), ((1 << 62) - 1, True), (1 << 62, False)])
 def test_the_ratio_is_drawn_by_the_low_half_of_the_trace_id_as_the_sdk_does(low_bits: int, sampled: bool) -> None:
     rule = Sampling(follows_parent=True, ratio=0.25)
-    assert rule.is_sampled(None, (7 << 64) | low_bits) is sampled
+    assert rule.is_sampled((7 << 64) | low_bits, parent=None) is sampled
 
 
 @pytest.mark.asyncio

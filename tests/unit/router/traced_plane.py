@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from router.tracing.exporter import SpanExporter
-from router.tracing.otlp import OtlpSender, http_exporter
-from router.tracing.sampling import Sampling
+from kv_runtime.tracing.exporter import SpanExporter
+from kv_runtime.tracing.otlp import OtlpSender, http_exporter
+from kv_runtime.tracing.sampling import Sampling
 from router.tracing.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import Plane, running_plane

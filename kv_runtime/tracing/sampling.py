@@ -11,8 +11,6 @@ Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, 
 
 from typing import NamedTuple
 
-from kv_protocol.trace_context import TraceParent
-
 _LOW_64_BITS = (1 << 64) - 1
 
 _RULES = {
@@ -37,10 +35,10 @@ class Sampling(NamedTuple):
     ratio: float
     ttft_target_s: float | None = None
 
-    def is_sampled(self, parent: TraceParent | None, trace_id: int) -> bool:
-        """Return whether the trace is sampled at its beginning."""
+    def is_sampled(self, trace_id: int, *, parent: bool | None) -> bool:
+        """Return whether the trace is sampled at its beginning; `parent`: whether its caller, if any, sampled it."""
         if parent is not None and self.follows_parent:
-            return parent.is_sampled
+            return parent
         return trace_id & _LOW_64_BITS < round(self.ratio * (1 << 64))
 
     def is_kept(self, *, has_failed: bool, ttft_s: float | None) -> bool:

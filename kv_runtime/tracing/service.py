@@ -9,9 +9,8 @@ from pydantic import Field
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.extras import DISTRIBUTION, install_command, missing
-from router.tracing.exporter import SpanExporter
-from router.tracing.sampling import SamplerInvalid, Sampling, sampling
-from router.tracing.tracer import Tracer
+from kv_runtime.tracing.exporter import SpanExporter
+from kv_runtime.tracing.sampling import SamplerInvalid, Sampling, sampling
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -51,14 +50,14 @@ class TracingSection(Section):
 
 
 class Tracing(NamedTuple):
-    """What traces requests, and what sends their spans."""
+    """Which requests are sampled, and what sends their spans."""
 
-    tracer: Tracer
+    sampling: Sampling
     exporter: SpanExporter
 
 
 def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instance: str) -> Tracing | None:
-    """Return what traces requests; None if nothing is to be traced. `instance` is this process's unique name.
+    """Return what traces are sent by; None if nothing is to be traced. `instance` is this process's unique name.
 
     Raises:
         ConfigurationError: a variable has a value that is not allowed, or a package is missing.
@@ -68,7 +67,7 @@ def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instanc
         return None
     if missing(_EXTRA):
         raise ConfigurationError([f"tracing: needs {DISTRIBUTION}[{_EXTRA}]: {install_command(_EXTRA)}"])
-    from router.tracing import otlp  # noqa: PLC0415 - not while tracing is off
+    from kv_runtime.tracing import otlp  # noqa: PLC0415 - not while tracing is off
 
     protocol = _first(environ, _PROTOCOLS).strip().lower()
     make = {"": otlp.http_exporter, "http/protobuf": otlp.http_exporter, "grpc": otlp.grpc_exporter}.get(protocol)
@@ -85,7 +84,7 @@ def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instanc
         name = "opentelemetry-exporter-otlp-proto-grpc"
         raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
     exporter = SpanExporter(sender, requests_max=settings.requests_max)
-    return Tracing(Tracer(rule, exporter.put), exporter)
+    return Tracing(rule, exporter)
 
 
 def _sampling(settings: TracingSection, environ: Mapping[str, str]) -> Sampling | None:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from router.tracing.projection import SpanData, TraceData
+from kv_runtime.tracing.spans import SpanData, TraceData
 
 _GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _SCOPE = "kv_router"
@@ -65,8 +65,7 @@ class OtlpSender:
         self._exporter.shutdown()
 
     def _readable(self, trace: TraceData) -> Iterator[ReadableSpan]:
-        parent = trace.parent
-        above = None if parent is None else _context(parent.trace_id, parent.span_id, is_remote=True)
+        above = _context(trace.trace_id, trace.parent_id, is_remote=True) if trace.parent_id else None
         for span in trace.spans:
             context = _context(trace.trace_id, span.span_id)
             yield self._span(span, context, above)

@@ -20,7 +20,7 @@ import structlog
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import Part, thread_part
 from kv_runtime.telemetry import Family, RateLimitedLog, counter
-from router.tracing.projection import TraceData
+from kv_runtime.tracing.spans import TraceData
 
 DropReason = Literal["queue_full", "not_sent", "stopped"]
 """Too many wait; the collector did not take them; they waited when the process stopped."""

@@ -1,0 +1,1 @@
+"""Traces: which requests are sampled, and how their spans get to an OpenTelemetry collector."""
