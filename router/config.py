@@ -344,6 +344,17 @@ class StateSection(Section):
     )
 
 
+class RouterTracingSection(TracingSection):
+    """Which requests are traced, and where to."""
+
+    ttft_target_s: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        description="requests whose first token came later are sent although they were not sampled, as failed ones are",
+    )
+
+
 class RouterTelemetrySection(TelemetrySection):
     """Logs, and the request log."""
 
@@ -374,4 +385,4 @@ class RouterSettings(Settings):
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
-    tracing: TracingSection = TracingSection()
+    tracing: RouterTracingSection = RouterTracingSection()

@@ -12,6 +12,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config.sections import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
+from kv_runtime.tracing.service import TracingSection
 from worker_agent.api.parsers.families import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
@@ -282,6 +283,7 @@ class AgentSettings(Settings):
     transfer: KvTransferSection = KvTransferSection()
     nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
     telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
     def _of_this_engine(self) -> "AgentSettings":

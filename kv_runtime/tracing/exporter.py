@@ -54,7 +54,7 @@ class SpanCounts(NamedTuple):
     dropped: dict[str, int]
 
 
-NO_SPANS = SpanCounts(0, dict.fromkeys(DROP_REASONS, 0))
+_NO_SPANS = SpanCounts(0, dict.fromkeys(DROP_REASONS, 0))
 
 
 class SpanExporter:
@@ -127,8 +127,9 @@ class SpanExporter:
             self._sent += spans
 
 
-def span_families(counts: SpanCounts) -> Iterator[Family]:
-    """Yield the metrics of spans; all 0 while tracing is off."""
+def span_families(exporter: SpanExporter | None) -> Iterator[Family]:
+    """Yield the metrics of spans; None: tracing is off, and all are 0."""
+    counts = _NO_SPANS if exporter is None else exporter.counts()
     yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), counts.sent)])
     dropped = [((reason,), float(count)) for reason, count in counts.dropped.items()]
     yield counter("spans_dropped", "Spans that were to be sent and were not", ("reason",), dropped)

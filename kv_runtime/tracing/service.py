@@ -35,12 +35,6 @@ class TracingSection(Section):
         description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
         " all; more costs CPU",
     )
-    ttft_target_s: float | None = Field(
-        None,
-        gt=0,
-        le=3600,
-        description="requests whose first token came later are sent although they were not sampled, as failed ones are",
-    )
     requests_max: int = Field(
         2048,
         ge=1,
@@ -56,13 +50,22 @@ class Tracing(NamedTuple):
     exporter: SpanExporter
 
 
-def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instance: str) -> Tracing | None:
-    """Return what traces are sent by; None if nothing is to be traced. `instance` is this process's unique name.
+def opened_tracing(
+    settings: TracingSection,
+    environ: Mapping[str, str],
+    instance: str,
+    *,
+    service: str = DISTRIBUTION,
+    ttft_target_s: float | None = None,
+) -> Tracing | None:
+    """Return what traces are sent by; None if nothing is to be traced. `service` and `instance` name this process.
+
+    `ttft_target_s`: requests whose first token came later are sent although they were not sampled; None: none are.
 
     Raises:
         ConfigurationError: a variable has a value that is not allowed, or a package is missing.
     """
-    rule = _sampling(settings, environ)
+    rule = _sampling(settings, environ, ttft_target_s)
     if rule is None or not _is_wanted(settings, environ):
         return None
     if missing(_EXTRA):
@@ -73,13 +76,13 @@ def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instanc
     make = {"": otlp.http_exporter, "http/protobuf": otlp.http_exporter, "grpc": otlp.grpc_exporter}.get(protocol)
     if make is None:
         raise ConfigurationError([f"{_PROTOCOLS[1]}: found {protocol[:64]!r}, allowed http/protobuf, grpc"])
-    service = {
-        "service.name": DISTRIBUTION,
+    described = {
+        "service.name": service,
         "service.instance.id": instance,
         "service.version": version(DISTRIBUTION),
     }
     try:
-        sender = otlp.OtlpSender(make(settings.endpoint, None if _first(environ, _TIMEOUTS) else _TIMEOUT_S), service)
+        sender = otlp.OtlpSender(make(settings.endpoint, None if _first(environ, _TIMEOUTS) else _TIMEOUT_S), described)
     except ImportError as error:
         name = "opentelemetry-exporter-otlp-proto-grpc"
         raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
@@ -87,10 +90,10 @@ def opened_tracing(settings: TracingSection, environ: Mapping[str, str], instanc
     return Tracing(rule, exporter)
 
 
-def _sampling(settings: TracingSection, environ: Mapping[str, str]) -> Sampling | None:
+def _sampling(settings: TracingSection, environ: Mapping[str, str], ttft_target_s: float | None) -> Sampling | None:
     sampler, argument = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
     try:
-        return sampling(sampler, argument, ratio=settings.ratio, ttft_target_s=settings.ttft_target_s)
+        return sampling(sampler, argument, ratio=settings.ratio, ttft_target_s=ttft_target_s)
     except SamplerInvalid as error:
         raise ConfigurationError([str(error)]) from error
 

@@ -38,7 +38,7 @@ class SpanData(NamedTuple):
 
 
 class TraceData(NamedTuple):
-    """The spans of one request, the SERVER span first; it is the parent of the others, `parent_id` (0: none) its own."""
+    """The spans of one request, the SERVER span first; it is the others' parent, `parent_id` (0: none) its own."""
 
     trace_id: int
     parent_id: int

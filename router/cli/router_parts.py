@@ -21,7 +21,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
-from kv_runtime.tracing.exporter import NO_SPANS, span_families
+from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import opened_tracing
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import (
@@ -130,7 +130,7 @@ class RouterParts:
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret)
         new_id = Names(instance).new
         recent = RecentPrompts(settings.handover.prompts_bytes_max)
-        self._tracing = opened_tracing(settings.tracing, os.environ, name)
+        self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
         serving = Serving(
             self._routing,
             self._prompts,
@@ -211,7 +211,7 @@ class RouterParts:
             self._handover.families,
             self._planner.families,
             self._index.families,
-            lambda: span_families(NO_SPANS if self._tracing is None else self._tracing.exporter.counts()),
+            lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)

@@ -17,7 +17,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.telemetry import PREFIX, LoopLag
-from kv_runtime.tracing.exporter import NO_SPANS, span_families
+from kv_runtime.tracing.exporter import span_families
 from router.admin.metrics import (
     RequestMetrics,
     build_families,
@@ -148,7 +148,7 @@ def _router() -> Iterator[MadeFamily]:
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
-    yield from _families_of(span_families, span_families(NO_SPANS))
+    yield from _families_of(span_families, span_families(None))
 
 
 def _pools() -> Iterator[MadeFamily]:
@@ -167,6 +167,7 @@ def _serve() -> Iterator[MadeFamily]:
     yield from _of_function(media_families, 2)
     yield from _of_function(encode_families, 4)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _families_of(span_families, span_families(None))
 
 
 def _attach() -> Iterator[MadeFamily]:
@@ -177,6 +178,7 @@ def _attach() -> Iterator[MadeFamily]:
     yield from _families_of(thread_family, [thread_family("", {})])
     yield from _of_object(AttachMetrics("", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _families_of(span_families, span_families(None))
 
 
 def _consolidate() -> Iterator[MadeFamily]:

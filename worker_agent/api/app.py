@@ -31,6 +31,7 @@ from worker_agent.api.in_flight import InFlight, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
+from worker_agent.api.tracing import WorkerTracer
 from worker_agent.engines.port import Engine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,8 +62,9 @@ class AgentApi:
         body_limits: BodyLimits = DEFAULT_LIMITS,
         answer_format: AnswerFormat = PLAIN,
         embeddings: bool = False,
+        tracer: WorkerTracer | None = None,
     ) -> None:
-        """`embeddings`: serve simulated embeddings."""
+        """`embeddings`: serve simulated embeddings. `tracer`: None: requests have no spans."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
@@ -93,7 +95,7 @@ class AgentApi:
             else None
         )
         self._position, self._status, self._fault = position, status, fault
-        self._in_flight = InFlight(inflight_requests_max)
+        self._in_flight = InFlight(inflight_requests_max, tracer)
 
     @property
     def requests_total(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, openai_errors
 from worker_agent.api.forwarding import ROUTER_RANK_HEADER, engine_headers, response_headers, without_prompt_ids
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
+from worker_agent.api.tracing import WorkerTracer
 
 __all__ = ["Forwarder", "RequestOutcome"]
 
@@ -53,11 +54,13 @@ class Forwarder:
         dp_ranks: tuple[int, ...],
         inflight_requests_max: int,
         silence_s: float = SILENCE_S,
+        tracer: WorkerTracer | None = None,
     ) -> None:
+        """`tracer`: None: requests have no spans."""
         self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
         self._silence_s = silence_s
         self._session: aiohttp.ClientSession | None = None
-        self._in_flight = InFlight(inflight_requests_max)
+        self._in_flight = InFlight(inflight_requests_max, tracer)
 
     @property
     def requests_total(self) -> Counter[RequestOutcome]:

@@ -14,6 +14,7 @@ block size) are configured, or the process waits for them until the engine is he
 """
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -34,8 +35,11 @@ from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import Tracing, opened_tracing
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.status import StatusApi
+from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.unrun import end_unrun
 from worker_agent.engines.attached.client import EngineClient
 from worker_agent.engines.attached.config import AttachSettings, WorkerHeadSection
@@ -140,6 +144,7 @@ class _Fronted(NamedTuple):
     membership: Membership
     loads: EngineLoads | None
     forwarder: Forwarder | None
+    tracing: Tracing | None
     parts: list[Part]
 
 
@@ -202,20 +207,22 @@ async def _connected(
 async def _fronted(attached: _Attached, access: _EngineAccess, cleanup: AsyncExitStack) -> _Fronted:
     """Build the parts that watch and front the engine; forwarded requests are accepted from now on."""
     settings, client = attached.settings, access.client
-    parts, base_url, forwarder = list[Part](), client.base_url, None
+    parts, base_url, forwarder, tracing = list[Part](), client.base_url, None, None
     loads = _loads(attached, client)
     if loads is not None:
         parts.append(Part("engine-loads", loads.run, 2))
     if settings.engine.is_forwarded:
-        forwarder = await cleanup.enter_async_context(_forwarder(settings, base_url))
+        tracing = opened_tracing(settings.tracing, os.environ, attached.worker.instance, service=SERVICE)
+        forwarder = await cleanup.enter_async_context(_forwarder(attached, base_url, tracing))
         served = await _served(settings, forwarder)
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
         parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
+        parts += [] if tracing is None else [tracing.exporter.part(2)]
     membership = _membership(attached, access, base_url)
     watch = _health_watch(attached, access, membership, base_url)
     cleanup.push_async_callback(watch.leave, "stopped")
     parts += [Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
-    return _Fronted(watch, membership, loads, forwarder, parts)
+    return _Fronted(watch, membership, loads, forwarder, tracing, parts)
 
 
 def _membership(attached: _Attached, access: _EngineAccess, base_url: str) -> Membership:
@@ -247,6 +254,7 @@ def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted |
     Projection(registry, lambda: log_families(attached.log.statistics()))
     if fronted is not None:
         Projection(registry, fronted.membership.families)
+        Projection(registry, lambda: span_families(None if fronted.tracing is None else fronted.tracing.exporter))
     sources = list if streams.path is None else streams.path.status
     status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
     app = status.app(registry, token=control.token.get_secret_value())
@@ -281,12 +289,14 @@ def _loads(attached: _Attached, client: EngineClient) -> EngineLoads | None:
     )
 
 
-def _forwarder(settings: AttachSettings, base_url: str) -> Forwarder:
+def _forwarder(attached: _Attached, base_url: str, tracing: Tracing | None) -> Forwarder:
+    settings, worker = attached.settings, attached.worker
     return Forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),
         dp_ranks=tuple(range(settings.engine.dp_ranks)),
         inflight_requests_max=settings.worker.inflight_requests_max,
+        tracer=worker_tracer(tracing, worker.id, settings.worker.role, worker.model),
     )
 
 

@@ -14,6 +14,7 @@ If the engine dies, the process ends: response streams fail, the agent publishes
 """
 
 import asyncio
+import os
 import sys
 import uuid
 from collections.abc import Callable
@@ -34,7 +35,10 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import Tracing, opened_tracing
 from worker_agent.api.app import AgentApi
+from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
     Chosen,
@@ -77,6 +81,7 @@ class _WorkerParts(NamedTuple):
     log: EventLog
     events: ServedEvents
     worker_id: WorkerId
+    tracing: Tracing | None
 
 
 async def run_served(
@@ -93,6 +98,7 @@ async def run_served(
     Raises:
         EngineError: the engine cannot be loaded.
         WorkerIdTaken: another living worker has the id, found before the engine is loaded, or later, after draining.
+        ConfigurationError: what is said of tracing is not allowed, or a package is missing.
         PartGaveUp: the engine died; everything else has drained.
         TextError, BrokerUnavailable, PortUsed: another requirement of a worker is missing.
     """
@@ -100,9 +106,11 @@ async def run_served(
     sys.setswitchinterval(_SWITCH_S)
     clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
     media, built = served_media(settings, chosen, text, clock), build_engine(settings, chosen, text, clock, call)
+    instance = uuid.uuid4().hex[:16]
+    tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
-        log, instance = await _connected(settings, found, cleanup), uuid.uuid4().hex[:16]
+        log = await _connected(settings, found, cleanup)
         gate = FleetGate(settings.nats.fleet_secrets)
         worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
         await until(stop, worker_id.check())
@@ -116,7 +124,9 @@ async def run_served(
             names = served_names(settings, chosen)
             events = ServedEvents(settings, chosen, built, names[0], instance, log, context, clock)
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
-            worker = _WorkerParts(settings, chosen, built, text, media, names, instance, clock, log, events, worker_id)
+            worker = _WorkerParts(
+                settings, chosen, built, text, media, names, instance, clock, log, events, worker_id, tracing
+            )
             parts = await _parts(worker, found, cleanup, report)
             until_run.pop_all()  # from here on the parts end engine and events
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
@@ -152,6 +162,7 @@ async def _parts(
     Projection(registry, lambda: worker.media.families(worker_id))
     Projection(registry, lambda: log_families(worker.log.statistics()))
     Projection(registry, membership.families)
+    Projection(registry, lambda: span_families(None if worker.tracing is None else worker.tracing.exporter))
     await events.path.consolidator.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     report(f"worker {worker_id} on {registration.base_url}")
@@ -166,6 +177,7 @@ async def _parts(
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
         *events.path.parts(first_stage=2),
         *life.parts(stage=3),
+        *([] if worker.tracing is None else [worker.tracing.exporter.part(2)]),
         Part("event-log", worker.log.run, 8),
     ]
 
@@ -234,6 +246,7 @@ def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
         body_limits=settings.worker.body_limits(),
         embeddings=settings.engine.embeddings,
         answer_format=settings.engine.answer_format,
+        tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.names[0]),
     )
 
 

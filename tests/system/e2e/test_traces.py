@@ -5,8 +5,8 @@ import signal
 import aiohttp
 import pytest
 
-from bench.processes import FleetProcesses, FleetShape
-from tests.support.otlp_sink import OtlpSink
+from bench.processes import FleetProcesses, FleetShape, roles_of, settings_of
+from tests.support.otlp_sink import OtlpSink, Span
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.test_attached_engines import PROMPT, running_cluster
@@ -46,3 +46,36 @@ async def test_an_attached_engine_gets_the_trace_of_the_router_s_client_span(ran
         (client,) = [span for span in sink.spans if span.kind == "client"]
     assert headers["traceparent"] == f"00-{client.trace_id}-{client.span_id}-01"
     assert client.attributes["gen_ai.provider.name"] == "vllm"
+
+
+@pytest.mark.asyncio
+async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> None:
+    roles = roles_of(prefill=1, decode=1)
+    with OtlpSink() as sink:
+        tracing = f"tracing.endpoint={sink.url}"
+        shape = FleetShape(
+            ids=tuple(roles),
+            more_settings=settings_of(roles),
+            worker_settings=(*FAST_WORKER, tracing),
+            router_settings=(*QUIET_ROUTER, tracing),
+        )
+        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+            client = Client(session, fleet.data_url, fleet.control_url)
+            answered = await client.complete([7] * 40, max_tokens=4, traceparent=f"00-{TRACE}-{CALLER}-01")
+            assert answered.status == 200
+            for process in (fleet.router, *fleet.workers.values()):
+                await process.end(signal.SIGTERM)
+        spans = {span.span_id: span for span in sink.spans if span.name.partition(" ")[0] != "decide"}
+
+    def path(span: Span) -> list[object]:
+        above = spans.get(span.parent_id)
+        own = span.attributes.get("kvrouter.role") or f"{span.kind} {span.name.partition(' ')[0]}"
+        return [*([span.parent_id] if above is None else path(above)), own]
+
+    request = [CALLER, "server text_completion"]
+    leaves = [path(span) for span in spans.values() if "kvrouter.role" in span.attributes]
+    assert sorted(map(str, leaves)) == sorted(
+        map(str, [[*request, "client prefill", "prefill"], [*request, "client decode", "decode"]])
+    )
+    assert {span.trace_id for span in spans.values()} == {TRACE}
+    assert {span.service["service.name"] for span in spans.values()} == {"kv-router", "kv-router-worker"}

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 from worker_agent.events.publisher_config import RANK, PublisherSection
@@ -205,6 +206,7 @@ class AttachSettings(Settings):
     control: ControlSection = ControlSection(port=0)
     nats: NatsSection = _NATS
     telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()
 
     def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
         """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""
