@@ -9,6 +9,8 @@ def _greatest(metric: str) -> str:
     return f"max by (model, role) ({selected(metric, MODEL)})"
 
 
+_TAIL = 0.99
+
 WAITING = Row(
     "How long do clients wait?",
     (
@@ -25,8 +27,12 @@ WAITING = Row(
         Panel(
             title="Time to first token, quantiles",
             description="kvrouter_time_to_first_token_seconds. p99 alone rises: look for one worker with queued "
-            "prefill below; all rise: the fleet is short of prefill.",
-            queries=tuple(Query(quantile(q, "time_to_first_token_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
+            "prefill below; all rise: the fleet is short of prefill. Points are traced requests, and lead to their "
+            "traces.",
+            queries=tuple(
+                Query(quantile(q, "time_to_first_token_seconds"), f"p{q * 100:g}", exemplars=q == _TAIL)
+                for q in (0.5, 0.9, _TAIL)
+            ),
             unit="s",
             width=12,
         ),

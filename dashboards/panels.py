@@ -17,11 +17,15 @@ WIDTH = 24
 
 
 class Query(msgspec.Struct, frozen=True):
-    """PromQL; `legend` may name labels: `{{worker}}`. `right`: on the axis at the right."""
+    """PromQL; `legend` may name labels: `{{worker}}`. `right`: on the axis at the right.
+
+    `exemplars`: traced requests are shown as points, which lead to their traces.
+    """
 
     expr: str
     legend: str = ""
     right: bool = False
+    exemplars: bool = False
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ def _panel(panel: Panel) -> AnyPanel:
 
 def _target(query: Query, ref_id: str, kind: Kind) -> Dataquery:
     target = Dataquery().expr(query.expr).ref_id(ref_id).legend_format(query.legend).datasource(_DATASOURCE)
+    if query.exemplars:
+        target = target.exemplar(exemplar=True)
     if kind == "heatmap":
         return target.range().format(PromQueryFormat.HEATMAP)
     return target.instant() if kind == "bars" else target.range()

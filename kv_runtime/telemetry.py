@@ -7,7 +7,7 @@ process has one registry, its own.
 import asyncio
 import logging
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 from structlog.typing import Processor
 
@@ -208,9 +209,10 @@ class Distribution:
     rarely read calls it now and then: `len` is the number of observations that wait.
 
     `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last count, those above every bound.
+    `exemplars` are the newest traced observation of a bucket, by `i`.
     """
 
-    __slots__ = ("_counts", "_total", "_waiting", "bounds", "observe")
+    __slots__ = ("_counts", "_total", "_waiting", "bounds", "exemplars", "observe")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -219,6 +221,11 @@ class Distribution:
         self._waiting: list[float] = []
         self.observe: Callable[[float], None] = self._waiting.append
         """Add an observation."""
+        self.exemplars: dict[int, Exemplar] = {}
+
+    def exemplify(self, seen: float, trace_id: str) -> None:
+        """Say which trace an observation belongs to; it was or will be observed, too."""
+        self.exemplars[bisect_left(self.bounds, seen)] = Exemplar({"trace_id": trace_id}, seen)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -277,14 +284,17 @@ def histogram(
 ) -> Family:
     """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
 
-    There is no `_sum` if a bound is below 0: it might decrease, which a reader takes for a restart.
+    Exemplars are shown in the OpenMetrics format alone. There is no `_sum` if a bound is below 0: it might decrease,
+    which a reader takes for a restart.
     """
     family = HistogramMetricFamily(PREFIX + name, meaning, labels=(names := tuple(labels)))
     for values, seen in samples:
-        cumulative, buckets = 0, []
-        for bound, count in zip((*seen.bounds, float("inf")), seen.counts, strict=True):
+        cumulative, buckets = 0, list[tuple[str, float] | tuple[str, float, Exemplar]]()
+        for at, (bound, count) in enumerate(zip((*seen.bounds, float("inf")), seen.counts, strict=True)):
             cumulative += count
-            buckets.append((str(floatToGoString(bound)), float(cumulative)))  # type: ignore[no-untyped-call]
+            le: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            exemplar = seen.exemplars.get(at)
+            buckets.append((le, float(cumulative)) if exemplar is None else (le, float(cumulative), exemplar))
         family.add_metric(values, buckets, seen.total)
         if seen.bounds[0] < 0:  # for these the library omits the count as well
             family.add_sample(f"{family.name}_count", dict(zip(names, values, strict=True)), float(cumulative))

@@ -64,6 +64,7 @@ def prometheus_command(directory: Path, configuration: Mapping[str, Any], port: 
     file = directory / "prometheus.yaml"
     file.write_text(yaml.safe_dump(dict(configuration)))
     command = [program(PROMETHEUS), f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
+    command.append("--enable-feature=exemplar-storage")
     return [*command, f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.retention.time={_RETENTION}"]
 
 

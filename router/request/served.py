@@ -287,8 +287,9 @@ class Served(RequestDriver):
                     "" if self._trace is None else self._trace.hex_id,
                 )
             )
-        if self._trace is not None:
-            self._trace.ended(self._request_end(fact))
+        trace = self._trace
+        if trace is not None and trace.ended(self._request_end(fact)):
+            serving.metrics.traced(self._mode, trace.hex_id, e2e_s, trace.ttft_s)
 
     def _request_end(self, fact: RequestOver) -> RequestEnd:
         """Return what a trace says of the end."""

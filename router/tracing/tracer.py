@@ -51,11 +51,13 @@ class Tracer:
         """Return a random id, not 0."""
         return self._bits(_SPAN_ID_BITS) or 1
 
-    def ended(self, trace: RequestTrace, end: RequestEnd) -> None:
-        """Hand the spans of an ended request over, if they are to be sent."""
-        if trace.is_sampled or self._sampling.is_kept(has_failed=end.is_error, ttft_s=trace.ttft_s):
-            epoch_ns = self._wall_ns() - round(self.now_s() * _NS_PER_S)
-            self._send(projected(trace, end, epoch_ns=epoch_ns, new_span_id=self.new_span_id))
+    def ended(self, trace: RequestTrace, end: RequestEnd) -> bool:
+        """Hand the spans of an ended request over, if they are to be sent; return whether they are."""
+        if not trace.is_sampled and not self._sampling.is_kept(has_failed=end.is_error, ttft_s=trace.ttft_s):
+            return False
+        epoch_ns = self._wall_ns() - round(self.now_s() * _NS_PER_S)
+        self._send(projected(trace, end, epoch_ns=epoch_ns, new_span_id=self.new_span_id))
+        return True
 
 
 class TracedRequest(RequestTrace):
@@ -121,6 +123,6 @@ class TracedRequest(RequestTrace):
             ttft_s = attempt.lease.ttft_s
             turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)
 
-    def ended(self, end: RequestEnd) -> None:
-        """The request ended: its spans are sent if they are to be."""
-        self._tracer.ended(self, end)
+    def ended(self, end: RequestEnd) -> bool:
+        """The request ended: its spans are sent if they are to be; return whether they are."""
+        return self._tracer.ended(self, end)

@@ -111,6 +111,12 @@ class RequestMetrics:
         """The first token of an answer came this long after the request was routed."""
         self._ttft[mode].observe(ttft_s)
 
+    def traced(self, mode: str, trace_id: str, duration_s: float, ttft_s: float | None) -> None:
+        """The spans of a request that ended were sent: it becomes the exemplar of its latencies."""
+        self._duration[mode].exemplify(duration_s, trace_id)
+        if ttft_s is not None:
+            self._ttft[mode].exemplify(ttft_s, trace_id)
+
     def finished(self, mode: str, input_tokens: int, output_tokens: int | None, itl_s: float | None) -> None:
         """An answer is complete. `output_tokens` and `itl_s` are None if unknown."""
         self._input.observe(input_tokens)

@@ -19,6 +19,7 @@ class Shown(NamedTuple):
     ref_id: str
     expr: str
     is_range: bool
+    has_exemplars: bool = False
 
     def __str__(self) -> str:
         return f"{self.board}, {self.panel}, {self.ref_id}"
@@ -36,7 +37,14 @@ def panels(name: str) -> list[dict[str, Any]]:
 
 def panel_queries() -> list[Shown]:
     return [
-        Shown(name, panel["title"], target["refId"], target["expr"], bool(target.get("range")))
+        Shown(
+            name,
+            panel["title"],
+            target["refId"],
+            target["expr"],
+            bool(target.get("range")),
+            bool(target.get("exemplar")),
+        )
         for name in BOARD_NAMES
         for panel in panels(name)
         for target in panel["targets"]

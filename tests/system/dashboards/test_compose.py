@@ -42,7 +42,8 @@ def test_a_service_has_a_version_and_only_fields_of_compose(name: str) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_listens_on_loopback_alone(name: str) -> None:
     service = SERVICES[name]
-    said = f"{service.get('command', '')} {service.get('environment', '')}"
+    mounted = [path.read_text() for path in mounts(name).values() if path.is_file()]
+    said = f"{service.get('command', '')} {service.get('environment', '')} {mounted}"
     assert service["network_mode"] == "host"
     assert "127.0.0.1" in said
     assert "0.0.0.0" not in said  # noqa: S104
@@ -63,5 +64,9 @@ def test_grafana_finds_its_dashboards_and_its_data_source() -> None:
     provisioning = seen("grafana", "/etc/grafana/provisioning")
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "kv-router.yaml").read_text())["providers"]
     assert list(seen("grafana", provider["options"]["path"]).glob("*.json"))
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    source, traces = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    tempo = yaml.safe_load(seen("tempo", "/etc/tempo.yaml").read_text())["server"]
+    assert traces["url"] == f"http://{tempo['http_listen_address']}:{tempo['http_listen_port']}"
+    ((destination),) = source["jsonData"]["exemplarTraceIdDestinations"]
+    assert (destination["name"], destination["datasourceUid"]) == ("trace_id", traces["uid"])
     assert f"--web.listen-address={source['url'].removeprefix('http://')}" in SERVICES["prometheus"]["command"]

@@ -197,7 +197,7 @@ def test_provisioning_is_yaml_of_the_kind_that_grafana_reads() -> None:
     provider = yaml.safe_load((folder / "dashboards" / "kv-router.yaml").read_text())
     source = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())
     assert (provider["apiVersion"], [each["type"] for each in provider["providers"]]) == (1, ["file"])
-    assert (source["apiVersion"], [each["type"] for each in source["datasources"]]) == (1, ["prometheus"])
+    assert (source["apiVersion"], [each["type"] for each in source["datasources"]]) == (1, ["prometheus", "tempo"])
 
 
 @pytest.mark.parametrize("planted", ["rate(kvrouter_requests_total)", "sum by (le (up)", "kvrouter_x{a=}"])

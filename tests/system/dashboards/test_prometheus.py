@@ -24,6 +24,7 @@ from dashboards.objectives import OBJECTIVES
 from dashboards.rules import alerts
 from kv_runtime.clock import SystemClock
 from router.admin.metrics.decision import STAGES
+from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
 from tests.system.dashboards.pools_before import start_pools
 from tests.system.dashboards.prometheus import NoData, Prometheus
@@ -95,6 +96,8 @@ class Lived(NamedTuple):
     prometheus: Prometheus
     began_s: float
     ended_s: float
+    traces: frozenset[str]
+    """The traces that the collector got."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -103,9 +106,12 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
     async with AsyncExitStack() as cleanup:
         children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
+        sink = cleanup.enter_context(OtlpSink())
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
-        running = await cleanup.enter_async_context(fleet(children, [server.url], SHAPE))
+        running = await cleanup.enter_async_context(
+            fleet(children, [server.url], SHAPE._replace(router_settings=(f"tracing.endpoint={sink.url}",)))
+        )
         prometheus = Prometheus(session, directory)
         pools_url, pools_control_url = await start_pools(children, running, directory)
         jobs = {
@@ -117,7 +123,7 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         await prometheus.start(children, jobs)
         began_s = time()
         await live(running, prometheus, pools_url)
-        yield Lived(prometheus, began_s, time())
+        yield Lived(prometheus, began_s, time(), frozenset(span.trace_id for span in sink.spans))
 
 
 async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
@@ -180,6 +186,17 @@ async def test_every_query_of_every_panel_has_data(lived: Lived, shown: Shown) -
         await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
     else:
         await lived.prometheus.instant(expr, lived.ended_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("shown", [each for each in panel_queries() if each.has_exemplars], ids=str)
+async def test_exemplars_lead_to_traces_that_the_collector_has(lived: Lived, shown: Shown) -> None:
+    expr = substituted(shown.expr, interval=INTERVAL, window=WINDOW)
+    times = {"start": f"{lived.began_s}", "end": f"{lived.ended_s}"}
+    found = await lived.prometheus.api("query_exemplars", query=expr, **times)
+    traces = {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]}
+    assert traces
+    assert traces & lived.traces, "the newest may still wait to be sent"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -39,6 +39,7 @@ class Shape(NamedTuple):
     nats_settings: tuple[str, ...] = ()
     """For those that make the streams: the router and the index."""
     requests: TrafficShape = TrafficShape()
+    router_settings: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -78,7 +79,7 @@ class Fleet:
         """The router listens, on the ports that it always has."""
         ports = ("--port", str(self._data_port), "--control-port", str(self._control_port))
         router = ("router", "--mode", "kv", *ports, "--nats-url", self.nats_urls[0])
-        settings = (_QUIET, *self._shape.nats_settings)
+        settings = (_QUIET, *self._shape.nats_settings, *self._shape.router_settings)
         await self._start("router", *router, ready="control plane", settings=settings)
         self.urls["router"] = f"http://127.0.0.1:{self._control_port}"
         self._compare(IndexAt("router", self.urls["router"]))

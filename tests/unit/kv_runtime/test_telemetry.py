@@ -250,6 +250,18 @@ def test_a_distribution_shows_what_the_librarys_own_histogram_shows(values: list
         ]
 
 
+def test_the_newest_traced_observation_of_a_bucket_is_its_exemplar() -> None:
+    seen = Distribution((1.0, 2.0))
+    for value, trace_id in ((0.5, "a"), (1.0, "b"), (9.0, "c")):
+        seen.observe(value)
+        seen.exemplify(value, trace_id)
+    family = histogram("wait_seconds", "Waits", (), [((), seen)])
+    buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
+    found = [each.exemplar and (each.exemplar.labels["trace_id"], each.exemplar.value) for each in buckets]
+    assert found == [("b", 1.0), None, ("c", 9.0)]
+    assert [line for line in shown(family) if "trace_id" in line] == []
+
+
 def test_of_a_mean_there_are_count_and_sum() -> None:
     seen = Mean()
     for value in (1.5, -0.5):

@@ -199,6 +199,12 @@ class Plane:
         """Return a sample's value; 0 where there is none."""
         return self.registry.get_sample_value(f"kvrouter_{name}", labels) or 0.0
 
+    def exemplars(self, histogram: str) -> dict[str, float]:
+        """Return the values of a histogram's exemplars by their traces."""
+        samples = [sample for family in self.registry.collect() for sample in family.samples]
+        found = [each.exemplar for each in samples if each.name == f"kvrouter_{histogram}_bucket" and each.exemplar]
+        return {each.labels["trace_id"]: each.value for each in found}
+
     def outcomes(self) -> dict[str, int]:
         """Return how many requests ended how, by the metrics."""
         found = {

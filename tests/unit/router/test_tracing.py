@@ -325,7 +325,9 @@ async def test_an_unsampled_request_is_sent_if_its_first_token_was_late(ttft_s: 
             await traced.plane.post({"stream": True})
             await until(lambda: traced.plane.serving.inflight == 0)
             spans = await traced.spans()
+        exemplars = traced.plane.exemplars("time_to_first_token_seconds")
     assert bool(spans) is sent
+    assert exemplars == {span.trace_id: ttft_s for span in spans}
     assert not sent or one_tree(spans)[0].attributes["kvrouter.ttft_s"] == ttft_s
 
 
