@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
+.PHONY: help demo figures observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native
 
 ## Writing files
+figures: $(READY) prometheus  ## docs/figures/dashboard_*.png: every dashboard, drawn from a real fleet's metrics
+	KVROUTER_FIGURES=$(CURDIR)/docs/figures $(BIN)/python -m pytest -q tests/system/dashboards/test_prometheus.py -k drawn -m slow
+
 reference: $(READY)  ## write docs/reference/ from the code
 	$(BIN)/python -m tests.support.reference
 

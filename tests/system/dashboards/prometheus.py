@@ -17,6 +17,7 @@ from bench.ports import free_ports
 from dashboards.files import RULES
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
+from tests.system.dashboards.picture import Series
 from tests.system.faults.children import Children
 
 _LOOK_S = 0.1
@@ -61,6 +62,13 @@ class Prometheus:
         """
         step = max(SCRAPE_S, round((end_s - start_s) / 1000))
         _judge(expr, await self.api("query_range", query=expr, start=f"{start_s}", end=f"{end_s}", step=f"{step}"))
+
+    async def series(self, expr: str, start_s: float, end_s: float) -> list[Series]:
+        """Return the answer of every second; its times begin at 0."""
+        found = await self.api("query_range", query=expr, start=f"{start_s}", end=f"{end_s}", step="1")
+        each = [Series(one["metric"], [(at - start_s, float(value)) for at, value in one["values"]]) for one in found]
+        numbers = [Series(labels, [point for point in points if math.isfinite(point[1])]) for labels, points in each]
+        return [series for series in numbers if series.points]
 
     async def instant(self, expr: str, at_s: float) -> None:
         """There are numbers at this time; raise `NoData` else."""

@@ -6,6 +6,7 @@ is restarted, and another worker is killed for good.
 """
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -26,13 +27,16 @@ from kv_runtime.clock import SystemClock
 from router.admin.metrics.decision import STAGES
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
+from tests.system.dashboards.picture import picture
 from tests.system.dashboards.pools_before import start_pools
 from tests.system.dashboards.prometheus import NoData, Prometheus
 from tests.system.dashboards.registry import OF_ENGINES
 from tests.system.dashboards.shipped import (
+    BOARD_NAMES,
     LabelValues,
     Shown,
     annotation_queries,
+    board,
     panel_queries,
     selectors,
     substituted,
@@ -186,6 +190,21 @@ async def test_every_query_of_every_panel_has_data(lived: Lived, shown: Shown) -
         await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
     else:
         await lived.prometheus.instant(expr, lived.ended_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", BOARD_NAMES)
+async def test_every_dashboard_is_drawn(lived: Lived, name: str, tmp_path: Path) -> None:
+    answers, without = {}, set[str]()
+    for shown in (each for each in panel_queries() if each.board == name):
+        expr = substituted(shown.expr, interval=INTERVAL, window=WINDOW)
+        found = await lived.prometheus.series(expr, lived.began_s, lived.ended_s)
+        answers[shown.panel, shown.ref_id] = found
+        without |= set() if found else {shown.panel}
+    drawn, empty = picture(board(name), answers)
+    assert set(empty) <= without
+    directory = Path(os.environ.get("KVROUTER_FIGURES", tmp_path))
+    (directory / f"dashboard_{name}.png").write_bytes(drawn)
 
 
 @pytest.mark.asyncio(loop_scope="module")
