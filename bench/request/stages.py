@@ -90,6 +90,7 @@ OF_CALLERS = (
     "router.decision.approximate",
     "router.decision.history",
     "router.decision.newcomers",
+    "router.decision.routed_tree",
     "router.decision.verdict",
     _STATE,
     f"{_ROUTING}:Routing.apply",

@@ -84,6 +84,7 @@ MODULES = (
     "router.names",
     "router.replicas.service",
     "router.request.replies",
+    "router.decision.routed_tree",
     "router.decision.routing",
     "router.request.served",
     "router.request.serving",

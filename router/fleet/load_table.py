@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from router import native
-from router.prompt.chains import BLOCK_BYTES, ChainCounts, Path
+from router.prompt.chains import ChainCounts, Path, whole
 
 ROW_MAX = 1 << 20
 _COLUMNS = 3
@@ -70,7 +70,7 @@ class PythonLoadTable:
 
     def add(self, row: int, chain: bytes) -> int:
         """Add a chain to the row."""
-        path = self._chains.add(_checked(row), _whole("chain", chain))
+        path = self._chains.add(_checked(row), whole("chain", chain))
         self._added += 1
         self._paths[self._added] = path
         return self._added
@@ -95,19 +95,19 @@ class PythonLoadTable:
 
     def columns(self, rows: bytes, chain: bytes) -> bytes:
         """Return the four columns."""
-        depths, numbers = self._chains.depths(_whole("chain", chain)), list[list[int]]()
+        depths, numbers = self._chains.depths(whole("chain", chain)), list[list[int]]()
         known = self._numbers.shape[1]
-        for row in np.frombuffer(_whole("rows", rows), dtype=np.int64).tolist():
+        for row in np.frombuffer(whole("rows", rows), dtype=np.int64).tolist():
             queued, requests, extra = self._numbers[:, row].tolist() if 0 <= row < known else (0, 0, 0)
             numbers.append([queued, requests, extra + self._chains.blocks(row), depths.get(row, 0)])
         return np.array(numbers, dtype=np.int64).T.tobytes()
 
     def expected(self, rows: bytes, chain: bytes, epochs: tuple[int, ...]) -> bytes | None:
         """Return the expected blocks."""
-        asked = np.frombuffer(_whole("rows", rows), dtype=np.int64).tolist()
+        asked = np.frombuffer(whole("rows", rows), dtype=np.int64).tolist()
         if len(epochs) != len(asked):
             raise ValueError(f"epochs: found {len(epochs)}, allowed as many as rows")
-        depths = self._chains.depths(_whole("chain", chain))
+        depths = self._chains.depths(whole("chain", chain))
         found = [
             depths.get(row, 0) if self._epochs.get(row, 0) == epoch else 0
             for row, epoch in zip(asked, epochs, strict=True)
@@ -127,12 +127,6 @@ def _checked(row: int) -> int:
     if not 1 <= row <= ROW_MAX:
         raise ValueError(f"row: found {row}, allowed 1..{ROW_MAX}")
     return row
-
-
-def _whole(field: str, packed: bytes) -> bytes:
-    if len(packed) % BLOCK_BYTES:
-        raise ValueError(f"{field}: found {len(packed)}, allowed a multiple of {BLOCK_BYTES} bytes")
-    return packed
 
 
 def new_load_table() -> LoadTable:

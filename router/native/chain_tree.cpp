@@ -14,12 +14,18 @@ u64 mixed(u64 value) {  // the last steps of splitmix64
     return value ^ (value >> 31);
 }
 
-u64 drawn_seed() {  // decides only where edges lie in the map
+u64 drawn_seed() {
     std::random_device source;
     return static_cast<u64>(source()) << 32 | source();
 }
 
-// How many leading blocks are equal.
+template <typename Counts>
+auto place_of(Counts& counts, u32 key) {
+    return std::lower_bound(counts.begin(), counts.end(), key, [](const auto& each, u32 of) { return each.key < of; });
+}
+
+}  // namespace
+
 std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std::size_t count) {
     constexpr std::size_t kAtOnce = 32;
     const std::size_t most = std::min(blocks.size(), count);
@@ -33,18 +39,13 @@ std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std:
     return at;
 }
 
-template <typename Counts>
-auto place_of(Counts& counts, u32 key) {
-    return std::lower_bound(counts.begin(), counts.end(), key, [](const auto& each, u32 of) { return each.key < of; });
-}
-
-}  // namespace
-
-std::size_t ChainTree::EdgeHash::operator()(const Edge& edge) const {
+std::size_t EdgeHash::operator()(const Edge& edge) const {
     return static_cast<std::size_t>(mixed(mixed(edge.first ^ seed) + edge.parent));
 }
 
-ChainTree::ChainTree() : nodes_(1), edges_(0, EdgeHash{drawn_seed()}) {}
+Edges::Edges() : unordered_map(0, EdgeHash{drawn_seed()}) {}
+
+ChainTree::ChainTree() : nodes_(1) {}
 
 u32 ChainTree::add(u32 key, const u64* chain, std::size_t count) {
     u32 at = kRoot;

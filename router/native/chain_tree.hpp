@@ -13,6 +13,27 @@ using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 using i64 = std::int64_t;
 
+// A child of a node, by its first block.
+struct Edge {
+    u32 parent;
+    u64 first;
+    bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
+};
+
+// Seeded, so that clients cannot choose hashes that collide.
+struct EdgeHash {
+    u64 seed;
+    std::size_t operator()(const Edge& edge) const;
+};
+
+// The edges of one tree. The seed is drawn, and decides only where edges lie in the map.
+struct Edges : std::unordered_map<Edge, u32, EdgeHash> {
+    Edges();
+};
+
+// How many leading blocks are equal.
+std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std::size_t count);
+
 class ChainTree {
 public:
     ChainTree();
@@ -45,17 +66,6 @@ private:
         u32 children = 0;
         u32 children_xor = 0;
     };
-    struct Edge {
-        u32 parent;
-        u64 first;
-        bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
-    };
-    // Seeded, so that clients cannot choose hashes that collide.
-    struct EdgeHash {
-        u64 seed;
-        std::size_t operator()(const Edge& edge) const;
-    };
-
     u32 child_of(u32 parent, u64 first) const;
     u32 new_node(u32 parent, const u64* blocks, std::size_t count);
     void free_node(u32 number);
@@ -67,7 +77,7 @@ private:
 
     std::vector<Node> nodes_;
     std::vector<u32> free_;
-    std::unordered_map<Edge, u32, EdgeHash> edges_;
+    Edges edges_;
     std::vector<i64> blocks_;  // by key
     std::vector<i64> depths_;  // by key; zeroes between calls
 };

@@ -4,9 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-
-#include "chain_tree.hpp"
+#include "bindings.hpp"
 #include "time_terms.hpp"
 
 namespace nb = nanobind;
@@ -17,23 +15,6 @@ namespace kv {
 namespace {
 
 constexpr i64 kRowMax = 1 << 20;
-
-[[noreturn]] void refuse(const std::string& field, i64 found, const std::string& allowed) {
-    throw nb::value_error((field + ": found " + std::to_string(found) + ", allowed " + allowed).c_str());
-}
-
-// Eight bytes each, as they lie in memory.
-template <typename Word>
-struct Words {
-    Words(const nb::bytes& given, const char* field) : data(reinterpret_cast<const Word*>(given.c_str())) {
-        if (given.size() % sizeof(Word) != 0) {
-            refuse(field, static_cast<i64>(given.size()), "a multiple of 8 bytes");
-        }
-        count = given.size() / sizeof(Word);
-    }
-    const Word* data;
-    std::size_t count;
-};
 
 nb::bytes new_bytes(std::size_t bytes) {
     PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
@@ -237,7 +218,8 @@ NB_MODULE(_load, module) {
     using kv::FactorRules;
     using kv::LoadTable;
     using kv::ReferenceEngine;
-    module.doc() = "The load of ranks and what it costs, in C++.";
+    module.doc() = "The load of ranks, what it costs, and what was routed to them, in C++.";
+    module.attr("INTERFACE") = 2;
     nb::set_leak_warnings(false);  // a process may end while tables are still referenced
     nb::class_<LoadTable>(module, "LoadTable")
         .def(nb::init<>())
@@ -250,6 +232,7 @@ NB_MODULE(_load, module) {
         .def("expected", &LoadTable::expected, "rows"_a, "chain"_a, "epochs"_a)
         .def("node_count", &LoadTable::node_count)
         .def("is_empty", &LoadTable::is_empty);
+    kv::bind_routed_tree(module);
     nb::class_<ReferenceEngine>(module, "ReferenceEngine")
         .def("__init__",
              [](ReferenceEngine* made, double token, double pair, double step, double sequence, double kv_token) {

@@ -21,6 +21,13 @@ BLOCK_BYTES = 8
 K = TypeVar("K", bound=Hashable)
 
 
+def whole(field: str, packed: bytes) -> bytes:
+    """Return `packed`, which is of whole blocks; `ValueError` with the field otherwise."""
+    if len(packed) % BLOCK_BYTES:
+        raise ValueError(f"{field}: found {len(packed)}, allowed a multiple of {BLOCK_BYTES} bytes")
+    return packed
+
+
 def block_count(chain: bytes) -> int:
     """Return how many blocks `chain` has."""
     return len(chain) // BLOCK_BYTES

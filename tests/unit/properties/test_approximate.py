@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index
-from router.decision import approximate
+from router.decision import approximate, routed_tree
 from router.decision.approximate import ApproximateIndex, ApproximateLimits
+from router.decision.routed_tree import PythonRoutedTree
 from tests.support.planting import inside
 
 TTL_S = 10.0
@@ -210,14 +211,14 @@ def test_without_a_planted_bug_the_script_passes() -> None:
     run(SCRIPT)
 
 
-TREE = inside(approximate, "_Tree")
-DROP, OVERLAP = TREE.drop, TREE.overlap
+TREE = inside(routed_tree, "PythonRoutedTree")
+DROP, OLDEST, OVERLAP = inside(TREE, "_drop"), inside(TREE, "_oldest"), TREE.overlap
 
 
 def parents_first(tree: Any, blocks_max: int) -> int:
     """Drop a leaf from its beginning."""
     dropped: int = DROP(tree, blocks_max)
-    leaf = tree.oldest()
+    leaf = OLDEST(tree)
     if leaf is not None:
         leaf.blocks = pack_u64(unpack_u64(leaf.blocks)[::-1])
     return dropped
@@ -233,14 +234,15 @@ def never_over(tree: Any, hashes: bytes, now_s: float) -> int:
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [
-        (TREE, "drop", parents_first),
+        (TREE, "_drop", parents_first),
         (TREE, "overlap", never_over),
-        (approximate, "shared_blocks", lambda stretch, hashes, at: min(len(stretch), len(hashes) - 8 * at) // 8),
+        (routed_tree, "shared_blocks", lambda stretch, hashes, at: min(len(stretch), len(hashes) - 8 * at) // 8),
         (approximate.ApproximateIndex, "forget", lambda _self, _worker_id, _now_s: None),
     ],
     ids=["parents first", "nothing expires", "forks overlooked", "nobody forgotten"],
 )
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
+    monkeypatch.setattr(approximate, "new_routed_tree", PythonRoutedTree)
     monkeypatch.setattr(where, name, bug)
     with pytest.raises(AssertionError):
         run([*SCRIPT, (0.0, Forget("a"))])
