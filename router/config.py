@@ -345,7 +345,15 @@ class StateSection(Section):
 
 
 class RouterTracingSection(TracingSection):
-    """Which requests are traced, and where to."""
+    """Which requests are traced, where to, and where people look at them."""
+
+    link: str = Field(
+        "",
+        max_length=2048,
+        pattern=r"^(https?://.*)?$",
+        description="http or https address of a trace in a tracing tool, to which the web page links; {request_id} and"
+        " {decision_id} stand for those of a decision, as spans have them; empty: no links",
+    )
 
     ttft_target_s: float | None = Field(
         None,

@@ -16,10 +16,11 @@ GET    /metrics, /health, /live, /ready, /version
 import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -44,7 +45,8 @@ from router.decision.explain import explain
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
-from router.decision.report import misses
+from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
+from router.decision.report_text import sentence
 from router.decision.routing import DecisionRecord, Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
@@ -77,6 +79,7 @@ class ControlPlane:
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
         planner: Planner | None = None,
+        trace_link: str = "",
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
@@ -85,7 +88,10 @@ class ControlPlane:
         Without `planner` there is no `/v1/planner`.
 
         Without `policies` a policy that is changed lasts until the router ends.
+
+        `trace_link`: `tracing.link` of the settings.
         """
+        self._trace_link = trace_link
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
@@ -137,8 +143,25 @@ class ControlPlane:
         if record is None:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
-        same_request = map(_explained, record.of_same_request(_OF_A_REQUEST_MAX))
-        return json_response({**_explained(record), "decisions": list(same_request)})
+        same_request = [self._explained(each) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
+        return json_response({**self._explained(record), "decisions": same_request})
+
+    def _explained(self, record: DecisionRecord) -> dict[str, object]:
+        decision = record.decision
+        outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
+        ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
+        return {
+            "decision": decision,
+            "outcome": _outcome(record),
+            "explanation": explain(decision),
+            "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
+            "predicted": {
+                "cached_tokens": predicted_cached_tokens(decision),
+                "ttft_s": predicted_ttft_s(decision),
+            },
+            "misses": misses(decision, record.outcome),
+            "trace_url": trace_url(self._trace_link, ids),
+        }
 
     async def _workers(self, _: web.Request) -> web.Response:
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
@@ -295,6 +318,13 @@ def _seconds(value: str) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
+def trace_url(link: str, ids: Mapping[str, str]) -> str | None:
+    """Return the link with the ids in their places, quoted; None without a link."""
+    for name, value in ids.items():
+        link = link.replace(f"{{{name}}}", quote(value, safe=""))
+    return link or None
+
+
 def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
     decision = record.decision
     return {
@@ -314,11 +344,6 @@ def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
         "outcome": _outcome(record),
         "misses": misses(decision, record.outcome),
     }
-
-
-def _explained(record: DecisionRecord) -> dict[str, object]:
-    decision = record.decision
-    return {"decision": decision, "outcome": _outcome(record), "explanation": explain(decision)}
 
 
 def _outcome(record: DecisionRecord) -> dict[str, object] | None:

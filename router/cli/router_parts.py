@@ -147,7 +147,8 @@ class RouterParts:
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
-        control = ControlPlane(self._routing, own, log, self._handover, gate, policies, self._planner)
+        link = settings.tracing.link
+        control = ControlPlane(self._routing, own, log, self._handover, gate, policies, self._planner, link)
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
         self.control = HttpServer(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,11 @@ class NeverThere:
 class Control:
     """A control plane on a port that the system chose."""
 
-    def __init__(self, plane: Plane, policies: PolicyStore | None = None) -> None:
+    def __init__(self, plane: Plane, policies: PolicyStore | None = None, trace_link: str = "") -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
         planner = Planner(plane.routing, OfferedLoads(NOW_S), PlannerSection())
-        planes = ControlPlane(plane.routing, index, log, policies=policies, planner=planner)
+        planes = ControlPlane(plane.routing, index, log, policies=policies, planner=planner, trace_link=trace_link)
         app = planes.app(CollectorRegistry(), token="")
         self.plane = plane
         self.server = HttpServer(app, "127.0.0.1", 0)
@@ -80,15 +81,21 @@ class Control:
             return Answered(response.status, response.headers.copy(), await response.read())
 
 
-@pytest_asyncio.fixture
-async def control() -> AsyncIterator[Control]:
+@asynccontextmanager
+async def running_control(trace_link: str = "") -> AsyncIterator[Control]:
     stop = asyncio.Event()
     stop.set()
     async with running_plane() as plane:
-        running = Control(plane)
+        running = Control(plane, trace_link=trace_link)
         await running.server.start()
         yield running
         await running.server.run(stop)
+
+
+@pytest_asyncio.fixture
+async def control() -> AsyncIterator[Control]:
+    async with running_control() as running:
+        yield running
 
 
 @pytest.mark.asyncio
@@ -170,6 +177,36 @@ async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_i
     assert (shown["overlap_source"], shown["overlap_blocks"], shown["predicted_blocks"]) == ("index", [1, 1, 1, 1], 2)
     for lease in leases:
         lease.end("ok")
+
+
+@pytest.mark.asyncio
+async def test_a_decision_is_shown_with_its_sentence_and_its_predictions_beside_its_outcome(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1", holds=1)
+    lease = plane.routing.take(plane.routing.decide(route(decision_id="d1", request_id="r")))
+    before = json.loads((await control.get("/v1/decisions/d1")).body)
+    lease.end("ok", cached_tokens=0)
+    after = json.loads((await control.get("/v1/decisions/d1")).body)
+    assert before["sentence"].endswith("its outcome is not known.")
+    assert before["misses"] == {"cached_tokens": None, "ttft_s": None}
+    assert (
+        before["predicted"]["cached_tokens"] == after["predicted"]["cached_tokens"] == after["decision"]["block_size"]
+    )
+    assert before["predicted"]["ttft_s"] > 0
+    assert after["misses"]["cached_tokens"] == after["decision"]["block_size"]
+    assert "the prediction was 16 tokens too high, 16 cached tokens predicted, 0 reported" in after["sentence"]
+    assert after["trace_url"] is None
+
+
+@pytest.mark.asyncio
+async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
+    link = "https://traces.example/?q={request_id}&d={decision_id}&{other}"
+    async with running_control(trace_link=link) as control:
+        control.plane.join("w0", "http://127.0.0.1:1")
+        request = route(decision_id="d1", request_id="r&x=1/{decision_id}")
+        control.plane.routing.take(control.plane.routing.decide(request)).end("ok")
+        shown = json.loads((await control.get("/v1/decisions/d1")).body)
+    assert shown["trace_url"] == "https://traces.example/?q=r%26x%3D1%2F%7Bdecision_id%7D&d=d1&{other}"
 
 
 @pytest.mark.asyncio
