@@ -6,6 +6,7 @@ from bench.bodies.command import bodies
 from bench.dataplane.command import dataplane
 from bench.decision.command import decision
 from bench.decision.replayed import replay
+from bench.decision.shadowed import shadows
 from bench.disagg.command import disagg
 from bench.drain import drain
 from bench.events.command import events
@@ -43,6 +44,7 @@ for command in (
     replay,
     report,
     request,
+    shadows,
     soak,
     sweep,
     trace,

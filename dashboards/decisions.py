@@ -3,6 +3,7 @@
 from dashboards.belief import PREDICTION, TRUST
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import buckets, mean, quantile, rate, selected, share
+from dashboards.shadows import SHADOWS
 
 GIVEN_UP = Row(
     "What did a decision give up, and for what?",
@@ -174,6 +175,7 @@ COST = Row(
 DECISIONS = Board(
     uid="kv-router-decisions",
     title="KV router: routing decisions",
-    description="Is what was predicted true, what was given up for load, which policy decided, and what did it cost.",
-    rows=(PREDICTION, GIVEN_UP, AFFINITY, DECIDED, TRUST, COST),
+    description="Is what was predicted true, what was given up for load, which policy decided, what would another have "
+    "chosen, and what did it cost.",
+    rows=(PREDICTION, GIVEN_UP, AFFINITY, DECIDED, SHADOWS, TRUST, COST),
 )

@@ -25,6 +25,7 @@ from router.queue.tenants import SECRET_HEADERS, FairShareBy
 from router.queue.waiting import QueueLimits, QueuePolicy
 from router.server.limits import HttpLimits
 from router.server.sites import Sites
+from router.shadows.config import ShadowSection
 
 _HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
@@ -392,5 +393,6 @@ class RouterSettings(Settings):
     journal: JournalSection = JournalSection()
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
+    shadow: ShadowSection = ShadowSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
     tracing: RouterTracingSection = RouterTracingSection()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
-from bench.routing.virtual_router import VirtualClock, VirtualIndex, VirtualRouter, route_request_of
+from bench.routing.virtual_router import RecorderOf, VirtualClock, VirtualIndex, VirtualRouter, route_request_of
 from bench.routing.virtual_worker import describe
 from indexer.follow.inputs import BatchArrived
 from indexer.index.reference import ReferenceIndex
@@ -96,7 +96,7 @@ class VirtualFleet:
     """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
     `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
-    can name, anew for each start of the router.
+    can name, anew for each start of the router. `recorder_of` makes what gets all that the router applies.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class VirtualFleet:
         seed: int,
         follow_ups: FollowUps = MappingProxyType({}),
         modes_of: ModesOf = lambda _: MODES,
+        recorder_of: RecorderOf | None = None,
     ) -> None:
         self._shape = shape
         self._requests = list(requests)
@@ -140,7 +141,14 @@ class VirtualFleet:
         ranks = [engine.rank for engine in self.engines]
         self.index.begin(ranks)
         self._start: Callable[[], VirtualRouter] = lambda: VirtualRouter(
-            ranks, description, self.index, self._clock, policy, seed=seed, modes=modes_of(self.engines)
+            ranks,
+            description,
+            self.index,
+            self._clock,
+            policy,
+            seed=seed,
+            modes=modes_of(self.engines),
+            recorder_of=recorder_of,
         )
         self._router = self._start()
         self._in_flight: dict[str, _InFlight] = {}

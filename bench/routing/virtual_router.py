@@ -1,6 +1,6 @@
 """The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bench.routing.canonical_stream import EPOCH
 from bench.routing.trace import TraceRequest
@@ -18,6 +18,7 @@ from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.fleet.ledger import Ledger
 from router.fleet.registry import Fleet
+from router.journal.records import Recorder
 from worker_agent.engines.types import EngineDescription
 
 LEASE_S = 300.0
@@ -56,6 +57,10 @@ class VirtualIndex(IndexFold):
         return ""
 
 
+RecorderOf = Callable[[RouterState, VirtualClock], Recorder]
+"""Makes what gets all that a router applies, for each start of the router."""
+
+
 class VirtualRouter:
     """One life of a router, which begins now: it knows the fleet and the index, and of no request."""
 
@@ -69,10 +74,14 @@ class VirtualRouter:
         *,
         seed: int,
         modes: Mapping[str, Mode],
+        recorder_of: RecorderOf | None = None,
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S), modes=modes)
-        self._routing = Routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
+        recorder = None if recorder_of is None else recorder_of(self.state, clock)
+        self._routing = Routing(
+            self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorder=recorder
+        )
         for rank in ranks:
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S

@@ -8,6 +8,7 @@ GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
 DELETE /v1/policy                 the configured one
 GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
+GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/shadows/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
@@ -53,6 +54,7 @@ from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.planner.service import Planner
+from router.shadows.service import Shadows
 
 _log = structlog.get_logger("router")
 
@@ -79,13 +81,15 @@ class ControlPlane:
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
         planner: Planner | None = None,
+        *,
         trace_link: str = "",
+        shadows: Shadows | None = None,
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
         Without `index`, which another process has, there are no endpoints of it.
 
-        Without `planner` there is no `/v1/planner`.
+        Without `planner` there is no `/v1/planner`, without `shadows` no `/v1/shadows`.
 
         Without `policies` a policy that is changed lasts until the router ends.
 
@@ -96,7 +100,7 @@ class ControlPlane:
         self._routing, self._index, self._event_log = routing, index, log
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
-        self._planner = planner
+        self._planner, self._shadows = planner, shadows
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -118,6 +122,7 @@ class ControlPlane:
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
             *([] if self._planner is None else self._planner.routes()),
+            *([] if self._shadows is None else self._shadows.routes()),
             web.get("/health", self._health),
             web.get("/live", self._health),
             web.get("/ready", self._ready),
@@ -144,7 +149,8 @@ class ControlPlane:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         same_request = [self._explained(each) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
-        return json_response({**self._explained(record), "decisions": same_request})
+        shadows = [] if self._shadows is None else self._shadows.beside(record.verdict)
+        return json_response({**self._explained(record), "decisions": same_request, "shadows": shadows})
 
     def _explained(self, record: DecisionRecord) -> dict[str, object]:
         decision = record.decision

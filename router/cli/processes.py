@@ -87,7 +87,7 @@ class _Processes:
         self._control = listening_sockets(control.host, control.port)
         self._paths = {f"serving-{number}": directory / f"serving-{number}.sock" for number in range(data.processes)}
         self._private = {name: listening_at_path(path) for name, path in self._paths.items()}
-        self._policy = directory / "policy.json"
+        self._policy, self._shadows = directory / "policy.json", directory / "shadows.json"
         self._secret = os.urandom(SECRET_BYTES)
         roles = [
             *([] if settings.nats.url else [Role(_LOG, 0, self._run_log)]),
@@ -136,7 +136,7 @@ class _Processes:
             log = await connected(self._settings, self._log_url(child.told), cleanup)
             links = await cleanup.enter_async_context(Links(self._paths, SystemClock()))
             parts = _IndexParts(self._settings, self._text, self._policies, log, self._shared)
-            await parts.start(links, self._tally, self._control, self._policy)
+            await parts.start(links, self._tally, self._control, self._policy, self._shadows)
             child.say({})
             await run_parts(parts.parts(), stop=stop, drain_s=10.0)
 
@@ -146,7 +146,7 @@ class _Processes:
         async def serve(stop: asyncio.Event, cleanup: AsyncExitStack) -> None:
             log = await connected(self._settings, self._log_url(child.told), cleanup)
             own = self._private[f"serving-{number}"]
-            place = ServingPlace(number, self._shared, self._data, own, self._secret, self._policy)
+            place = ServingPlace(number, self._shared, self._data, own, self._secret, self._policy, self._shadows)
             parts = RouterParts(self._settings, self._text, self._policies, log, place)
             await parts.start(stop)
             child.say({})
@@ -206,12 +206,12 @@ class _IndexParts:
     def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
         self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
 
-    async def start(self, links: Links, tally: Tally, control: list[Any], policy: Path) -> None:
+    async def start(self, links: Links, tally: Tally, control: list[Any], policy: Path, shadows: Path) -> None:
         """Follow the log, and serve the control plane."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
         plane = ControlPlane(self._routing, self._index, self._log, None, self._gate, self._policies)
-        front = Front(plane, links, tally, self._registry, policy)
+        front = Front(plane, links, tally, self._registry, policy, shadows)
         for each in (lambda: trust_families(self._routing), self._index.families, front.families):
             Projection(self._registry, each)
         self._server = HttpServer(

@@ -63,6 +63,7 @@ from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import Endpoints
 from router.request.serving import Serving
 from router.server.plane import HttpPlane
+from router.shadows.service import Shadows
 from router.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class ServingPlace(NamedTuple):
     """Of the names of tenants: they are the same in all processes."""
     policy: Path
     """The policy in force, once it was changed."""
+    shadows: Path
+    """The shadows, once they were changed: a body of `PUT /v1/shadows`."""
 
 
 class RouterParts:
@@ -117,6 +120,7 @@ class RouterParts:
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._offered = LoadRecorder(state, self._clock.now())
+        self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -147,8 +151,17 @@ class RouterParts:
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
-        link = settings.tracing.link
-        control = ControlPlane(self._routing, own, log, self._handover, gate, policies, self._planner, link)
+        control = ControlPlane(
+            self._routing,
+            own,
+            log,
+            self._handover,
+            gate,
+            policies,
+            self._planner,
+            trace_link=settings.tracing.link,
+            shadows=self._shadows,
+        )
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
         self.control = HttpServer(
@@ -196,7 +209,11 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=settings.journal.decisions_max,
-            recorder=Recorders(self._offered, *(each for each in (self._journal, self._replicas) if each is not None)),
+            recorder=Recorders(
+                self._offered,
+                *(each for each in (self._journal, self._replicas) if each is not None),
+                self._shadows,
+            ),
         )
 
     def _project(self) -> None:
@@ -211,6 +228,7 @@ class RouterParts:
             lambda: prompt_families(self._prompts.statistics()),
             self._handover.families,
             self._planner.families,
+            self._shadows.families,
             self._index.families,
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
@@ -244,11 +262,14 @@ class RouterParts:
         )
 
     def _take_changed_policy(self) -> None:
-        """Put the policy in force that the other processes have; changes from now on come to the control plane."""
-        if self._place is not None and self._place.policy.exists():
-            named = msgspec.json.decode(self._place.policy.read_bytes())
-            policies = self._policies
+        """Take the policy and the shadows that the other processes have; later changes come to the control plane."""
+        place, policies = self._place, self._policies
+        if place is not None and place.policy.exists():
+            named = msgspec.json.decode(place.policy.read_bytes())
             self._routing.set_policy(swapped(policies.initial, named, policies.modes, replace_all=True))
+        if place is not None and place.shadows.exists():
+            section = self._settings.shadow.replaced(msgspec.json.decode(place.shadows.read_bytes()))
+            self._shadows.change(section, self._routing.policy)
 
     def parts(self) -> list[Part]:
         """Return the parts to run; a part stops before those that it depends on."""
@@ -260,6 +281,7 @@ class RouterParts:
             *self._bodies.parts(1),
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
+            Part("shadows", self._shadows.run, 2),
             *([] if self._place else watches(self._routing, self._clock, 2)),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),

@@ -6,6 +6,8 @@
 | PUT, PATCH, DELETE /v1/policy | changed here, kept for processes that start later, then changed in all |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
+| GET /v1/shadows | of the processes, pooled |
+| PUT, DELETE /v1/shadows | changed in all, and kept for processes that start later |
 | GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
 | GET /v1/processes | their names, ids and restarts |
 | GET /ready | of the processes: whether any is ready |
@@ -35,6 +37,7 @@ from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import process_families
 from router.processes.supervisor import Tally
+from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
@@ -45,11 +48,17 @@ class Front:
     """The endpoints that concern all processes; those of `control` for the rest."""
 
     def __init__(
-        self, control: ControlPlane, links: Links, tally: Tally, registry: CollectorRegistry, policy_path: Path
+        self,
+        control: ControlPlane,
+        links: Links,
+        tally: Tally,
+        registry: CollectorRegistry,
+        policy_path: Path,
+        shadows_path: Path,
     ) -> None:
-        """`policy_path`: where a changed policy is kept for processes that start later."""
+        """`policy_path`, `shadows_path`: where changed ones are kept for processes that start later."""
         self._control, self._links, self._tally, self._registry = control, links, tally, registry
-        self._policy_path = policy_path
+        self._policy_path, self._shadows_path = policy_path, shadows_path
         self._changing = asyncio.Lock()
 
     def app(self, *, token: str) -> web.Application:
@@ -64,6 +73,9 @@ class Front:
             web.post(drain, self._begin_drain),
             web.get(drain, self._show_drain),
             web.delete(drain, self._end_drain),
+            web.get("/v1/shadows", self._shadows),
+            web.put("/v1/shadows", self._change_shadows),
+            web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/planner", self._planner),
             web.get("/v1/processes", self._processes),
             web.get("/ready", self._ready),
@@ -104,6 +116,19 @@ class Front:
                 await asyncio.to_thread(_write, self._policy_path, response.body)
                 await self._links.all("PUT", "/v1/policy", response.body)
             return response
+
+    # ---------------------------------------------------------------------------------------------- shadows
+
+    async def _shadows(self, _: web.Request) -> web.Response:
+        return _pooled(await self._links.all("GET", "/v1/shadows"))
+
+    async def _change_shadows(self, request: web.Request) -> web.Response:
+        async with self._changing:
+            body = b"" if request.method == "DELETE" else await request.read()
+            answers = await self._links.all(request.method, "/v1/shadows", body)
+            if all(answer.is_ok for answer in answers.values()):
+                await asyncio.to_thread(_keep, self._shadows_path, body)
+            return _pooled(answers)
 
     # ---------------------------------------------------------------------------------------------- draining
 
@@ -227,6 +252,22 @@ def _passed_on(answer: Answer | None) -> web.Response:
 
 def _no_process_answers() -> web.Response:
     return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
+
+
+def _pooled(answers: dict[str, Answer]) -> web.Response:
+    """Return one answer of those of the processes to a request for their shadows."""
+    if refusal := _first(answers, lambda answer: not answer.is_ok):
+        return _passed_on(refusal)
+    pages = [_decode(answer.body) for answer in answers.values()]
+    return json_response(pooled_page(pages)) if pages else _no_process_answers()
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write what was changed; without data the configured values are in force again."""
+    if data:
+        _write(path, data)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -38,6 +38,8 @@ from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.replicas.service import Replicas, replica_families
+from router.shadows.budget import Budget
+from router.shadows.service import shadow_families
 from tests.unit.router.samples import state
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.engines.attached.metrics import AttachMetrics
@@ -142,6 +144,7 @@ def _router() -> Iterator[MadeFamily]:
         yield from _of_function(make)
     yield from _of_function(state_families, 2)
     yield from _families_of(planner_families, planner_families([]))
+    yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     yield from _families_of(journal_families, journal_families(journal))

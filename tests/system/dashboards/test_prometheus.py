@@ -55,6 +55,7 @@ SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4"))
 """Answers take so long that a scrape finds some on their way."""
 OFFSET_S = 90.0
 """Annotations look a minute back; asked about the future, Prometheus answers from what it scraped last."""
+SHADOWS = "[{name: blocks, policy: {mode: kv-blocks}}, {name: patient, policy: {ttft_weight: 1}}]"
 _STREAMED, _ANSWERS = 12, 25
 _LOOK_S = 0.02
 
@@ -113,8 +114,9 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         sink = cleanup.enter_context(OtlpSink())
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
+        settings = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
         running = await cleanup.enter_async_context(
-            fleet(children, [server.url], SHAPE._replace(router_settings=(f"tracing.endpoint={sink.url}",)))
+            fleet(children, [server.url], SHAPE._replace(router_settings=settings))
         )
         prometheus = Prometheus(session, directory)
         pools_url, pools_control_url = await start_pools(children, running, directory)
@@ -245,6 +247,7 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
         "kvrouter_prediction_error_tokens_count",
         'kvrouter_worker_failures_total{worker="w1"}',
         "kvrouter_retries_total",
+        'kvrouter_shadow_decisions_total{shadow="blocks"}',
     ],
 )
 async def test_what_the_fleet_lived_through_was_counted(lived: Lived, counted: str) -> None:

@@ -45,7 +45,7 @@ def test_the_router_has_every_section() -> None:
     sections = yaml.safe_load(run("router", "--print-config").stdout)
     expected = (
         "nats data control index policy ledger queue failures handover tokens disaggregation journal state planner"
-        " telemetry tracing"
+        " shadow telemetry tracing"
     )
     assert list(sections) == expected.split()
 

@@ -20,7 +20,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied
+from kv_protocol.journal import FleetApplied, WorkerHeard
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.compiled import hot_path
@@ -29,6 +29,8 @@ from router.decision.policy_store import PolicyStore
 from router.planner.config import PlannerSection
 from router.planner.offered import OfferedLoads
 from router.planner.service import Planner
+from router.shadows.config import ShadowSection
+from router.shadows.service import Shadows
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 
@@ -63,7 +65,10 @@ class Control:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
         planner = Planner(plane.routing, OfferedLoads(NOW_S), PlannerSection())
-        planes = ControlPlane(plane.routing, index, log, policies=policies, planner=planner, trace_link=trace_link)
+        shadows = Shadows(plane.routing.state, plane.routing.clock, ShadowSection(), plane.routing.policy)
+        planes = ControlPlane(
+            plane.routing, index, log, policies=policies, planner=planner, trace_link=trace_link, shadows=shadows
+        )
         app = planes.app(CollectorRegistry(), token="")
         self.plane = plane
         self.server = HttpServer(app, "127.0.0.1", 0)
@@ -405,3 +410,37 @@ async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Con
 async def test_objectives_that_cannot_be_are_named(control: Control, query: str, field: str) -> None:
     answered = await control.get(f"/v1/planner?{query}")
     assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, field)
+
+
+@pytest.mark.asyncio
+async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Control) -> None:
+    shadows = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 20}
+    answered = await control.send("PUT", "/v1/shadows", json.dumps(shadows).encode())
+    page = json.loads(answered.body)
+    assert (answered.status, page["budget_us"], page["live"]["mode"]) == (200, 20.0, control.plane.routing.policy.mode)
+    assert [each["policy"] for each in page["shadows"]] == [{"mode": "round-robin"}]
+    control.plane.routing.apply(FleetApplied(now_s=NOW_S, event=registered()))
+    control.plane.routing.apply(WorkerHeard(now_s=NOW_S, worker_id="w0", instance=registered().instance))
+    control.plane.routing.take(control.plane.routing.decide(route(decision_id="d-9"))).end("ok")
+    explained = json.loads((await control.get("/v1/decisions/d-9")).body)
+    assert [(each["name"], each["agrees"]) for each in explained["shadows"]] == [("turns", True)]
+    reset = json.loads((await control.send("DELETE", "/v1/shadows", b"")).body)
+    assert (reset["shadows"], json.loads((await control.get("/v1/shadows")).body)) == ([], reset)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("{", "body: "),
+        ('{"policies": [{"name": "A", "policy": {"mode": "kv"}}]}', "shadow.policies.0.name: "),
+        ('{"policies": [{"name": "a", "policy": {}}]}', "shadow.policies.0.policy: "),
+        ('{"budget_us": 0}', "shadow.budget_us: "),
+        ('{"x": 1}', "shadow.x: "),
+        ('{"policies": [{"name": "a", "policy": {"ttft_weight": 0}}]}', "shadow.policies: a: policy.ttft_weight: "),
+    ],
+)
+async def test_shadows_that_cannot_be_are_named(control: Control, body: str, found: str) -> None:
+    answered = await control.send("PUT", "/v1/shadows", body.encode())
+    assert answered.status == 400
+    assert json.loads(answered.body)["error"]["message"].startswith(found)
