@@ -48,12 +48,14 @@ class CostColumns:
     Terms are kept as lists or arrays, as they were computed. The properties are arrays, made when they are read.
     """
 
-    __slots__ = ("_spilled", "_terms")
+    __slots__ = ("_spilled", "_terms", "timed")
 
-    def __init__(self, terms: tuple[Any, ...], spilled: Any = None) -> None:  # noqa: ANN401 - a list, an array or None
+    def __init__(self, terms: tuple[Any, ...], spilled: Any = None, timed: Floats | None = None) -> None:  # noqa: ANN401 - a list, an array or None
         """Keep the columns, in the order of the fields of `CostTerms`, all or the first; `spilled` as the property."""
         self._terms = terms
         self._spilled = spilled
+        self.timed = timed
+        """The same columns as `time_cost.terms_of` returned them; None: they are not the same, or were not there."""
 
     @property
     def overlap_credit_blocks(self) -> Floats:

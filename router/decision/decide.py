@@ -8,8 +8,6 @@ reason       the mode's, but `pinned` if the client named the worker, `newcomer`
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from kv_protocol.errors import LimitExceeded
 from router.decision.eligibility import exclusions
 from router.decision.errors import NoEligibleWorker
@@ -91,7 +89,7 @@ def _reason(choice: Choice, request: RouteRequest, *, is_one_passed_over: bool) 
 
 def _held_blocks(view: View, rank_indices: Sequence[int], place: int) -> tuple[int, int, int]:
     """Return the blocks held at one rank, the blocks expected there, and how many more the best candidate holds."""
-    depths = view.overlap[0]
-    overlap = int(depths[place])
-    best = np.maximum.reduce(depths if len(rank_indices) == len(depths) else depths[rank_indices])
-    return overlap, max(overlap, int(view.predicted[place])), int(best) - overlap
+    depths: list[int] = view.overlap[0].tolist()
+    overlap = depths[place]
+    best = max(depths) if len(rank_indices) == len(depths) else max([depths[each] for each in rank_indices])
+    return overlap, max(overlap, view.predicted.item(place)), best - overlap

@@ -7,16 +7,19 @@ that the sums halve exactly.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
+from router import native
 from router.fleet.rank_table import RankTable
 from router.journal.checkpoint_rows import HistoryMoment, HistoryRow
 
 HALF_LIFE_S = 30.0
 _HALVINGS_MAX = 64.0
+_built: Any = native.load()
 
 
 class History:
@@ -41,10 +44,11 @@ class History:
 
     def columns(self, ranks: tuple[WorkerRank, ...], now_s: float) -> NDArray[np.float64]:
         """Return each rank's decayed sum, in the order of `ranks`; read-only."""
-        blocks: NDArray[np.float64] = self._sums.columns(ranks)[0]
-        if self._as_of_s is not None:
-            blocks = blocks * math.exp2((self._as_of_s - now_s) / HALF_LIFE_S)
-            blocks.setflags(write=False)
+        factor = 1.0 if self._as_of_s is None else math.exp2((self._as_of_s - now_s) / HALF_LIFE_S)
+        if _built is not None:
+            return np.frombuffer(_built.scaled(*self._sums.rows_of(ranks), factor))
+        blocks: NDArray[np.float64] = self._sums.columns(ranks)[0] * factor
+        blocks.setflags(write=False)
         return blocks
 
     def moment_row(self) -> HistoryMoment:

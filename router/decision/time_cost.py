@@ -18,12 +18,13 @@ Each term is a column over the candidates. It is computed in C++ (`router/native
 and with numpy otherwise: by the same steps in the same order, so that all machines agree on each bit.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from router import native
-from router.decision.cost import LISTS_MAX, CostColumns, credit_column, listed_credit
+from router.decision.cost import LISTS_MAX, CostColumns, credit_column
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import Floats, RouteRequest, View
 from router.fleet.rates import (
@@ -58,20 +59,13 @@ def time_columns(view: View, request: RouteRequest, policy: Policy, multiplier: 
     """Return the terms of every rank of `view`, in their order; `multiplier` is that of the constraints."""
     assert view.rates is not None, "the view was made for another mode"
     parameters, rates = policy.parameters, view.rates
-    sizes = sizes_of(request, parameters, rates)
-    if len(view.ranks) > LISTS_MAX:
-        credit = credit_column(view, request, parameters)
-        terms = terms_of(view, credit, rates, sizes)
-        cost = terms[6] if multiplier is None else terms[6] * multiplier
-        return CostColumns((credit, None, None, None, None, multiplier, cost, *terms[:6]))
-    queued: list[int] = view.queued_tokens.tolist()
-    listed = listed_credit(view, queued, request, parameters)
-    columns: list[Any] = terms_of(view, np.array(listed), rates, sizes).tolist()
-    costs: list[float] = columns.pop()
+    terms = terms_of(view, request, parameters, sizes_of(request, parameters, rates))
     if multiplier is not None:
-        factors: list[float] = multiplier.tolist()
-        costs = [each * factors[at] for at, each in enumerate(costs)]
-    return CostColumns((listed, None, None, None, None, multiplier, costs, *columns))
+        *addends, cost, credit = terms
+        return CostColumns((credit, None, None, None, None, multiplier, cost * multiplier, *addends))
+    columns: list[Any] = terms.tolist() if len(view.ranks) <= LISTS_MAX else list(terms)
+    credited, costs = columns.pop(), columns.pop()
+    return CostColumns((credited, None, None, None, None, None, costs, *columns), timed=terms)
 
 
 def sizes_of(request: RouteRequest, parameters: CostParameters, rates: RateColumns) -> Sizes:
@@ -95,25 +89,38 @@ _built: Any = native.load()
 _engine: Any = _built and _built.ReferenceEngine(_TOKEN_MS, _PAIR_MS, _STEP_MS, _SEQUENCE_MS, _KV_TOKEN_MS)
 
 
-def terms_of(view: View, credit: Floats, rates: RateColumns, sizes: Sizes) -> Floats:
-    """Return the terms from wait to slowdown, and the cost without the constraints' multiplier: (7, n)."""
-    if _engine is None:
-        return terms_in_numpy(view, credit, rates, sizes)
+@lru_cache(maxsize=16)
+def _credit_rules(parameters: CostParameters) -> Any:  # noqa: ANN401 - of the extension
+    return _built.CreditRules(
+        parameters.overlap_credit, parameters.overlap_credit_decay, parameters.host_weight, parameters.disk_weight
+    )
+
+
+def terms_of(view: View, request: RouteRequest, parameters: CostParameters, sizes: Sizes) -> Floats:
+    """Return the terms from wait to slowdown, the cost without the constraints' multiplier, and the credit: (8, n)."""
+    rates = view.rates
+    if _engine is None or rates is None:
+        return terms_in_numpy(view, request, parameters, sizes)
     packed = _engine.terms(
+        view.overlap,
+        view.predicted,
         view.queued_tokens,
         view.active_requests,
         view.active_blocks,
         view.shared_blocks,
-        credit,
+        view.trust_factor,
         rates.prefill,
         rates.decode,
+        _credit_rules(parameters),
         *sizes,
     )
-    return np.ndarray((7, len(view.ranks)), np.float64, packed)
+    return np.ndarray((8, len(view.ranks)), np.float64, packed)
 
 
-def terms_in_numpy(view: View, credit: Floats, rates: RateColumns, sizes: Sizes) -> Floats:
+def terms_in_numpy(view: View, request: RouteRequest, parameters: CostParameters, sizes: Sizes) -> Floats:
     """Return what `terms_of` returns, bit for bit."""
+    rates, credit = view.rates, credit_column(view, request, parameters)
+    assert rates is not None, "the view was made for another mode"
     wait = prefill = lateness = stall = decode = slowdown = np.zeros(len(view.ranks))
     active = view.active_requests.astype(np.float64)
     if sizes.is_prefilled:
@@ -133,7 +140,7 @@ def terms_in_numpy(view: View, credit: Floats, rates: RateColumns, sizes: Sizes)
         decode = step * sizes.output_tokens * rates.decode
         slowdown = active * own_ms * sizes.output_tokens * rates.decode
     cost = (wait + prefill + lateness) * sizes.ttft_weight + stall + decode + slowdown
-    return np.array([wait, prefill, lateness, stall, decode, slowdown, cost])
+    return np.array([wait, prefill, lateness, stall, decode, slowdown, cost, credit])
 
 
 def expected_of(view: View, request: RouteRequest, place: int) -> ExpectedRow:
@@ -141,13 +148,14 @@ def expected_of(view: View, request: RouteRequest, place: int) -> ExpectedRow:
 
     The TTFT is 0, and nothing is learnt from it, for a decode worker: its prompts are computed elsewhere.
     """
-    uncached = float(max(0, request.isl_tokens - int(view.expected[place]) * request.block_size))
+    expected = max(view.overlap.item(0, place), view.predicted.item(place))
+    uncached = float(max(0, request.isl_tokens - expected * request.block_size))
     pairs = uncached * (float(request.isl_tokens) - uncached * 0.5)
-    queued = float(view.queued_tokens[place])
+    queued = float(view.queued_tokens.item(place))
     ttft_s = FIRST_S + (queued + uncached) * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S
     own_blocks = -(-request.isl_tokens // request.block_size)
-    blocks = int(view.active_blocks[place]) - int(view.shared_blocks[place]) + own_blocks
-    step_s = STEP_S + (float(view.active_requests[place]) + 1.0) * STEP_SEQUENCE_S
+    blocks = view.active_blocks.item(place) - view.shared_blocks.item(place) + own_blocks
+    step_s = STEP_S + (float(view.active_requests.item(place)) + 1.0) * STEP_SEQUENCE_S
     return ExpectedRow(
         request.decision_id,
         request.model,

@@ -71,6 +71,11 @@ class LoadColumns(NamedTuple):
     shared_blocks: NDArray[np.int64]
 
 
+_LOAD_COLUMNS = len(LoadColumns._fields)
+_new = tuple.__new__
+"""Makes a named tuple in half the time that its own constructor takes."""
+
+
 class LedgerStatistics(NamedTuple):
     """Open leases; leases that ended without their request's end, by cause; reported less promised, by rank."""
 
@@ -253,7 +258,8 @@ class Ledger:
         Cheap if the same tuple object was passed before.
         """
         packed = self._table.columns(self._rows.placed(ranks).packed, chain)
-        return LoadColumns(*np.ndarray((len(LoadColumns._fields), len(ranks)), np.int64, packed))
+        columns: LoadColumns = _new(LoadColumns, np.ndarray((_LOAD_COLUMNS, len(ranks)), np.int64, packed))
+        return columns
 
     def load_of(self, rank: WorkerRank) -> RankLoad:
         """Return the rank's present load; zeroes for an unknown rank."""

@@ -71,6 +71,13 @@ class RankTable:
         """Multiply every number of every rank by `factor`."""
         self._columns *= factor
 
+    def rows_of(self, ranks: tuple[WorkerRank, ...]) -> "tuple[array[Any], int, bytes]":
+        """Return all numbers, column by column, how many rows a column has, and the packed rows of `ranks`.
+
+        For the extension, which reads them at once: the numbers may be elsewhere after the next change.
+        """
+        return self._items, self._capacity, self._rows.placed(ranks).packed
+
     def columns(self, ranks: tuple[WorkerRank, ...]) -> NDArray[Any]:
         """Return a copy of the numbers, (`width`, n) and read-only, in the order of `ranks`.
 

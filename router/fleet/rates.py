@@ -152,7 +152,7 @@ class Rates:
     def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
         """Return the factors of ranks that serve the model, as they are used now; read-only."""
         known = self._models.get(model) or _Model()
-        factors = used(self._table.columns(ranks), known.prefill, known.decode, now_s)
+        factors = used(self._table, ranks, known.prefill, known.decode, now_s)
         return RateColumns(factors[0], factors[1], known.output_tokens)
 
     def decided(self, expected: ExpectedRow) -> None:
@@ -306,13 +306,12 @@ _built: Any = native.load()
 _rules: Any = _built and _built.FactorRules(FORGET_S, ALIKE, _HALVINGS_MAX)
 
 
-def used(columns: Floats, prefill: Factor, decode: Factor, now_s: float) -> Floats:
-    """Return the factors as they are used now, (2, n), of the columns of the table: prefill, decode, beliefs, time."""
+def used(table: RankTable, ranks: tuple[WorkerRank, ...], prefill: Factor, decode: Factor, now_s: float) -> Floats:
+    """Return the factors as they are used now, (2, n). Columns of the table: prefill, decode, beliefs in them, time."""
     if _rules is None:
-        return used_in_numpy(columns, prefill, decode, now_s)
+        return used_in_numpy(table.columns(ranks), prefill, decode, now_s)
     shared = prefill.shared, prefill.mean, decode.shared, decode.mean
-    packed = _rules.used(columns[0], columns[1], columns[2], columns[3], columns[4], *shared, now_s)
-    return np.ndarray((2, columns.shape[1]), np.float64, packed)
+    return np.ndarray((2, len(ranks)), np.float64, _rules.used(*table.rows_of(ranks), *shared, now_s))
 
 
 def _state(factor: Factor) -> tuple[float, int, float, int]:

@@ -15,7 +15,7 @@ A view states doubts as trust; `doubt_of` returns the doubt behind a rank's trus
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import asdict, replace
@@ -24,6 +24,7 @@ from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TIERS, WIDE, NewDecisio
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, NewRecord, RankStanding, Refused
+from router import native
 from router.decision.cost import LISTS_MAX, CostColumns
 from router.decision.verdict import Taken, Verdict
 from router.decision.view import Depths, Floats, RouteRequest, View
@@ -32,6 +33,7 @@ from router.journal.checkpoint import JournalCheckpoint
 
 _F64_DEFAULTS = tuple(struct.pack("<d", default) for default in TERM_DEFAULTS)
 _U16_MAX = 0xFFFF
+_built: Any = native.load()
 _DOUBT_OF = {
     "": "",
     "no KV events heard; approximate": "never_heard",
@@ -179,6 +181,15 @@ def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> NewDecision:
 
 
 def _costs(costs: CostColumns, winner_at: int, rank_indices: Sequence[int]) -> tuple[bytes, bytes, bytes]:
+    if _built is not None and costs.timed is not None:
+        packed: tuple[bytes, bytes, bytes] | None = _built.packed_costs(costs.timed, winner_at, rank_indices)
+        if packed is not None:
+            return packed
+    return costs_in_python(costs, winner_at, rank_indices)
+
+
+def costs_in_python(costs: CostColumns, winner_at: int, rank_indices: Sequence[int]) -> tuple[bytes, bytes, bytes]:
+    """Return the `best`, `terms` and `costs` of a record; the extension's are the same bytes."""
     cost = costs.costs()
     others = _cheapest(costs, cost)
     others.remove(winner_at) if winner_at in others else others.pop()
@@ -216,29 +227,14 @@ def _terms(costs: CostColumns, best: list[int]) -> bytes:
 
 def pack_overlap(overlap: Depths) -> bytes:
     """Return the depths of all columns, in the format of `kv_protocol/decided.py`."""
-    return _pack_lists(overlap.tolist()) if overlap.shape[1] <= LISTS_MAX else _pack_arrays(overlap)
+    if _built is None:
+        return overlap_in_numpy(overlap)
+    packed: bytes = _built.packed_overlap(overlap)
+    return packed
 
 
-def _pack_lists(tiers: list[list[int]]) -> bytes:
-    """Return what `_pack_arrays` returns, for few ranks in less time."""
-    most, size = max(tiers[-1]), (len(tiers[0]) + 7) // 8
-    if not most:
-        return b""
-    flags, kind = (WIDE, "I") if most > _U16_MAX else (0, "H")
-    parts, before = [b""], [0] * len(tiers[0])
-    for tier, depths in enumerate(tiers):
-        if depths != before:
-            more = [depth - before[at] for at, depth in enumerate(depths)]
-            numbers = [each for each in more if each]
-            flags |= 1 << tier
-            holders = sum([1 << at for at, each in enumerate(more) if each])
-            parts += [holders.to_bytes(size, "little"), struct.pack(f"<{len(numbers)}{kind}", *numbers)]
-            before = depths
-    parts[0] = bytes((flags,))
-    return b"".join(parts)
-
-
-def _pack_arrays(overlap: Depths) -> bytes:
+def overlap_in_numpy(overlap: Depths) -> bytes:
+    """Return the same bytes as `pack_overlap`."""
     if not overlap[TIERS - 1].any():
         return b""
     is_wide = int(overlap[TIERS - 1].max()) > _U16_MAX

@@ -9,7 +9,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-INTERFACE = 2
+INTERFACE = 3
 """Changes with the interface of the extension, here and in `module.cpp`."""
 
 

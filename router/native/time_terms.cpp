@@ -5,6 +5,36 @@
 
 namespace kv {
 
+void credit_blocks(const CreditRules& rules, const Sizes& sizes, const RankColumns& ranks, std::size_t count, double* out) {
+    std::fill(out, out + count, 0.0);
+    if (rules.overlap_credit == 0.0) {
+        return;
+    }
+    std::int64_t least = count == 0 ? 0 : ranks.queued_tokens[0];
+    bool has_lower_tiers = false;
+    for (std::size_t at = 0; at < count; ++at) {
+        least = std::min(least, ranks.queued_tokens[at]);
+        has_lower_tiers = has_lower_tiers || ranks.device[at] != ranks.disk[at];
+    }
+    const double own_tokens = std::max(1.0, sizes.own_blocks * sizes.block_size);
+    for (std::size_t at = 0; at < count; ++at) {
+        const std::int64_t predicted = ranks.predicted[at];
+        const std::int64_t device = std::max<std::int64_t>(ranks.device[at], predicted);
+        double credit = static_cast<double>(device) * rules.overlap_credit;
+        if (rules.decay != 0.0) {
+            const double excess = static_cast<double>(ranks.queued_tokens[at] - least) / own_tokens;
+            credit *= 1.0 / (rules.decay * excess + 1.0);
+        }
+        if (has_lower_tiers) {
+            const std::int64_t host = std::max<std::int64_t>(ranks.host[at], predicted);
+            const std::int64_t disk = std::max<std::int64_t>(ranks.disk[at], predicted);
+            credit += static_cast<double>(host - device) * rules.host_weight;
+            credit += static_cast<double>(disk - host) * rules.disk_weight;
+        }
+        out[at] = ranks.trust_factor.data == nullptr ? credit : credit * ranks.trust_factor[at];
+    }
+}
+
 void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankColumns& ranks, std::size_t count,
                 double* out) {
     double* const wait = out;
@@ -14,11 +44,12 @@ void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankCol
     double* const decode = stall + count;
     double* const slowdown = decode + count;
     double* const cost = slowdown + count;
-    std::fill(out, out + kTerms * count, 0.0);
+    const double* const credit = cost + count;
+    std::fill(out, cost, 0.0);
     const double own_ms = engine.sequence + sizes.own_blocks * sizes.block_size * engine.kv_token;
     for (std::size_t at = 0; at < count; ++at) {
         if (sizes.is_prefilled) {
-            const double left = sizes.tokens - ranks.credit[at] * sizes.block_size;
+            const double left = sizes.tokens - credit[at] * sizes.block_size;
             const double uncached = left > 0.0 ? left : 0.0;
             const double pairs = uncached * (sizes.tokens - uncached * 0.5);
             wait[at] = static_cast<double>(ranks.queued_tokens[at]) * engine.token * ranks.prefill[at];

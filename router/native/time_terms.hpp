@@ -3,22 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+
+#include "columns.hpp"
 
 namespace kv {
-
-// One number of every rank, `stride` bytes apart.
-template <typename Number>
-struct Column {
-    const char* data;
-    std::ptrdiff_t stride;
-    Number operator[](std::size_t place) const {
-        return *reinterpret_cast<const Number*>(data + static_cast<std::ptrdiff_t>(place) * stride);
-    }
-};
-
-using Counts = Column<std::int64_t>;
-using Floats = Column<double>;
 
 // What the reference engine needs, in ms.
 struct ReferenceEngine {
@@ -31,14 +19,24 @@ struct Sizes {
     bool is_prefilled, is_decoded;
 };
 
-struct RankColumns {
-    Counts queued_tokens, active_requests, active_blocks, shared_blocks;
-    Floats credit, prefill, decode;
+// What a policy credits of what ranks hold.
+struct CreditRules {
+    double overlap_credit, decay, host_weight, disk_weight;
 };
 
-constexpr std::size_t kTerms = 7;
+// `trust_factor` without data: 1 at every rank.
+struct RankColumns {
+    Depths device, host, disk;
+    Counts predicted, queued_tokens, active_requests, active_blocks, shared_blocks;
+    Floats trust_factor, prefill, decode;
+};
 
-// Sets `out` to wait, prefill, lateness, stall, decode, slowdown and cost, `count` numbers each.
+constexpr std::size_t kTerms = 8;
+
+// Sets `out` to the blocks credited to each rank: `credit_column` of router/decision/cost.py.
+void credit_blocks(const CreditRules& rules, const Sizes& sizes, const RankColumns& ranks, std::size_t count, double* out);
+
+// Sets `out` to wait, prefill, lateness, stall, decode, slowdown, cost and credit, `count` numbers each. The credit is there.
 void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankColumns& ranks, std::size_t count,
                 double* out);
 

@@ -124,15 +124,19 @@ def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_
         ({"active_blocks": np.zeros((1, 1), np.int64)}, "active_blocks: found 2, allowed one column of int64"),
         ({"shared_blocks": np.zeros(1, np.int32)}, "shared_blocks: found 1, allowed one column of int64"),
         ({"active_requests": np.zeros(2, np.int64)}, "active_requests: found 2, allowed 1 number"),
+        ({"overlap": np.zeros((3, 1), np.int32)}, "overlap: found 3, allowed 4 rows of int32"),
+        ({"overlap": np.zeros((4, 1))}, "overlap: found 2, allowed 4 rows of int32"),
+        ({"overlap": np.zeros((4, 2), np.int32)}, "overlap: found 2, allowed 1 columns"),
+        ({"trust_factor": np.zeros(2)}, "trust_factor: found 2, allowed 1 number"),
     ],
 )
 def test_columns_of_another_shape_are_refused(changed: dict[str, Any], message: str) -> None:
     if native.load() is None:
         pytest.skip("router/native was not built")
     rates = RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS)
-    moment, request = view(row())._replace(**changed), route(TOKENS, block_size=16)
+    moment, request = view(row())._replace(rates=rates)._replace(**changed), route(TOKENS, block_size=16)
     refused = next(iter(changed.values()))
     references = sys.getrefcount(refused)
     with pytest.raises(ValueError, match=message):
-        terms_of(moment, np.zeros(1), rates, sizes_of(request, CostParameters(), rates))
+        terms_of(moment, request, CostParameters(), sizes_of(request, CostParameters(), rates))
     assert sys.getrefcount(refused) == references

@@ -1,0 +1,109 @@
+#include "decision_bytes.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace kv {
+
+namespace {
+
+constexpr std::size_t kBestMax = 8;
+constexpr unsigned kMaskBits = 7, kMore = 0x80, kWide = 0x80, kNarrowMax = 0xFFFF;
+static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the formats are IEEE 754");
+
+template <typename Number>
+void put(std::string& out, Number number) {  // machines that we build for are little-endian, as the formats are
+    char bytes[sizeof(Number)];
+    std::memcpy(bytes, &number, sizeof(Number));
+    out.append(bytes, sizeof(Number));
+}
+
+}  // namespace
+
+std::vector<std::size_t> best_candidates(const Floats& costs, std::size_t count, std::size_t winner) {
+    std::vector<std::size_t> order(count);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (const std::size_t at : order) {
+        if (std::isnan(costs[at])) {
+            return {};
+        }
+    }
+    const std::size_t most = std::min(count, kBestMax);
+    const auto is_before = [&costs](std::size_t one, std::size_t other) {
+        return costs[one] < costs[other] || (costs[one] == costs[other] && one < other);
+    };
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(most), order.end(), is_before);
+    order.resize(most);
+    const auto found = std::find(order.begin(), order.end(), winner);
+    order.erase(found == order.end() ? found - 1 : found);
+    order.insert(order.begin(), winner);
+    return order;
+}
+
+std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::size_t>& best) {
+    unsigned mask = 0;
+    std::string numbers;
+    for (const Term& term : terms) {
+        const std::size_t before = numbers.size();
+        for (const std::size_t at : best) {
+            put(numbers, term.column[at]);
+        }
+        if (numbers.find_first_not_of('\0', before) == std::string::npos) {
+            numbers.resize(before);
+        } else {
+            mask |= 1U << term.field;
+        }
+    }
+    std::string packed(1, static_cast<char>(mask < kMore ? mask : (mask & (kMore - 1)) | kMore));
+    if (mask >= kMore) {
+        packed.push_back(static_cast<char>(mask >> kMaskBits));
+    }
+    return packed + numbers;
+}
+
+std::string packed_rest(const Floats& costs, std::size_t count, const std::vector<std::size_t>& best) {
+    std::string packed;
+    for (std::size_t at = 0; at < count && best.size() < count; ++at) {
+        if (std::find(best.begin(), best.end(), at) == best.end()) {
+            put(packed, static_cast<float>(costs[at]));
+        }
+    }
+    return packed;
+}
+
+std::string packed_overlap(const Depths* tiers, std::size_t count) {
+    std::uint32_t most = 0;
+    for (std::size_t at = 0; at < count; ++at) {
+        most = std::max(most, static_cast<std::uint32_t>(tiers[kTiers - 1][at]));
+    }
+    if (most == 0) {
+        return {};
+    }
+    unsigned flags = most > kNarrowMax ? kWide : 0;
+    std::string packed(1, '\0');
+    for (std::size_t tier = 0; tier < kTiers; ++tier) {
+        std::string holders((count + 7) / 8, '\0'), numbers;
+        for (std::size_t at = 0; at < count; ++at) {
+            const std::int32_t below = tier == 0 ? 0 : tiers[tier - 1][at];
+            const std::uint32_t more = static_cast<std::uint32_t>(tiers[tier][at]) - static_cast<std::uint32_t>(below);
+            if (more != 0) {
+                holders[at / 8] = static_cast<char>(static_cast<unsigned char>(holders[at / 8]) | 1U << at % 8);
+                if (flags & kWide) {
+                    put(numbers, more);
+                } else {
+                    put(numbers, static_cast<std::uint16_t>(more));
+                }
+            }
+        }
+        if (!numbers.empty()) {
+            flags |= 1U << tier;
+            packed += holders + numbers;
+        }
+    }
+    packed[0] = static_cast<char>(flags);
+    return packed;
+}
+
+}  // namespace kv
