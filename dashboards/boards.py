@@ -13,6 +13,7 @@ from dashboards.panels import Annotation, Board, Variable
 from dashboards.pools import POOLS
 from dashboards.promql import selected
 from dashboards.router import ROUTER
+from dashboards.tenants import TENANTS_AND_COST
 
 BOARDS: dict[str, Board] = {
     "fleet": FLEET,
@@ -22,6 +23,7 @@ BOARDS: dict[str, Board] = {
     "engines": ENGINES,
     "router": ROUTER,
     "pools": POOLS,
+    "tenants": TENANTS_AND_COST,
 }
 """By the name of their file."""
 VARIABLES = (

@@ -82,6 +82,11 @@ for _command in (
         "router.cli.replay:replay",
         "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
     ),
+    LazyCommand(
+        "report",
+        "router.cli.report:report",
+        "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
+    ),
     LazyCommand("top", "router.cli.top:top", "Watch a running fleet in this terminal: workers, latencies, decisions."),
 ):
     main.add_command(_command)

@@ -15,6 +15,7 @@ from kv_runtime.config.sections import (
 from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
+from router.attribution.config import ReportSection
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
 from router.fleet.ledger import LEASE_S
@@ -394,5 +395,6 @@ class RouterSettings(Settings):
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
     shadow: ShadowSection = ShadowSection()
+    report: ReportSection = ReportSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
     tracing: RouterTracingSection = RouterTracingSection()

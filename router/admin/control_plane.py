@@ -9,6 +9,7 @@ GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy
 DELETE /v1/policy                 the configured one
 GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
 GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/shadows/service.py`)
+GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
@@ -41,6 +42,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
+from router.attribution.service import SavingsRecorder
 from router.compiled import hot_path
 from router.decision.explain import explain
 from router.decision.policy import Policy
@@ -84,12 +86,13 @@ class ControlPlane:
         *,
         trace_link: str = "",
         shadows: Shadows | None = None,
+        savings: SavingsRecorder | None = None,
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
         Without `index`, which another process has, there are no endpoints of it.
 
-        Without `planner` there is no `/v1/planner`, without `shadows` no `/v1/shadows`.
+        Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
 
         Without `policies` a policy that is changed lasts until the router ends.
 
@@ -100,7 +103,7 @@ class ControlPlane:
         self._routing, self._index, self._event_log = routing, index, log
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
-        self._planner, self._shadows = planner, shadows
+        self._planner, self._shadows, self._savings = planner, shadows, savings
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -123,6 +126,7 @@ class ControlPlane:
             web.delete("/v1/policy", self.reset_policy),
             *([] if self._planner is None else self._planner.routes()),
             *([] if self._shadows is None else self._shadows.routes()),
+            *([] if self._savings is None else self._savings.routes()),
             web.get("/health", self._health),
             web.get("/live", self._health),
             web.get("/ready", self._ready),

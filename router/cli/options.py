@@ -8,6 +8,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event
             await log.close()
 
     run_process(main)
+
+
+def moment(value: str) -> int:
+    """Return the time in nanoseconds since 1970; without a time zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(f"found {value!r}, allowed a time as 2026-11-21T22:10:00Z") from error
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)
 
 
 def plane_url(host: str, port: int) -> str:

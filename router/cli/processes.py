@@ -211,7 +211,8 @@ class _IndexParts:
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
         plane = ControlPlane(self._routing, self._index, self._log, None, self._gate, self._policies)
-        front = Front(plane, links, tally, self._registry, policy, shadows)
+        rows_max = settings.report.rows_max
+        front = Front(plane, links, tally, self._registry, policy, shadows, report_rows_max=rows_max)
         for each in (lambda: trust_families(self._routing), self._index.families, front.families):
             Projection(self._registry, each)
         self._server = HttpServer(

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import msgspec
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
-from router.cli.options import DIFFERENT, NothingRead, run_on_log, with_settings
+from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, with_settings
 from router.cli.replays import Replays
 from router.config import RouterSettings
 from router.decision.policies import Mode
@@ -24,15 +23,6 @@ from router.journal.reader import read_journal
 _SHOWN_MAX = 20
 
 
-def _moment(value: str) -> int:
-    """Return the time in nanoseconds since 1970; without a time zone it is UTC."""
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise ValueError(f"found {value!r}, allowed a time as 2026-11-21T22:10:00Z") from error
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)
-
-
 @click.command()
 @with_settings
 @click.option("--mode", help="another mode: whom would it have chosen?")
@@ -40,7 +30,7 @@ def _moment(value: str) -> int:
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one JSON object, and no lines")
 @click.option("--all", "show_all", is_flag=True, help=f"print every difference and loss, not the first {_SHOWN_MAX}")
 @click.option("--from-seq", type=click.IntRange(1), help="read from this message of the stream KV_JOURNAL on")
-@click.option("--from", "from_ns", type=_moment, metavar="ISO", help="read from this time on, as 2026-11-21T22:10:00Z")
+@click.option("--from", "from_ns", type=moment, metavar="ISO", help="read from this time on, as 2026-11-21T22:10:00Z")
 def replay(
     *,
     settings: RouterSettings,

@@ -35,6 +35,7 @@ from router.admin.metrics import (
     state_families,
     trust_families,
 )
+from router.attribution.service import SavingsRecorder
 from router.config import RouterSettings
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
@@ -121,6 +122,7 @@ class RouterParts:
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._offered = LoadRecorder(state, self._clock.now())
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
+        self._savings = SavingsRecorder(settings.report, self._clock)
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -161,6 +163,7 @@ class RouterParts:
             self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
+            savings=self._savings,
         )
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
@@ -211,6 +214,7 @@ class RouterParts:
             decisions_max=settings.journal.decisions_max,
             recorder=Recorders(
                 self._offered,
+                self._savings,
                 *(each for each in (self._journal, self._replicas) if each is not None),
                 self._shadows,
             ),
@@ -229,6 +233,7 @@ class RouterParts:
             self._handover.families,
             self._planner.families,
             self._shadows.families,
+            self._savings.families,
             self._index.families,
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]

@@ -62,6 +62,8 @@ class RateColumns(NamedTuple):
     prefill: Floats
     decode: Floats
     output_tokens: float
+    is_learnt: bool = False
+    """Whether the prefill factors are of measurements, of these ranks or of a former router's; else they are 1."""
 
 
 class RatesStatistics(NamedTuple):
@@ -153,7 +155,7 @@ class Rates:
         """Return the factors of ranks that serve the model, as they are used now; read-only."""
         known = self._models.get(model) or _Model()
         factors = used(self._table, ranks, known.prefill, known.decode, now_s)
-        return RateColumns(factors[0], factors[1], known.output_tokens)
+        return RateColumns(factors[0], factors[1], known.output_tokens, known.prefill.measured > 0)
 
     def decided(self, expected: ExpectedRow) -> None:
         """Keep what is expected of a decision that is carried out, until its outcome."""

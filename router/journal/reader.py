@@ -1,7 +1,7 @@
 """Reads journals: the messages of one router, or of all, in the order of the log."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import structlog
@@ -13,6 +13,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 
 _LOOK_S = 0.02
+OnMessage = Callable[[LogMessage], Awaitable[None]]
 
 _log = structlog.get_logger("router")
 
@@ -78,18 +79,36 @@ async def read_journal(
     `from_ns`: and none before that time (since 1970). Return after the last message, or at `stop`. The log's own part
     has to run.
     """
-    state = await log.stream_state(subjects.JOURNAL_STREAM)
+    messages = JournalMessages(take)
+    subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
+    await read_to_end(
+        log, clock, subjects.JOURNAL_STREAM, subject, messages.on_message, stop, after_seq=after_seq, from_ns=from_ns
+    )
+    messages.log_refused()
+
+
+async def read_to_end(
+    log: EventLog,
+    clock: Clock,
+    stream: str,
+    subject: str,
+    on_message: OnMessage,
+    stop: asyncio.Event,
+    *,
+    after_seq: int = 0,
+    from_ns: int | None = None,
+) -> None:
+    """Pass the messages that the stream has now to `on_message`, as `read_journal` does for journals."""
+    state = await log.stream_state(stream)
     end = state.last_seq
     if from_ns is not None:
-        after_seq = max(after_seq, await log.seq_at(subjects.JOURNAL_STREAM, from_ns - 1))
+        after_seq = max(after_seq, await log.seq_at(stream, from_ns - 1))
 
-    def take_until_end(entry: JournalEntry) -> None:
-        if entry.stream_seq <= end:
-            take(entry)
+    async def take_until_end(message: LogMessage) -> None:
+        if message.stream_seq <= end:
+            await on_message(message)
 
-    messages = JournalMessages(take_until_end)
-    reading = await follow_journal(log, router, messages, after_seq=min(after_seq, end), created=state.created)
+    reading = await log.follow(stream, subject, take_until_end, after_seq=min(after_seq, end), created=state.created)
     while reading.unread and reading.delivered_seq < end and not stop.is_set():
         await clock.sleep(_LOOK_S)
     await log.leave(reading)
-    messages.log_refused()

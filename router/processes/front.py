@@ -9,6 +9,7 @@
 | GET /v1/shadows | of the processes, pooled |
 | PUT, DELETE /v1/shadows | changed in all, and kept for processes that start later |
 | GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
+| GET /v1/report | of the processes: the sums of all |
 | GET /v1/processes | their names, ids and restarts |
 | GET /ready | of the processes: whether any is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
@@ -33,6 +34,8 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import ControlPlane, control_app
+from router.attribution.contents import SavingsReport
+from router.attribution.contents import merged as merged_reports
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import process_families
@@ -41,6 +44,7 @@ from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_report = msgspec.json.Decoder(SavingsReport).decode
 _TOKENS = "handover_tokens"
 
 
@@ -55,10 +59,13 @@ class Front:
         registry: CollectorRegistry,
         policy_path: Path,
         shadows_path: Path,
+        *,
+        report_rows_max: int,
     ) -> None:
         """`policy_path`, `shadows_path`: where changed ones are kept for processes that start later."""
         self._control, self._links, self._tally, self._registry = control, links, tally, registry
         self._policy_path, self._shadows_path = policy_path, shadows_path
+        self._report_rows_max = report_rows_max
         self._changing = asyncio.Lock()
 
     def app(self, *, token: str) -> web.Application:
@@ -77,6 +84,7 @@ class Front:
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/planner", self._planner),
+            web.get("/v1/report", self._report),
             web.get("/v1/processes", self._processes),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
@@ -158,6 +166,13 @@ class Front:
     async def _planner(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/v1/planner", query=request.query_string)
         return _passed_on(_first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True))
+
+    async def _report(self, _: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/v1/report")
+        if (refusal := _first(answers, lambda answer: not answer.is_ok)) or not answers:
+            return _passed_on(refusal)
+        reports = [_decode_report(answer.body) for answer in answers.values()]
+        return json_response(merged_reports(reports, self._report_rows_max))
 
     # ---------------------------------------------------------------------------------------------- health
 

@@ -32,6 +32,8 @@ from router.admin.metrics import (
 from router.admin.metrics.decision import DecisionMetrics
 from router.admin.metrics.prediction import WorkerMetrics
 from router.admin.metrics.weighing import Weighing
+from router.attribution.attribution import Attribution, AttributionLimits
+from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.journal.writer import JournalStatistics, journal_families
 from router.planner.service import planner_families
@@ -145,6 +147,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_function(state_families, 2)
     yield from _families_of(planner_families, planner_families([]))
     yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
+    yield from _families_of(savings_families, savings_families(Attribution(AttributionLimits())))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     yield from _families_of(journal_families, journal_families(journal))

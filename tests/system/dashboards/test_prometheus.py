@@ -45,7 +45,7 @@ from tests.system.dashboards.shipped import (
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
 from tests.system.faults.nats_servers import NatsServer
-from tests.system.faults.traffic import MODEL
+from tests.system.faults.traffic import MODEL, TENANTS
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         sink = cleanup.enter_context(OtlpSink())
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
-        settings = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
+        settings = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}", "queue.fair_share_by=header"
         running = await cleanup.enter_async_context(
             fleet(children, [server.url], SHAPE._replace(router_settings=settings))
         )
@@ -245,6 +245,10 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
         "kvrouter_predicted_cached_tokens_total",
         "kvrouter_actual_cached_tokens_total",
         "kvrouter_prediction_error_tokens_count",
+        *(f'kvrouter_savings_prompt_tokens_total{{by="tenant",name="tenant-{number}"}}' for number in range(TENANTS)),
+        'kvrouter_savings_reused_tokens_total{by="prefix",known="reported"}',
+        'kvrouter_savings_baseline_tokens_total{by="all"}',
+        'kvrouter_savings_prefill_seconds_total{by="model",rate="learnt"}',
         'kvrouter_worker_failures_total{worker="w1"}',
         "kvrouter_retries_total",
         'kvrouter_shadow_decisions_total{shadow="blocks"}',

@@ -235,6 +235,18 @@ async def test_shadows_of_all_processes_are_one() -> None:
         assert (await made.control("/v1/shadows", "DELETE"))["shadows"] == []
 
 
+async def test_the_report_has_the_requests_of_all_processes() -> None:
+    async with fleet() as made:
+        processes = set[str]()
+        while len(processes) < 2:
+            processes.add((await made.ask()).process)
+        asked = await made.metric("requests_total")
+        report = await made.control("/v1/report")
+        assert report["total"]["requests"] == asked
+        assert [row["requests"] for row in report["by"]["model"]["rows"]] == [asked]
+        assert len(report["by"]["prefix"]["rows"]) == 1
+
+
 async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
     async with fleet(speed=SLOW) as made:
         running, begun = await made.streams(24)

@@ -16,6 +16,7 @@ import aiohttp
 
 MODEL = "sim-8b"
 BLOCK_TOKENS = 16
+TENANTS = 3
 _SYSTEMS = 6
 _ANSWER_TOKENS = 20
 _ANSWER_S = 10.0
@@ -90,10 +91,11 @@ class Traffic:
 
     async def _answer(self, session: aiohttp.ClientSession, prompt: list[int]) -> tuple[int, str]:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": _ANSWER_TOKENS}
+        tenant = {"x-tenant-id": f"tenant-{prompt[0] % TENANTS}"}
         has_waited = False
         while True:
             try:
-                async with session.post(self._url, json=body) as response:
+                async with session.post(self._url, json=body, headers=tenant) as response:
                     return response.status, await response.text()
             except aiohttp.ClientConnectorError:
                 self.waited += not has_waited

@@ -1,0 +1,38 @@
+"""The section `report`: what the report of savings keeps apart."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kv_runtime.config.sections import Section
+from router.attribution.attribution import AttributionLimits
+
+_LIMITS = AttributionLimits()
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Title = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class ReportSection(Section):
+    """What prompts' reuse saved, by model, tenant, LoRA adapter and prefix family."""
+
+    rows_max: int = Field(
+        _LIMITS.rows_max,
+        ge=1,
+        le=256,
+        description="models, tenants, adapters and families that have figures of their own, the most requested ones of"
+        " each; the others are summed; memory, CPU",
+    )
+    family_blocks: int = Field(
+        _LIMITS.family_blocks,
+        ge=1,
+        le=1024,
+        description="prompts that begin with the same blocks, so many, are one prefix family; more tells longer system"
+        " prompts apart, and makes more families",
+    )
+    families: dict[Hash, Title] = Field(
+        {}, max_length=1024, description="titles of prefix families, by the hash that the report shows"
+    )
+
+    def limits(self) -> AttributionLimits:
+        """Return the bounds of the sums."""
+        return AttributionLimits(self.rows_max, self.family_blocks)

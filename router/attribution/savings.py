@@ -1,0 +1,142 @@
+"""What one request saved: of its decision and of its outcome. Pure.
+
+    predicted(r)   min(blocks that rank r is expected to hold, reusable blocks) * B       B = block size
+    reused         cached tokens that the worker reported, at most the prompt; predicted(winner) if it reported none
+    baseline       (reused + sum of predicted(r) over the other candidates) / candidates  a candidate drawn evenly
+    routing        reused - baseline; may be below 0
+    foregone       max(0, largest predicted(r) of the other candidates - predicted(winner))
+    seconds(c)     p * (c * PREFILL_TOKEN + c^2 / 2 * PREFILL_PAIR)       to compute the first c tokens of a prompt
+    saved          seconds(reused)
+    baseline in s  the mean of seconds over the candidates, as for tokens
+
+p is the winner's prefill factor at the decision (`router/fleet/rates.py`), 1 where nothing was learnt. A request whose
+candidates were not compared (the mode reads no overlap) has its own reuse as baseline: no saving by routing is claimed.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kv_protocol.journal import OutcomeKnown
+from router.decision.cost import LISTS_MAX
+from router.decision.verdict import Verdict
+from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from router.prompt.chains import BLOCK_BYTES, block_count
+
+
+class Placement(NamedTuple):
+    """A decision, as far as its saving depends on it. Blocks of the other candidates are summed, and their squares."""
+
+    model: str
+    tenant: str
+    lora: str
+    prefix: str
+    isl_tokens: int
+    """Of the prompt; 0: it was not encoded."""
+    block_size: int
+    predicted_tokens: int
+    candidates: int
+    """0: they were not compared."""
+    others_blocks: int
+    others_blocks_squared: int
+    best_blocks: int
+    """Most blocks that another candidate was expected to have."""
+    factor: float
+    is_learnt: bool
+
+    def seconds(self, tokens: int) -> float:
+        """Return how long the rank would compute the first tokens of a prompt."""
+        return self.factor * (tokens * PREFILL_TOKEN_S + tokens * tokens / 2 * PREFILL_PAIR_S)
+
+
+class Saving(NamedTuple):
+    """What a request saved, in tokens and in seconds of its rank."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    reported_tokens: int
+    """The reused tokens if the worker reported them, else 0."""
+    baseline_tokens: float
+    foregone_tokens: int
+    saved_s: float
+    learnt_s: float
+    """The saved seconds if the rank's factor was learnt, else 0."""
+    baseline_s: float
+    is_compared: bool
+
+
+def family_of(chain: bytes, family_blocks: int) -> str:
+    """Return the sequence hash of the prompt's block `family_blocks`, or of its last full one; empty without any."""
+    blocks = min(block_count(chain), family_blocks)
+    return chain[(blocks - 1) * BLOCK_BYTES : blocks * BLOCK_BYTES][::-1].hex() if blocks else ""
+
+
+def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
+    """Return what the request's saving depends on; None for a phase that computes no prompt."""
+    request, view = verdict.request, verdict.view
+    if request.phase == "decode":
+        return None
+    rates, at = view.rates, verdict.rank_indices[verdict.winner_at]
+    candidates, others, squares, best = 0, 0, 0, 0
+    if not view.is_blank and request.isl_tokens:
+        candidates = len(verdict.rank_indices)
+        others, squares, best = _others(verdict)
+    return Placement(
+        request.model,
+        request.tenant,
+        request.lora,
+        family_of(request.sequence_hashes, family_blocks),
+        request.isl_tokens,
+        request.block_size,
+        min(verdict.expected_blocks, request.reusable_blocks) * request.block_size,
+        candidates,
+        others,
+        squares,
+        best,
+        1.0 if rates is None else float(rates.prefill[at]),
+        rates is not None and rates.is_learnt,
+    )
+
+
+def _others(verdict: Verdict) -> tuple[int, int, int]:
+    """Return the blocks that the other candidates are expected to have: their sum, the sum of squares, the most."""
+    view, places, winner_at = verdict.view, verdict.rank_indices, verdict.winner_at
+    if len(places) > LISTS_MAX:
+        blocks = view.expected[np.asarray(places, dtype=np.intp)]
+        blocks[winner_at] = 0
+        return int(np.add.reduce(blocks)), int(np.dot(blocks, blocks)), int(np.maximum.reduce(blocks))
+    held: list[int] = view.overlap[0].tolist()
+    coming: list[int] = view.predicted.tolist()
+    total, squares, best = 0, 0, 0
+    for at, place in enumerate(places):
+        count = max(held[place], coming[place])
+        if count and at != winner_at:
+            total += count
+            squares += count * count
+            best = max(best, count)
+    return total, squares, best
+
+
+def saving_of(placement: Placement, outcome: OutcomeKnown) -> Saving:
+    """Return what a request saved that was answered."""
+    reported, candidates = outcome.cached_tokens, placement.candidates
+    reused = placement.predicted_tokens if reported is None else min(reported, placement.isl_tokens)
+    saved_s = placement.seconds(reused)
+    baseline, baseline_s = float(reused), saved_s
+    if candidates:
+        size = placement.block_size
+        baseline = (reused + placement.others_blocks * size) / candidates
+        pairs = placement.others_blocks_squared * size * size / 2
+        others_s = placement.factor * (placement.others_blocks * size * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S)
+        baseline_s = (saved_s + others_s) / candidates
+    return Saving(
+        placement.isl_tokens,
+        reused,
+        0 if reported is None else reused,
+        baseline,
+        max(0, placement.best_blocks * placement.block_size - placement.predicted_tokens),
+        saved_s,
+        saved_s if placement.is_learnt else 0.0,
+        baseline_s,
+        candidates > 0,
+    )

@@ -1,0 +1,116 @@
+"""`GET /v1/report` and the same sums as metrics: what this router's requests saved since it started.
+
+The metrics name the `SHOWN_MAX` most requested models, tenants, adapters and families. A name that is pushed out of its
+row and comes back begins at 0 again, as a counter does after a restart.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from kv_protocol.journal import OutcomeKnown
+from kv_runtime.clock import Clock
+from kv_runtime.http.answers import json_response
+from kv_runtime.telemetry import Family, Sample, counter
+from router.attribution.attribution import Attribution
+from router.attribution.config import ReportSection
+from router.attribution.contents import SavingsReport, report_of
+from router.attribution.top_rows import Sums
+from router.decision.verdict import Taken
+from router.journal.records import Recordable
+
+SHOWN_MAX = 20
+_NS_PER_S = 1e9
+
+
+class SavingsRecorder:
+    """Sums up what is applied to the state."""
+
+    def __init__(self, settings: ReportSection, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._since = iso(clock.wall_ns())
+        self.attribution = Attribution(settings.limits())
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+        if isinstance(what, Taken):
+            self.attribution.decided(what.verdict)
+        elif isinstance(what, OutcomeKnown):
+            self.attribution.ended(what)
+
+    def report(self) -> SavingsReport:
+        """Return the report as of now."""
+        until = iso(self._clock.wall_ns())
+        return report_of(self.attribution, "router", self._since, until, self._settings.families)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the endpoint."""
+        return [web.get("/v1/report", self._show)]
+
+    async def _show(self, _: web.Request) -> web.Response:
+        return json_response(self.report())
+
+    def families(self) -> Iterator[Family]:
+        """Yield the sums of all requests, and of the names with most requests."""
+        return savings_families(self.attribution)
+
+
+def iso(wall_ns: int) -> str:
+    """Return a time since 1970 as text: UTC, to the millisecond."""
+    return datetime.fromtimestamp(wall_ns / _NS_PER_S, UTC).isoformat(timespec="milliseconds")
+
+
+def savings_families(found: Attribution) -> Iterator[Family]:
+    """Yield the sums by name; `by="all"` is the total."""
+    named = [(("all", ""), found.total)]
+    for dimension, top in found.rows.items():
+        named += [((dimension, row.name), row.sums) for row in top.rows()[:SHOWN_MAX]]
+
+    def samples(field: str) -> list[Sample]:
+        return [(at, float(getattr(sums, field))) for at, sums in named]
+
+    labels = ("by", "name")
+    yield counter("savings_requests", "Answered requests whose prompt was encoded", labels, samples("requests"))
+    yield counter("savings_prompt_tokens", "Tokens of their prompts", labels, samples("prompt_tokens"))
+    yield counter(
+        "savings_reused_tokens",
+        "Prompt tokens that a cache provided: as the worker reported, or as predicted if it did not",
+        (*labels, "known"),
+        _in_two(named, "reused_tokens", "reported_tokens", ("reported", "predicted")),
+    )
+    yield counter(
+        "savings_baseline_tokens",
+        "Prompt tokens that a candidate drawn evenly would have reused",
+        labels,
+        samples("baseline_tokens"),
+    )
+    yield counter(
+        "savings_foregone_tokens",
+        "Prompt tokens that another candidate was expected to hold, and the chosen one was not",
+        labels,
+        samples("foregone_tokens"),
+    )
+    yield counter(
+        "savings_prefill_seconds",
+        "Prefill time that the reused tokens saved, by the rank's learnt rate or the reference engine's",
+        (*labels, "rate"),
+        _in_two(named, "saved_s", "learnt_s", ("learnt", "reference")),
+    )
+    yield counter(
+        "savings_baseline_prefill_seconds",
+        "Prefill time that a candidate drawn evenly would have saved",
+        labels,
+        samples("baseline_s"),
+    )
+    reasons = [((reason,), float(count)) for reason, count in found.not_counted.items()]
+    yield counter("savings_not_counted", "Requests that are in none of these sums, by reason", ("reason",), reasons)
+
+
+def _in_two(named: list[tuple[tuple[str, str], Sums]], whole: str, part: str, values: tuple[str, str]) -> list[Sample]:
+    """Return two samples a name: the part of the whole, and the rest of it."""
+    found = list[Sample]()
+    for at, sums in named:
+        of_part = float(getattr(sums, part))
+        found += [((*at, values[0]), of_part), ((*at, values[1]), float(getattr(sums, whole)) - of_part)]
+    return found

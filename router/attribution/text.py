@@ -1,0 +1,99 @@
+"""The report for people: what was reused, what of it is due to routing, and for whom. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from router.attribution.attribution import DIMENSIONS, Dimension
+from router.attribution.contents import Figures, Row, Rows, SavingsReport
+
+_TITLES: dict[Dimension, str] = {
+    "model": "MODEL", "tenant": "TENANT", "lora": "LORA", "prefix": "PREFIX FAMILY"
+}  # fmt: skip
+_NAMELESS: dict[Dimension, str] = {
+    "model": "(no name)", "tenant": "(not told apart)", "lora": "(base model)", "prefix": "(no full block)"
+}  # fmt: skip
+_COLUMNS = ("REQUESTS", "PROMPT", "REUSED", "HIT%", "ROUTING", "FOREGONE", "SAVED s", "ROUTING s")
+_EVICTED = "EVICTED"
+_WHY = {
+    "not_answered": "failed, cancelled or refused at the worker",
+    "unseen": "whose prompt was not encoded: the mode reads no overlap, and tokens.always is false",
+    "dropped": "whose outcome came too late",
+    "not_repeated": "of which the journal lacks records before the decision",
+    "pending": "that are not over",
+}
+_NAME_WIDTH = 40
+
+
+def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> list[str]:
+    """Return the lines of the report: the sentences for the total, then a table for each of the dimensions."""
+    source = "routers' journals" if report.source == "journal" else "the running router"
+    lines = [
+        f"from {report.since or 'the oldest record'} to {report.until}, from {source}",
+        *_total(report.total, report.removed_blocks),
+    ]
+    lines += [f"not counted: {count} requests {_WHY[why]}" for why, count in report.not_counted.items() if count]
+    for each in dimensions:
+        lines += ["", *_table(each, report.by[each], has_evictions=report.total.evicted_blocks is not None)]
+    return lines
+
+
+def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
+    yield f"{total.requests} requests answered, with {total.prompt_tokens} prompt tokens"
+    if not total.requests:
+        return
+    reported = f"{_percent(total.reported_tokens, total.reused_tokens)} of them as workers reported, the rest predicted"
+    yield f"reused: {total.reused_tokens} tokens ({_percent(total.reused_tokens, total.prompt_tokens)}); {reported}"
+    share = _percent(total.routing_tokens, total.reused_tokens)
+    compared = f"{total.compared_requests} requests whose candidates were compared"
+    yield (
+        f"due to routing: {total.routing_tokens:.0f} tokens ({share} of the reused): a candidate drawn evenly would"
+        f" have reused {total.baseline_tokens:.0f}; of {compared}"
+    )
+    yield f"foregone: {total.foregone_tokens} tokens, which another candidate held and the chosen one did not"
+    learnt = f"{_percent(total.learnt_s, total.saved_s)} of it by learnt rates, the rest by the reference engine's"
+    yield f"prefill time saved: {total.saved_s:.2f} s of a rank, {total.routing_s:.2f} s due to routing; {learnt}"
+    if total.evicted_blocks is not None:
+        yield (
+            f"evicted: {removed_blocks} blocks by the ranks, {total.evicted_blocks:.0f} of them soon after these"
+            " requests came there, and charged to them"
+        )
+
+
+def _table(dimension: Dimension, found: Rows, *, has_evictions: bool) -> list[str]:
+    columns = (*_COLUMNS, _EVICTED) if has_evictions else _COLUMNS
+    cells = [(_TITLES[dimension], *columns)]
+    cells += [(_name(dimension, row), *_cells(row)) for row in found.rows]
+    if found.other.requests:
+        cells.append(("(all others)", *_cells(found.other)))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
+    missed = max((row.missed_requests_max for row in found.rows), default=0)
+    if missed or found.absent_requests_max:
+        lines.append(
+            f"a row may lack up to {missed} requests of its name, which are among the others;"
+            f" a name without a row had {found.absent_requests_max} at most"
+        )
+    return lines
+
+
+def _name(dimension: Dimension, row: Row) -> str:
+    name = row.name or _NAMELESS[dimension]
+    shown = f"{name} {row.title}" if row.title else name
+    return shown if len(shown) <= _NAME_WIDTH else f"{shown[: _NAME_WIDTH - 3]}..."
+
+
+def _cells(figures: Figures) -> tuple[str, ...]:
+    cells = (
+        str(figures.requests),
+        str(figures.prompt_tokens),
+        str(figures.reused_tokens),
+        _percent(figures.reused_tokens, figures.prompt_tokens),
+        f"{figures.routing_tokens:.0f}",
+        str(figures.foregone_tokens),
+        f"{figures.saved_s:.2f}",
+        f"{figures.routing_s:.2f}",
+    )
+    return cells if figures.evicted_blocks is None else (*cells, f"{figures.evicted_blocks:.0f}")
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "-"

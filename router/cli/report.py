@@ -1,0 +1,164 @@
+"""`router report`: what the reuse of prompts saved, from a running router or from journals.
+
+exit code   0 reported     2 not: bad arguments, no journal in the period, or nothing answers
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import msgspec
+
+from kv_protocol import subjects
+from kv_runtime.clock import SystemClock
+from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.supervise import run_process, until
+from kv_runtime.telemetry import configure_logs
+from router.attribution.attribution import DIMENSIONS, Dimension
+from router.attribution.contents import SavingsReport, report_of
+from router.attribution.evictions import Removals, count_removals
+from router.attribution.journal import JournalSavings
+from router.attribution.service import iso
+from router.attribution.text import report_text
+from router.cli.options import (
+    NOT_DONE,
+    NothingRead,
+    check_token,
+    checked_urls,
+    moment,
+    plane_url,
+    require_log,
+    run_on_log,
+)
+from router.config import RouterSettings
+from router.doctor.http_client import HttpAsker
+from router.doctor.pages import decoded
+from router.journal.reader import JournalEntry, read_journal, read_to_end
+from router.pools.router_page import PageUnreadable
+
+_TIMEOUT_S = 10.0
+_NS_PER_S = 1_000_000_000
+_CHECKPOINTS_BEFORE = 2
+"""How far before `--since` the journal is read, in the intervals of checkpoints: a replay starts at a checkpoint."""
+
+
+@click.command()
+@click.option(
+    "--since", "since_ns", type=moment, metavar="ISO", help="requests that ended from then on; needs a journal"
+)
+@click.option("--until", "until_ns", type=moment, metavar="ISO", help="requests that ended before; needs a journal")
+@click.option("--journal", "--from-journal", "from_journal", is_flag=True,
+              help="read the journals on the event log, not a router")  # fmt: skip
+@click.option("--evictions", "with_evictions", is_flag=True,
+              help="also read what the ranks removed; needs a journal, reads all KV events of the period")  # fmt: skip
+@click.option("--by", type=click.Choice(DIMENSIONS), multiple=True, help="the tables to print; without it all")
+@click.option("--router", "url", default="", help="the router's control plane, http://host:port")
+@click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
+@click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
+@click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
+def report(
+    *,
+    since_ns: int | None,
+    until_ns: int | None,
+    from_journal: bool,
+    with_evictions: bool,
+    by: tuple[Dimension, ...],
+    url: str,
+    as_json: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.
+
+    A running router reports all requests since it started. With --journal, --since or --until the journals on the event
+    log are read, for any period that they still have. docs/REPORT.md defines each figure.
+
+    \b
+    Examples:  router report --by tenant
+               router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222
+    """  # noqa: D301
+    reads_journal = from_journal or with_evictions or since_ns is not None or until_ns is not None
+    if (url and reads_journal) or (flags["nats_url"] and not reads_journal):
+        words = "found flags of both sources, allowed --router, or --nats-url with --journal"
+        raise click.UsageError(words)
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise click.UsageError(f"--until: found {iso(until_ns)}, allowed a time after --since, {iso(since_ns)}")
+    try:
+        given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
+        settings = load_settings(RouterSettings, file=flags["file"], assignments=flags["assignments"], flags=given)
+        configure_logs("warning", settings.telemetry.log_format)
+        period = since_ns, until_ns
+        found = _of_journal(settings, period, with_evictions) if reads_journal else _of_router(settings, url)
+    except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
+        click.echo(f"router: {error}", err=True)
+        sys.exit(NOT_DONE)
+    click.echo(msgspec.json.encode(found) if as_json else "\n".join(report_text(found, by or DIMENSIONS)))
+
+
+def _of_journal(
+    settings: RouterSettings,
+    period: tuple[int | None, int | None],
+    with_evictions: bool,  # noqa: FBT001
+) -> SavingsReport:
+    require_log(settings)
+    since_ns, until_ns = period
+    removals = Removals() if with_evictions else None
+    savings = JournalSavings(settings.report.limits(), since_ns, until_ns, removals)
+    lead_ns = round(_CHECKPOINTS_BEFORE * settings.journal.checkpoint_s * _NS_PER_S)
+    from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
+
+    def take(entry: JournalEntry) -> None:
+        savings.take(entry.router, entry.time_ns, entry.message)
+
+    async def remove(message: LogMessage) -> None:
+        if removals is not None and (until_ns is None or message.time_ns < until_ns):
+            count_removals(removals, message.subject, message.time_ns, message.data)
+
+    async def work(log: EventLog, stop: asyncio.Event) -> None:
+        if removals is not None:
+            events = subjects.EVENTS_STREAM, subjects.EVENTS_ALL
+            await read_to_end(log, SystemClock(), *events, remove, stop, from_ns=since_ns)
+        await read_journal(log, SystemClock(), "", take, stop, from_ns=from_ns)
+
+    run_on_log(settings, work)
+    savings.settle()
+    if savings.first_ns is None:
+        within = f"from {iso(since_ns) if since_ns else 'the oldest'} to {iso(until_ns) if until_ns else 'now'}"
+        raise NothingRead(f"the journals on the event log have no message {within}")
+    since = iso(since_ns if since_ns is not None else savings.first_ns)
+    last = iso(until_ns if until_ns is not None else savings.last_ns)
+    removed = None if removals is None else removals.total
+    titles = settings.report.families
+    return report_of(savings.attribution, "journal", since, last, titles, removed_blocks=removed)
+
+
+def _of_router(settings: RouterSettings, url: str) -> SavingsReport:
+    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
+    token = settings.control.token.get_secret_value()
+    check_token("control.token", token)
+    found: list[SavingsReport | str] = []
+
+    async def asking() -> None:
+        async with aiohttp.ClientSession() as session:
+            reply = await HttpAsker(session, SystemClock(), _TIMEOUT_S).get(f"{address}/v1/report", token)
+        if not reply.is_ok:
+            found.append(f"found {reply.problem or f'status {reply.status}'} at {address}")
+            return
+        try:
+            found.append(decoded(reply.body, SavingsReport, "/v1/report"))
+        except PageUnreadable as error:
+            found.append(f"found another answer at {address}: {error}")
+
+    async def main(stop: asyncio.Event) -> None:
+        await until(stop, asking())
+
+    run_process(main)
+    answer = found[0] if found else "stopped"
+    if isinstance(answer, str):
+        raise NothingRead(f"--router: {answer}, allowed the control plane of a running router")
+    return answer

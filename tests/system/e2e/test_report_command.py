@@ -1,0 +1,151 @@
+"""`router report` as it is typed, of a real router and of its journal, with tenants, prefixes and evictions."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from bench.processes import FleetProcesses, FleetShape
+from tests.system.e2e.client import Client
+from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
+
+BLOCKS = 10
+SMALL = ("engine.total_kv_blocks=96", "engine.max_seq_len=1024")
+"""Room for some eight of the prompts."""
+HOSTILE = '"><script>,{}|`'
+LONG = "x" * 300
+
+
+class Ended(NamedTuple):
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def report(self) -> Any:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    def rows(self, dimension: str) -> dict[str, Any]:
+        return {row["name"]: row for row in self.report["by"][dimension]["rows"]}
+
+
+async def reported(*arguments: str) -> Ended:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "report", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert "Traceback" not in err.decode(), err.decode()
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def fleet() -> AsyncIterator[FleetProcesses]:
+    """Two workers with very small caches, and a router that tells tenants apart by a header."""
+    settings = (*QUIET_ROUTER, "queue.fair_share_by=header")
+    async with FleetProcesses(
+        FleetShape(workers=2, worker_settings=(*FAST_WORKER, *SMALL), router_settings=settings)
+    ) as running:
+        yield running
+
+
+def prompt(family: int, own: int = 0) -> list[int]:
+    """Return a prompt of a family of which half is its own."""
+    tokens = [family] * (BLOCKS // 2 * 16) + [own] * (BLOCKS // 2 * 16)
+    return [*tokens, 1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
+    fleet: FleetProcesses, client: Client
+) -> None:
+    router, journal = ("--router", fleet.control_url), ("--journal", "--nats-url", fleet.nats_url)
+    assert (await reported(*router, "--json")).report["total"]["requests"] == 0
+    reused = 0
+    for number in range(12):
+        answer = await client.complete(prompt(1), x_tenant_id=f"tenant-{number % 2}")
+        await client.until_index_has(answer.worker)
+        reused += answer.cached_tokens
+    for name in (HOSTILE, LONG, ""):
+        reused += (await client.complete(prompt(2, own=9), x_tenant_id=name)).cached_tokens
+    live = await reported(*router, "--json")
+    total = live.report["total"]
+    assert (total["requests"], total["compared_requests"], total["prompt_tokens"]) == (15, 15, 15 * (160 + 1))
+    assert (total["reused_tokens"], total["reported_tokens"]) == (reused, reused)
+    assert total["routing_tokens"] > 0
+    assert total["saved_s"] > total["baseline_s"] > 0.0
+    tenants = live.rows("tenant")
+    assert tenants.keys() >= {"tenant-0", "tenant-1", HOSTILE, "anonymous"}
+    assert [name for name in tenants if name.startswith("value-")], "a name that is too long is replaced by its hash"
+    assert tenants["tenant-0"]["requests"] == tenants["tenant-1"]["requests"] == 6
+    assert [row["requests"] for row in live.report["by"]["prefix"]["rows"]] == [12, 3]
+
+    async with asyncio.timeout(60):  # the journal is written behind the answers
+        while True:
+            kept = await reported(*journal, "--json")
+            if kept.report["total"]["requests"] == 15:
+                break
+    assert kept.report["source"] == "journal"
+    for part in ("total", "by", "not_counted"):
+        assert kept.report[part] == live.report[part]
+    text = (await reported(*router, "--by", "tenant")).out
+    assert f"reused: {reused} tokens" in text
+    assert "PREFIX" not in text
+    assert any(line.startswith("tenant-0  ") for line in text.splitlines())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_ranks_evict_is_charged_to_the_requests_that_came_before(
+    fleet: FleetProcesses, client: Client
+) -> None:
+    for number in range(40):
+        answer = await client.complete(prompt(100 + number, own=200 - number), x_tenant_id="newcomer")
+    await client.until_index_has(answer.worker)
+    async with asyncio.timeout(60):
+        while True:
+            found = await reported("--evictions", "--nats-url", fleet.nats_url, "--json")
+            if found.rows("tenant").get("newcomer", {}).get("requests") == 40:
+                break
+    removed, evicted = found.report["removed_blocks"], found.rows("tenant")["newcomer"]["evicted_blocks"]
+    assert 100 < evicted <= found.report["total"]["evicted_blocks"] <= removed
+    assert evicted <= 40 * (BLOCKS + 1)
+    text = (await reported("--evictions", "--nats-url", fleet.nats_url)).out
+    assert f"evicted: {removed} blocks by the ranks" in text
+    assert "EVICTED" in text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_period_has_the_requests_that_ended_in_it(fleet: FleetProcesses, client: Client) -> None:
+    log = ("--nats-url", fleet.nats_url, "--json")
+    await client.complete(prompt(1))
+    whole = (await reported("--journal", *log)).report
+    later = (await reported("--since", whole["until"], *log)).report
+    earlier = (await reported("--until", whole["until"], *log)).report
+    assert later["since"] == earlier["until"] == whole["until"]
+    assert earlier["total"]["requests"] > 0
+    assert earlier["not_counted"]["not_repeated"] == later["not_counted"]["not_repeated"] == 0
+    none = await reported("--until", "2020-01-01", *log)
+    words = "router: the journals on the event log have no message from the oldest to 2020-01-01T00:00:00.000+00:00\n"
+    assert (none.code, none.out, none.err) == (2, "", words)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_addresses_where_no_router_and_no_log_is_are_named(fleet: FleetProcesses) -> None:
+    for arguments, words in {
+        ("--router", fleet.data_url): f"at {fleet.data_url}, allowed the control plane of a running router",
+        ("--journal", "--nats-url", "nats://127.0.0.1:1"): "127.0.0.1:1",
+    }.items():
+        ended = await reported(*arguments)
+        assert (ended.code, ended.out) == (2, ""), arguments
+        assert words in ended.err, ended.err

@@ -1,0 +1,65 @@
+"""What a router sums up while it runs is what its journal says, number for number, whatever happens to the fleet."""
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kv_protocol.decided import Decided
+from kv_protocol.journal import JournalMessage, JournalRecord, Lost
+from kv_runtime.clock import ManualClock
+from router.attribution.config import ReportSection
+from router.attribution.contents import SavingsReport, report_of
+from router.attribution.journal import JournalSavings
+from router.attribution.service import SavingsRecorder
+from router.decision.state import RouterState
+from tests.unit.properties.router_life import POLICIES, Life
+
+SECTION = ReportSection(rows_max=2, family_blocks=2)
+
+
+def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
+    recorders = list[SavingsRecorder]()
+
+    def recorder(clock: ManualClock, _state: RouterState) -> SavingsRecorder:
+        recorders.append(SavingsRecorder(SECTION, clock))
+        return recorders[0]
+
+    life = Life(seed, POLICIES[policy], recorder)
+    records = asyncio.run(life.run(checkpoint_every))
+    return recorders[0].report(), records
+
+
+def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: int | None = None) -> SavingsReport:
+    """Return the report of a journal whose record `n` was written in message `n`, at `n` ns."""
+    savings, first = JournalSavings(SECTION.limits(), since_ns, until_ns), 1
+    for record in records:
+        savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
+        first += record.count if isinstance(record, Lost) else 1
+    return report_of(savings.attribution, "router", "", "")
+
+
+@given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))
+@settings(deadline=None, max_examples=10)
+def test_the_journal_says_what_the_router_summed_up(seed: int, policy: str) -> None:
+    live, records = lived(seed, policy)
+    assert read(records) == replace(live, since="", until="")
+
+
+def test_periods_that_follow_each_other_add_up() -> None:
+    live, records = lived(1, "kv")
+    middle = len(records) // 2
+    before, after = read(records, until_ns=middle), read(records, since_ns=middle)
+    assert before.total.requests > 0 < after.total.requests
+    assert before.total.requests + after.total.requests == live.total.requests
+    assert before.total.reused_tokens + after.total.reused_tokens == live.total.reused_tokens
+
+
+def test_behind_lost_records_decisions_are_counted_as_not_repeated_until_a_checkpoint() -> None:
+    live, records = lived(1, "kv", checkpoint_every=50)
+    at = len(records) // 2
+    report = read([records[0], Lost(now_s=0.0, count=at - 1), *records[at:]])
+    decided = sum(isinstance(each, Decided) for each in records)
+    assert 0 < report.not_counted["not_repeated"] < decided
+    assert 0 < report.total.requests < live.total.requests

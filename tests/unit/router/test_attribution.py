@@ -1,0 +1,250 @@
+"""What requests saved: by the worker's report and by prediction, against a candidate drawn evenly, and for whom."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from indexer.embedded import OverlapColumns, RankView
+from kv_protocol.codec import pack_u64
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
+from kv_runtime.clock import ManualClock
+from router.attribution.attribution import Attribution, AttributionLimits
+from router.attribution.config import ReportSection
+from router.attribution.contents import Figures, merged, report_of
+from router.attribution.savings import Placement, family_of
+from router.attribution.service import SHOWN_MAX, SavingsRecorder, savings_families
+from router.attribution.text import report_text
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, state
+
+ISL = 10 * BLOCK_SIZE + 1
+"""Ten blocks can be reused: the last token is always computed."""
+
+
+class Holds:
+    """An index that says of each worker how many blocks of any prompt it holds."""
+
+    def __init__(self, blocks: Mapping[str, int]) -> None:
+        self._blocks = blocks
+
+    def columns(self, _chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return what each rank holds."""
+        depths = np.array([[self._blocks[rank.worker_id]] * 4 for rank in ranks], dtype=np.int32).T.copy()
+        return OverlapColumns(depths, (1,) * len(ranks), (1,) * len(ranks), ("",) * len(ranks))
+
+    def overlap(self, _hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return the same rank by rank."""
+        return [RankView((self._blocks[rank.worker_id],) * 4, 1, 1, "") for rank in ranks]
+
+    def catching_up(self) -> str:
+        """Return that there is nothing to wait for."""
+        return ""
+
+
+class Requests:
+    """Requests at workers that hold so many blocks, and what they saved."""
+
+    def __init__(self, policy: Policy | None = None, settings: ReportSection | None = None, **holds: int) -> None:
+        self.clock, self.state = ManualClock(now_s=100.0), state()
+        self.savings = SavingsRecorder(settings or ReportSection(), self.clock)
+        self.routing = Routing(
+            self.state,
+            Holds(holds),
+            self.clock,
+            policy or Policy(cost="ms"),
+            seed=1,
+            lease_s=8.0,
+            decisions_max=9,
+            recorder=self.savings,
+        )
+        for each in map(registered, holds):
+            self.routing.apply(FleetApplied(now_s=100.0, event=each))
+            self.routing.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
+        self._count = 0
+
+    def send(self, cached: int | None = None, outcome: OutcomeName = "ok", **changed: Any) -> str:
+        """Send a request to its end; return the worker that got it."""
+        self._count += 1
+        fields: dict[str, Any] = {"isl_tokens": ISL, "decision_id": f"d{self._count}"} | changed
+        verdict = self.routing.decide(route(**fields))
+        self.routing.take(verdict).end(outcome, cached)
+        return verdict.winner.worker_id
+
+    @property
+    def total(self) -> Figures:
+        return self.savings.report().total
+
+
+def seconds(tokens: float) -> float:
+    return tokens * PREFILL_TOKEN_S + tokens * tokens / 2 * PREFILL_PAIR_S
+
+
+def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:
+    sent = Requests(w0=8, w1=2, w2=2)
+    assert sent.send(cached=7 * BLOCK_SIZE) == "w0"
+    total = sent.total
+    assert (total.requests, total.compared_requests, total.prompt_tokens) == (1, 1, ISL)
+    assert (total.reused_tokens, total.reported_tokens) == (7 * BLOCK_SIZE, 7 * BLOCK_SIZE)
+    assert total.baseline_tokens == pytest.approx((7 + 2 + 2) * BLOCK_SIZE / 3)
+    assert total.routing_tokens == pytest.approx(7 * BLOCK_SIZE - total.baseline_tokens)
+    assert total.foregone_tokens == 0
+
+
+def test_without_a_report_the_prediction_counts() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send()
+    assert (sent.total.reused_tokens, sent.total.reported_tokens) == (8 * BLOCK_SIZE, 0)
+    assert sent.total.baseline_tokens == 5 * BLOCK_SIZE
+
+
+def test_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send(cached=10**9)
+    assert sent.total.reused_tokens == ISL
+
+
+def test_a_fleet_of_one_saves_nothing_by_routing() -> None:
+    sent = Requests(w0=8)
+    sent.send(cached=3 * BLOCK_SIZE)
+    assert (sent.total.reused_tokens, sent.total.routing_tokens, sent.total.routing_s) == (3 * BLOCK_SIZE, 0.0, 0.0)
+
+
+def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> None:
+    sent = Requests(w0=8, w1=2)
+    assert sent.send(cached=2 * BLOCK_SIZE, pinned_worker="w1") == "w1"
+    assert sent.total.routing_tokens == 0.0, "the pin leaves one candidate"
+    sent = Requests(policy=Policy(mode="kv", cost="blocks", temperature=1e6), w0=8, w1=2)
+    while sent.send() != "w1":
+        pass
+    requests = sent.total.requests
+    assert sent.total.foregone_tokens == 6 * BLOCK_SIZE
+    assert sent.total.routing_tokens == (requests - 1 - 1) * 3 * BLOCK_SIZE
+
+
+def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_something_is_learnt() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send()
+    assert sent.total.saved_s == pytest.approx(seconds(8 * BLOCK_SIZE))
+    assert sent.total.baseline_s == pytest.approx((seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
+    assert sent.total.learnt_s == 0.0
+
+
+def test_a_learnt_rate_scales_the_seconds() -> None:
+    sent = Requests(w0=8, w1=2)
+    learnt = LearntRates(MODEL, prefill=3.0, decode=1.0, output_tokens=9.0, answers=50)
+    sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
+    sent.send()
+    assert sent.total.saved_s == sent.total.learnt_s == pytest.approx(3 * seconds(8 * BLOCK_SIZE))
+
+
+def test_a_mode_that_reads_no_overlap_claims_no_saving_by_routing() -> None:
+    sent = Requests(policy=Policy(mode="round-robin"), w0=8, w1=2)
+    sent.send(cached=4 * BLOCK_SIZE)
+    total = sent.total
+    assert (total.requests, total.compared_requests, total.reused_tokens) == (1, 0, 4 * BLOCK_SIZE)
+    assert (total.routing_tokens, total.routing_s, total.foregone_tokens) == (0.0, 0.0, 0)
+
+
+def test_what_is_not_counted_is_counted_by_reason() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send(outcome="failed")
+    sent.send(outcome="cancelled")
+    sent.send(isl_tokens=0, sequence_hashes=b"")
+    sent.routing.take(sent.routing.decide(route(decision_id="open")))
+    verdict = sent.routing.decide(route(decision_id="fetches"))
+    fetches = msgspec.structs.replace(verdict.request, phase="decode")
+    sent.savings.attribution.decided(msgspec.structs.replace(verdict, request=fetches))
+    report = sent.savings.report()
+    assert report.not_counted == {"not_answered": 2, "unseen": 1, "dropped": 0, "not_repeated": 0, "pending": 1}
+    assert report.total.requests == 0
+
+
+def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -> None:
+    sent = Requests(w0=8)
+    verdict = sent.routing.decide(route())
+    found = Attribution(AttributionLimits(pending_max=3))
+    for number in range(5):
+        request = msgspec.structs.replace(verdict.request, decision_id=f"d{number}")
+        found.decided(msgspec.structs.replace(verdict, request=request))
+    assert (found.pending, found.not_counted["dropped"]) == (3, 2)
+    found.ended(OutcomeKnown(now_s=1.0, decision_id="d1", outcome="ok"))
+    found.ended(OutcomeKnown(now_s=1.0, decision_id="d2", outcome="ok"))
+    assert found.total.requests == 1
+
+
+def test_every_dimension_adds_up_to_the_total() -> None:
+    sent = Requests(settings=ReportSection(rows_max=3), w0=8, w1=2)
+    for number in range(20):
+        sent.send(tenant=f"t{number % 7}", lora="", sequence_hashes=pack_u64(range(number, number + 10)))
+    report = sent.savings.report()
+    for found in report.by.values():
+        assert len(found.rows) <= 3
+        for field in Figures.__struct_fields__[:-1]:
+            whole = sum(getattr(row, field) for row in found.rows) + getattr(found.other, field)
+            assert whole == pytest.approx(getattr(report.total, field))
+
+
+def test_a_family_is_the_hash_of_a_block_near_the_beginning_and_has_a_title_if_one_is_configured() -> None:
+    chain = pack_u64([0xA, 0xB, 0xC])
+    assert [family_of(chain, blocks) for blocks in (1, 2, 9)] == [f"{each:016x}" for each in (0xA, 0xB, 0xC)]
+    assert family_of(b"", 4) == ""
+    sent = Requests(settings=ReportSection(family_blocks=2, families={f"{101:016x}": "support bot"}), w0=8)
+    sent.send()
+    (row,) = sent.savings.report().by["prefix"].rows
+    assert (row.name, row.title) == (f"{101:016x}", "support bot")
+
+
+def test_reports_of_two_routers_add_up_to_that_of_one() -> None:
+    both = [Requests(w0=8, w1=2), Requests(w0=8, w1=2)]
+    one = Requests(w0=8, w1=2)
+    for number in range(9):
+        for sent in (one, both[number % 2]):
+            sent.send(tenant=f"t{number % 3}")
+    found = merged([each.savings.report() for each in both], 64)
+    expected = one.savings.report()
+    assert found.total.requests == expected.total.requests == 9
+    assert found.total.saved_s == pytest.approx(expected.total.saved_s)
+    assert {row.name: row.requests for row in found.by["tenant"].rows} == {"t0": 3, "t1": 3, "t2": 3}
+
+
+def test_metrics_name_the_most_requested_names_alone() -> None:
+    sent = Requests(w0=8, w1=2)
+    for number in range(2 * SHOWN_MAX):
+        sent.send(tenant=f"t{number}")
+        sent.send(tenant="acme")
+    families = {family.name: family for family in savings_families(sent.savings.attribution)}
+    samples = families["kvrouter_savings_requests"].samples
+    tenants = {each.labels["name"]: each.value for each in samples if each.labels["by"] == "tenant"}
+    assert (len(tenants), tenants["acme"]) == (SHOWN_MAX, 2 * SHOWN_MAX)
+    assert [each.value for each in samples if each.labels["by"] == "all"] == [4 * SHOWN_MAX]
+
+
+def test_the_text_says_what_was_saved_and_for_whom() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send(cached=8 * BLOCK_SIZE, tenant="acme")
+    sent.send(outcome="failed")
+    lines = report_text(sent.savings.report(), ["tenant"])
+    assert lines[1:4] == [
+        f"1 requests answered, with {ISL} prompt tokens",
+        "reused: 128 tokens (80%); 100% of them as workers reported, the rest predicted",
+        lines[3],
+    ]
+    assert lines[3].startswith(
+        "due to routing: 48 tokens (38% of the reused): a candidate drawn evenly would have reused 80;"
+    )
+    assert "not counted: 1 requests failed, cancelled or refused at the worker" in lines
+    assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.00", "0.00"]
+
+
+def test_a_report_without_requests_is_one() -> None:
+    report = Requests(w0=1).savings.report()
+    assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
+    assert merged([report], 64) == report
+    assert report_of(Attribution(AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
+    assert Placement("m", "", "", "", 1, 16, 0, 0, 0, 0, 0, 1.0, is_learnt=False).seconds(0) == 0.0
