@@ -46,14 +46,14 @@ class ByteText(Text):
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002 - there are none
         """Return the bytes of the text; there are no tokens around them."""
-        return _packed_characters(checked_unicode("text", text).encode().decode("latin-1"))
+        return _packed_bytes(checked_unicode("text", text))
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return the pieces in the module's docstring: a mark's id, then the bytes of a text."""
-        characters: list[str] = []
+        packed: list[bytes] = []
         for mark, text in _byte_pieces(messages, options):
-            characters += chr(self.special_ids[mark]), text.encode().decode("latin-1")
-        return _packed_characters("".join(characters))
+            packed += _PACKED_MARKS[mark], _packed_bytes(text)
+        return b"".join(packed)
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
@@ -72,6 +72,9 @@ class ByteText(Text):
             return bytes((token_id,))
         at = token_id - _BYTE_IDS
         return _BYTE_SPECIALS[at].encode() if at < len(_BYTE_SPECIALS) else None
+
+
+_PACKED_MARKS = {mark: special.to_bytes(4, "little") for mark, special in ByteText.special_ids.items()}
 
 
 class _ByteDetokenizer:
@@ -111,6 +114,6 @@ def _byte_pieces(messages: Sequence[Message], options: ChatOptions) -> list[tupl
     return pieces
 
 
-def _packed_characters(characters: str) -> bytes:
-    """Return the characters' numbers, packed."""
-    return characters.encode("utf-32-le")
+def _packed_bytes(text: str) -> bytes:
+    """Return the bytes of the text in UTF-8 as ids, packed: the numbers of its characters, if all are ASCII."""
+    return (text if text.isascii() else text.encode().decode("latin-1")).encode("utf-32-le")

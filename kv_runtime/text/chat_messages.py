@@ -62,6 +62,8 @@ def digest_of(content: bytes) -> str:
 
 def checked_unicode(field: str, text: str) -> str:
     """Return `text`; raise `TextError` if it is not valid in UTF-8."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:

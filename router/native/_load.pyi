@@ -1,4 +1,8 @@
+from collections.abc import Sequence
+
 from typing_extensions import Buffer
+
+INTERFACE: int
 
 class LoadTable:
     def __init__(self) -> None: ...
@@ -12,17 +16,33 @@ class LoadTable:
     def node_count(self) -> int: ...
     def is_empty(self) -> bool: ...
 
+class RoutedTree:
+    def __init__(self) -> None: ...
+    def block_count(self) -> int: ...
+    def next_expiry_s(self) -> float: ...
+    def expire(self, now_s: float) -> int: ...
+    def add(self, chain: bytes, expires_at_s: float, request: int, capacity: int) -> int: ...
+    def overlap(self, chain: bytes, now_s: float) -> int: ...
+    def rows(self) -> list[tuple[int, bytes, float, int]]: ...
+    def restore(self, parent: int, blocks: bytes, expires_at_s: float, request: int) -> None: ...
+
+class CreditRules:
+    def __init__(self, overlap_credit: float, decay: float, host_weight: float, disk_weight: float, /) -> None: ...
+
 class ReferenceEngine:
     def __init__(self, token: float, pair: float, step: float, sequence: float, kv_token: float, /) -> None: ...
     def terms(
         self,
+        overlap: Buffer,
+        predicted: Buffer,
         queued_tokens: Buffer,
         active_requests: Buffer,
         active_blocks: Buffer,
         shared_blocks: Buffer,
-        credit: Buffer,
+        trust_factor: Buffer | None,
         prefill: Buffer,
         decode: Buffer,
+        rules: CreditRules,
         tokens: float,
         block_size: float,
         own_blocks: float,
@@ -38,11 +58,9 @@ class FactorRules:
     def __init__(self, forget_s: float, alike: float, halvings_max: int, /) -> None: ...
     def used(
         self,
-        prefill: Buffer,
-        decode: Buffer,
-        prefill_belief: Buffer,
-        decode_belief: Buffer,
-        measured_s: Buffer,
+        items: Buffer,
+        capacity: int,
+        rows: bytes,
         prefill_shared: float,
         prefill_mean: float,
         decode_shared: float,
@@ -50,3 +68,7 @@ class FactorRules:
         now_s: float,
         /,
     ) -> bytes: ...
+
+def scaled(items: Buffer, capacity: int, rows: bytes, factor: float) -> bytes: ...
+def packed_costs(terms: Buffer, winner: int, rank_indices: Sequence[int]) -> tuple[bytes, bytes, bytes] | None: ...
+def packed_overlap(overlap: Buffer) -> bytes: ...

@@ -78,7 +78,10 @@ class OfferedLoads:
         number = int(now_s / SLOT_S)
         if not self._slots or self._slots[-1][0] < number:
             self._slots.append((number, {}))
-        sums = self._slots[-1][1].setdefault(Group(worker.model, worker.role), _Sums())
+        slot, group = self._slots[-1][1], Group(worker.model, worker.role)
+        sums = slot.get(group)
+        if sums is None:
+            sums = slot[group] = _Sums()
         context = (block_count(routed.blocks) + routed.extra_blocks) * worker.block_size
         sums.requests += 1
         sums.uncached_tokens += routed.uncached_tokens
