@@ -132,6 +132,40 @@ CONNECTIONS = Row(
     ),
 )
 
+PICKER = Row(
+    "Do gateways get their decisions?",
+    (
+        Panel(
+            title="Requests of gateways",
+            description="kvrouter_picker_requests_total by outcome: placed, answered by the picker itself, refused, or "
+            "left. left grows: the gateway's message_timeout is shorter than the queue.",
+            queries=(Query(rate("picker_requests_total", by="outcome"), "{{outcome}}"),),
+            kind="stacked",
+            unit="cps",
+        ),
+        Panel(
+            title="Streams of gateways",
+            description="kvrouter_picker_streams now, of at most picker.streams_max; at the right "
+            "kvrouter_picker_body_bytes, bodies in memory.",
+            queries=(
+                Query(f"sum({selected('picker_streams')})", "streams"),
+                Query(f"sum({selected('picker_body_bytes')})", "bytes", right=True),
+            ),
+            unit="none",
+        ),
+        Panel(
+            title="Requests that went elsewhere",
+            description="kvrouter_picker_served_elsewhere_total: the picked worker gave no answer, another of the list "
+            "did; kvrouter_picker_failed_streams_total: defects, picker_stream_failed in the log.",
+            queries=(
+                Query(rate("picker_served_elsewhere_total"), "served elsewhere"),
+                Query(rate("picker_failed_streams_total"), "failed streams"),
+            ),
+            unit="cps",
+        ),
+    ),
+)
+
 DRAINS = Row(
     "Do drains keep what only the leaving worker holds?",
     (
@@ -193,7 +227,7 @@ RUNNING = Row(
 ROUTER = Board(
     uid="kv-router-process",
     title="KV router: router process",
-    description="Are prompts encoded in time, is the journal whole, are there enough connections, do drains keep "
-    "caches, which versions run.",
-    rows=(RUNNING, PROMPTS, JOURNAL, CONNECTIONS, DRAINS),
+    description="Are prompts encoded in time, is the journal whole, are there enough connections, do gateways get "
+    "decisions, do drains keep caches, which versions run.",
+    rows=(RUNNING, PROMPTS, JOURNAL, CONNECTIONS, PICKER, DRAINS),
 )

@@ -79,6 +79,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     transfer_domain: str | None = None
     endpoint: ApiEndpoint = "chat"
     prefill_worker: str | None = None
+    allowed_workers: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

@@ -17,6 +17,7 @@ from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.config import ReportSection
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
+from router.endpoint_picker.config import PickerSection
 from router.fleet.breakers import BreakerLimits
 from router.fleet.ledger import LEASE_S
 from router.planner.config import PlannerSection
@@ -382,6 +383,7 @@ class RouterSettings(Settings):
 
     nats: NatsSection = NatsSection()
     data: DataSection = DataSection()
+    picker: PickerSection = PickerSection()
     control: ControlSection = ControlSection()
     index: IndexSection = IndexSection()
     policy: PolicySection = PolicySection()

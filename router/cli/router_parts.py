@@ -16,6 +16,7 @@ from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
+from kv_runtime.extras import require
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
@@ -46,6 +47,7 @@ from router.decision.state_settings import StateSettings
 from router.drain.handover import Handover
 from router.drain.recent_prompts import RecentPrompts
 from router.drain.warming import Warming
+from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.fleet.feeds import RouterFeeds
 from router.fleet.rates_store import RatesStore
 from router.fleet.registry import TextDigests
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
+    from router.endpoint_picker.service import EndpointPicker
 
 _log = structlog.get_logger("router")
 
@@ -151,6 +154,7 @@ class RouterParts:
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
+        self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         control = ControlPlane(
@@ -220,6 +224,14 @@ class RouterParts:
             ),
         )
 
+    def _picker_of(self, serving: Serving, endpoints: Endpoints) -> "EndpointPicker":
+        require("gateway", "router", "picker.enabled")
+        from router.endpoint_picker.service import EndpointPicker  # noqa: PLC0415 - it needs an extra
+
+        settings = self._settings
+        shares_port = self._place is not None
+        return EndpointPicker(serving, endpoints, settings.picker, settings.data.limits(), shares_port=shares_port)
+
     def _project(self) -> None:
         families = [
             lambda: build_families(self._index.implementation),
@@ -235,6 +247,7 @@ class RouterParts:
             self._shadows.families,
             self._savings.families,
             self._index.families,
+            lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
         if self._place is None:
@@ -265,6 +278,8 @@ class RouterParts:
         await self.data.start(
             settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port, listening=listening
         )
+        if self.picker is not None:
+            await self.picker.start()
 
     def _take_changed_policy(self) -> None:
         """Take the policy and the shadows that the other processes have; later changes come to the control plane."""
@@ -280,6 +295,7 @@ class RouterParts:
         """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("data-plane", self.data.run, 0, self.data.in_progress),
+            *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),

@@ -59,6 +59,8 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         router = await _opened(settings, stop, cleanup, given)
         click.echo(f"router on      {router.data_url}  (mode {router.mode})")
         click.echo(f"control plane  {router.control_url}")
+        if router.picker_address:
+            click.echo(f"picker on      {router.picker_address}")
         click.echo(f"event log      {without_user(router.log_url)}")
         click.echo(f"running        index: {INDEX_NAMES[router.index_name]}, hot path: {hot_path()}")
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
@@ -85,6 +87,7 @@ async def _opened(
         index_name=router.index_name,
         parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
         drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
+        picker_address=f"{settings.picker.host}:{router.picker.port}" if router.picker else "",
     )
 
 

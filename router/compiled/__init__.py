@@ -90,6 +90,7 @@ MODULES = (
     "router.decision.routed_tree",
     "router.decision.routing",
     "router.request.served",
+    "router.endpoint_picker.picked",
     "router.request.serving",
     "router.prompt.prefix_cache",
     "router.prompt.prompts",

@@ -14,6 +14,7 @@ The first of these reasons excludes a rank:
     max_seq_len    prompt and answer do not fit; not checked if the prompt was not encoded (`isl_tokens` 0). Likewise
                    a prompt above `max_prompt_tokens`, except in a phase that gets its KV from another worker
     pinned         the request names another worker or rank
+    gateway        a gateway sends the request, and cannot reach the worker or does not offer it
     tried          it failed this request
 
     multiplier = exp(-tanh(sum of the weights of preferred taints that the worker carries)), in [1/e, e]
@@ -51,6 +52,7 @@ ReasonKind = Literal[
     "taint",
     "max_seq_len",
     "pinned",
+    "gateway",
     "tried",
     "newcomer",
     "other",
@@ -81,6 +83,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("max_seq_len", "max_seq_len"),
     ("max_prompt_tokens", "max_seq_len"),
     ("pinned", "pinned"),
+    ("gateway", "gateway"),
     ("failed this request", "tried"),
     ("newcomer", "newcomer"),
 )
@@ -157,6 +160,7 @@ def constrains(request: RouteRequest, seq_len_min: int) -> bool:
         or (seq_len_min and request.isl_tokens and _tokens(request) > seq_len_min)
         or request.pinned_worker is not None
         or request.pinned_dp_rank is not None
+        or request.allowed_workers is not None
         or request.tried
     )
 
@@ -189,10 +193,17 @@ def exclusion(
             return f"taint {taint!r} is required, the worker has {', '.join(registration.taints) or 'none'}"
     if too_long := _too_long(registration, request):
         return too_long
+    return _other(rank, request)
+
+
+def _other(rank: WorkerRank, request: RouteRequest) -> str:
+    """Return why the request wants another rank; empty if it does not."""
     if request.pinned_worker not in (None, rank.worker_id):
         return f"pinned to {shortened(request.pinned_worker or '')}"
     if request.pinned_dp_rank not in (None, rank.dp_rank):
         return f"pinned to dp_rank {request.pinned_dp_rank}"
+    if request.allowed_workers is not None and rank.worker_id not in request.allowed_workers:
+        return "gateway: it does not offer this endpoint, or the worker's URL has no IP address"
     return "failed this request" if rank in request.tried else ""
 
 

@@ -39,6 +39,7 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
                         no KV is transferred (so in records of versions without this field, which checked no pairs)
     endpoint            the OpenAI endpoint that its worker must state
+    allowed_workers     the workers that a gateway can reach and wants to choose from; None: any
     """
 
     @property

@@ -53,6 +53,8 @@ class OpenedRouter(NamedTuple):
     index_name: str
     parts: list[Part]
     drain_s: float
+    picker_address: str = ""
+    """Of the endpoint picker; empty: it is off."""
 
 
 OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable[OpenedRouter]]

@@ -110,6 +110,10 @@ class ResumeFailed(Struct, frozen=True, gc=False):
     elsewhere: bool
 
 
+class ServedElsewhere(Struct, frozen=True, gc=False):
+    """A gateway sent the request to another endpoint of its list: the chosen worker gave it no answer."""
+
+
 class ClientLeft(Struct, frozen=True, gc=False):
     """The client closed its connection."""
 
@@ -120,6 +124,7 @@ Event = (
     | Admitted
     | Chosen
     | NotChosen
+    | ServedElsewhere
     | HeadCame
     | FirstByteCame
     | AnswerEnded

@@ -56,6 +56,7 @@ from router.request.events import (
     Retried,
     Retry,
     Send,
+    ServedElsewhere,
     StreamCut,
     StreamLost,
     Unserved,
@@ -269,6 +270,13 @@ class RequestMachine:
             return (*over, MakeRoute(), Retry(max(1, plan.retries)))
         return (*over, *self._refuse(failed.refusal(), "no_worker" if event.elsewhere else "no_seam"))
 
+    def _served_elsewhere(self, _event: ServedElsewhere) -> Commands:
+        attempt = self.attempt
+        if attempt is None:
+            return _NOTHING
+        attempt.phase, attempt.reason = "connect", "the gateway sent the request to another endpoint"
+        return (*self._end_attempt("failed"), *_GO_ON)
+
     def _again(self, attempt: Attempt) -> Commands:
         plan = self.plan
         assert plan is not None
@@ -348,6 +356,7 @@ class RequestMachine:
             FirstByteCame: cls._first_byte_came,
             AnswerEnded: cls._answer_ended,
             AnswerDropped: cls._answer_dropped,
+            ServedElsewhere: cls._served_elsewhere,
             CallFailed: cls._call_failed,
             StreamCut: cls._stream_cut,
             ResumeFailed: cls._resume_failed,

@@ -108,11 +108,17 @@ class Served(RequestDriver):
         if prompt is not None:
             serving.metrics.stage("tokenize", prompt_s)
         self._prompt = prompt
-        route = self.route = self._initial_route = serving.route_request(inbound, self.exchange.headers, prompt)
+        route = self.route = self._initial_route = self._routed(prompt)
         serving.record_prompt(route, inbound, prompt)
-        plan = self._plan = serving.plan(route, inbound)
+        plan = self._plan = self._planned(route)
         serving.placed(route, plan, inbound)
         self._feed(Parsed(plan, inbound, route.isl_tokens))
+
+    def _routed(self, prompt: EncodedPrompt | None) -> RouteRequest:
+        return self.serving.route_request(self.inbound, self.exchange.headers, prompt)
+
+    def _planned(self, route: RouteRequest) -> RequestPlan:
+        return self.serving.plan(route, self.inbound)
 
     def _queue(self) -> Event | None:
         self._ticket = self.serving.admission.ask(self.route, self._admitted, self._turned_away)

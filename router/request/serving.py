@@ -176,23 +176,27 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------- deciding
 
-    def plan(self, route: RouteRequest, inbound: Inbound) -> RequestPlan:
-        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
+    def plan(self, route: RouteRequest, inbound: Inbound, *, is_sent_here: bool = True) -> RequestPlan:
+        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`.
+
+        Without `is_sent_here` a gateway sends the request: once, and to one worker.
+        """
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
+        retry_limit = failures.retry_limit if is_sent_here else 0
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
-            return RequestPlan("whole", retry_limit=failures.retry_limit)
+            return RequestPlan("whole", retry_limit=retry_limit)
         has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
         if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
             phase = requested_phase(bytes(params), accepted=disaggregation.accept_params)
-            return RequestPlan(phase, retry_limit=failures.retry_limit, fixed=True)
+            return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
         roles = self.routing.state.model_view(route.model, route.hashing, self.routing.clock.now()).roles
         is_one = inbound.n in (None, 1)
         goes_on = inbound.limit_tokens != 1  # for one token no decode worker would fetch the KV
         is_long = route.isl_tokens > failures.migration_tokens_max
-        is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
+        is_movable = is_sent_here and inbound.stream and is_one and not is_long and not inbound.is_guided
         return RequestPlan(
-            first_phase(roles, may_split=disaggregation.enabled and is_one and goes_on),
-            retry_limit=failures.retry_limit,
+            first_phase(roles, may_split=is_sent_here and disaggregation.enabled and is_one and goes_on),
+            retry_limit=retry_limit,
             migration_limit=failures.migration_limit if is_movable else 0,
         )
 

@@ -59,6 +59,8 @@ class OutboundCall(NamedTuple):
     retried at another worker."""
     token_mark: bytes = b""
     """Bytes in each event with tokens of a response's stream, and in no other event; empty: all events have tokens."""
+    alternatives: tuple[str, ...] = ()
+    """Base URLs of workers to which a gateway may send the same call if this one fails, best first."""
 
 
 class ResponseHandler(Protocol):

@@ -35,6 +35,7 @@ from router.admin.metrics.weighing import Weighing
 from router.attribution.attribution import Attribution, AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
+from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.journal.writer import JournalStatistics, journal_families
 from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
@@ -154,6 +155,7 @@ def _router() -> Iterator[MadeFamily]:
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
+    yield from _families_of(picker_families, picker_families(PickerStatistics()))
     yield from _families_of(span_families, span_families(None))
 
 

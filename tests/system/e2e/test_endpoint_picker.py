@@ -1,0 +1,226 @@
+"""A real Envoy asks the endpoint picker of a real router, and sends requests to simulated workers."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.processes import FleetProcesses, FleetShape
+from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.conftest import BLOCK_SIZE, FAST_WORKER, QUIET_ROUTER
+from tests.system.e2e.envoy_gateway import Gateway, running
+
+PICKER = (*QUIET_ROUTER, "picker.enabled=true", "picker.port=0")
+PROMPT = list(range(100, 100 + 20 * BLOCK_SIZE))
+LONG = [at % 250 for at in range(3000 * BLOCK_SIZE)]
+"""A body of many chunks."""
+REQUESTS = 1000
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def fleet() -> AsyncIterator[FleetProcesses]:
+    shape = FleetShape(workers=2, worker_settings=FAST_WORKER, router_settings=(*PICKER, "policy.history_weight=0"))
+    async with FleetProcesses(shape) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+def endpoint(fleet: FleetProcesses, worker_id: str) -> str:
+    return fleet.worker_urls[worker_id].removeprefix("http://")
+
+
+async def complete(client: Client, prompt: list[int], **more: Any) -> Any:
+    return await client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 4, **more})
+
+
+async def counts(client: Client, prefix: str, url: str = "") -> dict[str, float]:
+    """Return samples of the router, or of a worker's URL, whose names have this prefix, by the rest and the labels."""
+    async with client.session.get(f"{url or client.control_url}/metrics") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    samples = [sample for family in families for sample in family.samples if sample.name.startswith(prefix)]
+    return {" ".join([each.name.removeprefix(prefix), *each.labels.values()]).strip(): each.value for each in samples}
+
+
+async def served_by_workers(fleet: FleetProcesses, client: Client) -> dict[str, float]:
+    found = [await counts(client, "kvrouter_agent_requests_total", url) for url in fleet.worker_urls.values()]
+    return {name: count for each in found for name, count in each.items() if name.startswith("ok ")}
+
+
+async def active_requests(client: Client) -> float:
+    return sum((await counts(client, "kvrouter_ledger_active_requests")).values())
+
+
+@pytest.mark.parametrize(
+    "gateway",
+    [
+        Gateway("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"),
+        Gateway("BUFFERED", "STREAMED"),
+        Gateway("BUFFERED", "BUFFERED"),
+        Gateway("BUFFERED", "NONE"),
+    ],
+    ids=lambda gateway: f"{gateway.request_body}-{gateway.answer_body}",
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_go_where_their_prompt_is_cached_and_are_settled(
+    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path, gateway: Gateway
+) -> None:
+    prompt = [*(ord(letter) for letter in f"{gateway.request_body}{gateway.answer_body}"), *PROMPT]
+    async with running(fleet, gateway, tmp_path) as url:
+        client = Client(session, url, fleet.control_url)
+        first = await complete(client, prompt)
+        await client.until_index_has(first.worker)
+        again = await complete(client, prompt)
+        assert (again.status, again.worker, again.overlap_blocks) == (
+            200,
+            first.worker,
+            (len(prompt) - 1) // BLOCK_SIZE,
+        )
+        assert again.cached_tokens == again.overlap_blocks * BLOCK_SIZE
+        record = await client.control(f"/v1/decisions/{again.headers['x-decision-id']}")
+        outcome = record["outcome"]
+        told = again.cached_tokens if gateway.answer_body != "NONE" else None
+        assert (outcome["outcome"], outcome["cached_tokens"]) == ("ok", told)
+        assert await active_requests(client) == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_body_of_many_chunks_and_a_stream_pass_unchanged(
+    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    for number, gateway in enumerate((Gateway(), Gateway("BUFFERED", "STREAMED"))):
+        body = {"model": MODEL, "prompt": LONG, "max_tokens": 30, "stream": True}
+        directory = tmp_path / f"{number}"
+        directory.mkdir()
+        async with running(fleet, gateway, directory) as url:
+            direct = await session.post(f"{fleet.data_url}/v1/completions", json=body)
+            through = await session.post(f"{url}/v1/completions", json=body)
+            texts = [[*events(await each.text())] for each in (direct, through)]
+            assert texts[0] == texts[1]
+            assert len(texts[0]) > 30
+            client = Client(session, url, fleet.control_url)
+            record = await client.control(f"/v1/decisions/{through.headers['x-decision-id']}")
+            assert record["outcome"]["ttft_s"] is not None
+            assert await active_requests(client) == 0
+
+
+def events(stream: str) -> list[str]:
+    """Return the texts of a stream, and its end mark."""
+    data = [line.removeprefix("data: ") for line in stream.split("\n\n") if line]
+    return [each if each == "[DONE]" else json.loads(each)["choices"][0]["text"] for each in data]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_thousand_requests_are_answered_by_the_workers_that_were_picked(
+    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running(fleet, Gateway(), tmp_path) as url:
+        client = Client(session, url, fleet.control_url)
+        before = await counts(client, "kvrouter_picker_")
+        workers_before = await served_by_workers(fleet, client)
+        numbers = iter(range(REQUESTS))
+        served = Counter[str]()
+
+        async def user() -> None:
+            for number in numbers:
+                prompt = [number % 40, *PROMPT[: BLOCK_SIZE * 4]]
+                answered = await complete(client, prompt, stream=False)
+                assert answered.status == 200, answered.body
+                served[answered.worker] += 1
+
+        async with asyncio.TaskGroup() as users:
+            for _ in range(16):
+                users.create_task(user())
+        after = await counts(client, "kvrouter_picker_")
+        changed = {name: after[name] - count for name, count in before.items() if after[name] != count}
+        assert changed == {"requests_total placed": REQUESTS}
+        assert set(served) == {"w0", "w1"}
+        workers_after = await served_by_workers(fleet, client)
+        computed = {name.split()[1]: count - workers_before[name] for name, count in workers_after.items()}
+        assert (computed, await active_requests(client)) == (served, 0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_offered_endpoints_are_picked(
+    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running(fleet, Gateway(offered=(endpoint(fleet, "w1"), "127.0.0.1:1")), tmp_path) as url:
+        client = Client(session, url, fleet.control_url)
+        workers = {(await complete(client, [number, *PROMPT])).worker for number in range(6)}
+        assert workers == {"w1"}
+    async with running(fleet, Gateway(offered=()), tmp_path) as url:
+        refused = await complete(Client(session, url, fleet.control_url), PROMPT)
+        assert (refused.status, refused.body["error"]["code"]) == (503, "no_eligible_worker")
+        assert "gateway: it does not offer this endpoint" in refused.body["error"]["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_no_worker_serves_is_answered_by_the_picker(
+    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running(fleet, Gateway(), tmp_path) as url:
+        client = Client(session, url, fleet.control_url)
+        async with session.get(f"{url}/v1/models") as response:
+            assert [each["id"] for each in (await response.json())["data"]] == [MODEL]
+        unknown = await client.post("/v1/completions", {"model": "nothing", "prompt": "x"})
+        assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
+        invalid = await complete(client, PROMPT, temperature="warm")
+        assert (invalid.status, invalid.body["error"]["param"]) == (400, "temperature")
+        async with session.get(f"{url}/nowhere") as response:
+            assert response.status == 404
+    async with running(fleet, Gateway("STREAMED", "NONE"), tmp_path) as url:
+        refused = await complete(Client(session, url, fleet.control_url), PROMPT)
+        assert (refused.status, refused.body["error"]["code"]) == (500, "gateway_body_mode")
+
+
+@pytest.mark.asyncio
+async def test_dead_workers_fail_their_requests_unless_the_gateway_goes_down_the_list(tmp_path: Path) -> None:
+    settings = (*PICKER, "picker.fallbacks=2", "policy.mode=round-robin")
+    shape = FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)
+    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+        endpoints = tuple(endpoint(fleet, each) for each in fleet.worker_urls)
+        (tmp_path / "once").mkdir()
+        retrying = running(fleet, Gateway(endpoints=endpoints, retries=2), tmp_path)
+        async with retrying as url, running(fleet, Gateway(endpoints=endpoints), tmp_path / "once") as url_once:
+            client, once = (Client(session, each, fleet.control_url) for each in (url, url_once))
+            for dead in ("w0", "w1"):
+                await fleet.kill(dead)
+            turns = [await complete(once, [number, *PROMPT]) for number in range(2)]  # two of three are dead
+            failed = next(each.body["error"] for each in turns if each.status != 200)
+            assert failed["code"] == "upstream_failed"
+            assert "connect: upstream_reset_before_response_started" in failed["message"]
+            failures = await connect_failures(client)
+            assert sum(failures.values()) == len([each for each in turns if each.status != 200])
+            answers = [await complete(client, [number, *PROMPT]) for number in range(3)]
+            assert [(each.status, each.worker) for each in answers] == [(200, "w2")] * 3
+            saved = 2 - sum(failures.values())
+            assert (await counts(client, "kvrouter_picker_served_elsewhere"))["_total"] == saved
+            assert len({each.headers["x-decision-id"] for each in answers} & await moved(client)) == saved
+            assert await connect_failures(client) == {"connect w0": 1, "connect w1": 1}
+            assert await active_requests(client) == 0
+
+
+async def connect_failures(client: Client) -> dict[str, float]:
+    found = await counts(client, "kvrouter_worker_failures_total")
+    return {name: count for name, count in found.items() if count and name.startswith("connect ")}
+
+
+async def moved(client: Client) -> set[str]:
+    """Return the ids of decisions that followed one whose worker gave no answer."""
+    decisions = (await client.control("/v1/decisions?count=10"))["decisions"]
+    by_request: dict[str, list[Any]] = {}
+    for each in reversed(decisions):
+        by_request.setdefault(each["request_id"], []).append(each)
+    outcomes = {name: [each["outcome"]["outcome"] for each in tries] for name, tries in by_request.items()}
+    return {tries[-1]["decision_id"] for name, tries in by_request.items() if outcomes[name] == ["failed", "ok"]}
