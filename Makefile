@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
+.PHONY: help demo figures observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ test: native lint imports  ## lint, types, import contracts, tests (about 5 minu
 	@$(MAKE) --no-print-directory -j2 types unit
 
 ## Slower suites
-ci: test system compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test system compiled floors simulation faults soak-smoke sanitize fuzz-smoke site  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -101,6 +101,9 @@ native: $(READY)  ## fail when the C++ extension did not build
 ## Writing files
 figures: $(READY) prometheus  ## docs/figures/dashboard_*.png: every dashboard, drawn from a real fleet's metrics
 	KVROUTER_FIGURES=$(CURDIR)/docs/figures $(BIN)/python -m pytest -q tests/system/dashboards/test_prometheus.py -k drawn -m slow
+
+site: $(READY)  ## the documentation as pages in build/site; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build  # with --quiet its warnings would not count
 
 reference: $(READY)  ## write docs/reference/ from the code
 	$(BIN)/python -m tests.support.reference

@@ -1,0 +1,153 @@
+"""The endpoint picker's server: its address, TLS, health checks, and a stream that a gateway gives up."""
+
+import asyncio
+import itertools
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from kv_runtime.http.acceptor import PortUsed
+from router.endpoint_picker.config import PickerSection
+from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
+from router.endpoint_picker.service import EndpointPicker
+from router.request.endpoints import Endpoints
+from router.server.limits import HttpLimits
+from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running_plane, until
+from tests.unit.router.samples import MODEL
+
+SERVING, NOT_SERVING = 1, 2
+
+
+def picker_of(plane: Plane, **settings: Any) -> EndpointPicker:
+    endpoints = Endpoints(plane.serving, index_name="python")
+    limits = HttpLimits(body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0)
+    return EndpointPicker(plane.serving, endpoints, PickerSection(port=0, **settings), limits, shares_port=False)
+
+
+@asynccontextmanager
+async def running(picker: EndpointPicker) -> AsyncIterator[str]:
+    """Run a picker; yield its address."""
+    stop = asyncio.Event()
+    await picker.start()
+    serving = asyncio.ensure_future(picker.run(stop))
+    try:
+        yield f"127.0.0.1:{picker.port}"
+    finally:
+        stop.set()
+        await serving
+
+
+async def health(channel: Any, service: str) -> int:
+    check = channel.unary_unary(
+        f"/{HEALTH}/Check",
+        MESSAGES["HealthCheckRequest"].SerializeToString,
+        MESSAGES["HealthCheckResponse"].FromString,
+    )
+    status: int = (await check(MESSAGES["HealthCheckRequest"](service=service))).status
+    return status
+
+
+def asked(prompt: list[int]) -> list[Any]:
+    """Return the messages of a request whose body is buffered."""
+    head, body = MESSAGES["ProcessingRequest"](), MESSAGES["ProcessingRequest"]()
+    for name, value in ((":method", "POST"), (":path", COMPLETIONS), (":authority", "gateway")):
+        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    head.protocol_config.request_body_mode = 2
+    body.request_body.body = encoded({"model": MODEL, "prompt": prompt})
+    body.request_body.end_of_stream = True
+    return [head, body]
+
+
+def process(channel: Any) -> Any:
+    call = channel.stream_stream(
+        f"/{PROCESSOR}/Process",
+        MESSAGES["ProcessingRequest"].SerializeToString,
+        MESSAGES["ProcessingResponse"].FromString,
+    )
+    return call()
+
+
+@pytest.mark.asyncio
+async def test_health_checks_say_whether_requests_are_taken() -> None:
+    async with (
+        running_plane() as plane,
+        running(picker_of(plane)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        assert await health(channel, "liveness") == SERVING
+        assert await health(channel, "readiness") == NOT_SERVING
+        plane.join("w0", "http://127.0.0.1:1")
+        for service in ("", "readiness", PROCESSOR):
+            assert await health(channel, service) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await health(channel, "nothing")
+        assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with running_plane() as plane, running(picker_of(plane)) as address:
+        port = int(address.rpartition(":")[2])
+        other = picker_of(plane)
+        other.settings = PickerSection(port=port)
+        with pytest.raises(PortUsed, match=f"picker: {address} cannot be bound"):
+            await other.start()
+
+
+@pytest.mark.asyncio
+async def test_with_a_certificate_clients_speak_tls(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", *subject]
+    subprocess.run([*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)  # noqa: ASYNC221
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    async with (
+        running_plane() as plane,
+        running(picker_of(plane, tls_certificate=str(certificate), tls_key=str(key))) as address,
+        grpc.aio.secure_channel(address, credentials) as channel,
+    ):
+        assert await health(channel, "liveness") == SERVING
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
+    async with running_plane() as plane, running(picker_of(plane)) as address:
+        plane.join("w0", "http://127.0.0.1:1")
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream = process(channel)
+            head, body = asked(PROMPT)
+            await stream.write(head)
+            assert (await stream.read()).HasField("request_headers")
+            await stream.write(body)
+            placed = (await stream.read()).request_body.response.header_mutation.set_headers
+            named = {each.header.key: each.header.raw_value for each in placed}
+            assert named["x-gateway-destination-endpoint"] == b"127.0.0.1:1"
+            assert plane.serving.inflight == 1
+            stream.cancel()
+            await until(lambda: plane.serving.inflight == 0)
+        assert plane.outcomes() == {"cancelled": 1}
+
+
+@pytest.mark.asyncio
+async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane)
+        plane.join("w0", "http://127.0.0.1:1")
+        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+            streams = [process(channel) for _ in range(3)]
+            long = [number % 250 for number in range(85_000)]  # more than a third of the bound, each
+            statuses = []
+            for stream, message in itertools.product(streams, asked(long)):
+                await stream.write(message)
+                statuses.append((await stream.read()).immediate_response.status.code)
+            assert [status for status in statuses if status] == [503]
+            for stream in streams:
+                stream.cancel()
+            await until(lambda: picker.statistics().streams == 0)
+            assert picker.statistics().body_bytes == 0
+            assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
