@@ -26,7 +26,7 @@ import msgspec
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided, NewDecision, RequestRecord
-from kv_protocol.decision import Exclusion
+from kv_protocol.decision import Exclusion, TrustState
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
@@ -215,6 +215,31 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
         return self.ttft_s is not None and self.ttft_s == self.duration_s
 
 
+class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_only=True):
+    """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
+
+    `reason` is that of the new state, `was_reason` that of the former one. Where requests show it
+    (`router/fleet/calibration.py`), of the rank's last `requests` so many were `overpredicted` and `underpredicted`;
+    `newest_decision` is the last of them.
+    """
+
+    now_s: float
+    worker_id: str
+    dp_rank: int
+    trust: TrustState
+    reason: str
+    was: TrustState
+    was_reason: str = ""
+    requests: int = 0
+    overpredicted: int = 0
+    underpredicted: int = 0
+    newest_decision: str = ""
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        checked_dp_rank(self.dp_rank)
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
     """No rank was eligible for a request; `exclusions` has the reason for every rank.
 
@@ -264,6 +289,7 @@ JournalRecord = (
     | RatesRestored
     | TimePassed
     | RankStanding
+    | TrustMoved
     | Decided
     | OutcomeKnown
     | Refused

@@ -53,6 +53,7 @@ from router.decision.report_text import sentence
 from router.decision.routing import DecisionRecord, Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
+from router.fleet.calibration import Move
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.planner.service import Planner
@@ -115,7 +116,7 @@ class ControlPlane:
         return [
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
-            web.get("/v1/workers", self._workers),
+            web.get("/v1/workers", self.workers),
             web.post("/v1/workers", self._add_worker),
             *self._drains.routes(),
             web.delete("/v1/workers/{id}", self._remove_worker),
@@ -173,14 +174,20 @@ class ControlPlane:
             "trace_url": trace_url(self._trace_link, ids),
         }
 
-    async def _workers(self, _: web.Request) -> web.Response:
+    async def workers(self, _: web.Request) -> web.Response:
+        """Answer with the fleet, and the trust in each rank."""
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
         parity, trust, breakers = known.parity(now_s), self._routing.trust(), self._routing.state.breakers
+
+        def evidence(rank: WorkerRank) -> dict[str, object] | None:
+            move = self._routing.calibration.evidence.get(rank)
+            return None if move is None else _evidence(move)
 
         def shown(worker: Worker) -> dict[str, object]:
             registration, unfit = worker.registration, known.unfit(worker, now_s)
             ranks = [
-                {**_trusted(rank, trust[rank]), "unfit": breakers.unfit(rank, now_s)} for rank in registration.ranks
+                {**_trusted(rank, trust[rank]), "evidence": evidence(rank), "unfit": breakers.unfit(rank, now_s)}
+                for rank in registration.ranks
             ]
             reasons = [str(rank["unfit"]) for rank in ranks]
             return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[registration.worker_id], ranks)
@@ -375,6 +382,17 @@ def _worker(
 
 def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
     return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
+
+
+def _evidence(move: Move) -> dict[str, object]:
+    """Return what requests showed when their rank's predictions were doubted."""
+    return {
+        "doubt": move.doubt,
+        "requests": move.requests,
+        "overpredicted": move.overpredicted,
+        "underpredicted": move.underpredicted,
+        "newest_decision": move.newest,
+    }
 
 
 def _bad_query(field: str, found: str, allowed: str) -> web.Response:

@@ -303,7 +303,7 @@ class RouterParts:
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
-            *([] if self._place else watches(self._routing, self._clock, 2)),
+            *(watches(self._routing, self._clock, 2) if self._place is None else [self._own_doubts()]),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
@@ -311,6 +311,10 @@ class RouterParts:
             *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
         ]
+
+    def _own_doubts(self) -> Part:
+        """Return the part that writes what the requests of this process show of ranks."""
+        return Part("trust-watch", TrustWatch(self._routing, self._clock, of_requests_alone=True).run, 2)
 
 
 def watches(routing: Routing, clock: SystemClock, stage: int) -> list[Part]:

@@ -280,23 +280,11 @@ class Routing:
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
         """The winner answered, and reported how many tokens of the prompt it reused.
 
-        Nothing is compared if the index was not asked or had a doubt of its own, or if the policy does not predict
-        what requests in flight bring.
+        Nothing is compared if the policy does not predict what requests in flight bring.
         """
-        view, at = verdict.view, verdict.rank_indices[verdict.winner_at]
-        if view.is_blank or not self.state.policy.predict_on_route or view.trust[at] not in _COMPARED:
-            return
-        block_size = verdict.request.block_size
-        compared = Compared(
-            rank=verdict.winner,
-            epoch=verdict.epoch,
-            decision_id=verdict.decision_id,
-            block_size=block_size,
-            held_tokens=verdict.overlap_blocks * block_size,
-            possible_tokens=max(verdict.expected_blocks, int(view.overlap[-1, at])) * block_size,
-            reported_tokens=reported_tokens,
-        )
-        self._moves += self.calibration.apply(compared, self.clock.now())
+        compared = compared_of(verdict, reported_tokens) if self.state.policy.predict_on_route else None
+        if compared is not None:
+            self._moves += self.calibration.apply(compared, self.clock.now())
 
     def moves(self) -> list[Move]:
         """Return the doubts that began and ended since the last call; the newest, if they are too many."""
@@ -350,3 +338,23 @@ class Routing:
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         doubts = self.calibration.doubts
         return {rank: trust_of(parity[rank.worker_id], view.stale or doubts.get(rank, "")) for rank, view in views}
+
+
+def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
+    """Return what was predicted of the winner beside what it reported to reuse.
+
+    None: the index was not asked, or had a doubt of its own.
+    """
+    view, at = verdict.view, verdict.rank_indices[verdict.winner_at]
+    if view.is_blank or view.trust[at] not in _COMPARED:
+        return None
+    block_size = verdict.request.block_size
+    return Compared(
+        rank=verdict.winner,
+        epoch=verdict.epoch,
+        decision_id=verdict.decision_id,
+        block_size=block_size,
+        held_tokens=verdict.overlap_blocks * block_size,
+        possible_tokens=max(verdict.expected_blocks, int(view.overlap[-1, at])) * block_size,
+        reported_tokens=reported_tokens,
+    )

@@ -98,6 +98,8 @@ class Calibration:
         self._merged: dict[tuple[tuple[WorkerRank, ...], tuple[str, ...]], tuple[str, ...]] = {}
         self.doubts: dict[WorkerRank, CompareDoubt] = {}
         """Of the ranks that are in doubt."""
+        self.evidence: dict[WorkerRank, Move] = {}
+        """How each of these doubts began."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
 
     def apply(self, compared: Compared, now_s: float) -> list[Move]:
@@ -120,6 +122,7 @@ class Calibration:
         for rank in [each for each in self._ranks if each not in ranks]:
             del self._ranks[rank]
             if self.doubts.pop(rank, None) is not None:
+                del self.evidence[rank]
                 self._merged.clear()
         for rank, known in self._ranks.items():
             if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
@@ -144,9 +147,9 @@ class Calibration:
         known.doubt, known.since_s = doubt, now_s
         self._merged.clear()
         if doubt is None:
-            del self.doubts[rank]
+            del self.doubts[rank], self.evidence[rank]
         else:
-            self.doubts[rank] = doubt
+            self.doubts[rank], self.evidence[rank] = doubt, moves[-1]
             self.begun_total[doubt] += 1
         if before == "underpredicted" or doubt == "underpredicted":
             known.window.clear()

@@ -1,20 +1,25 @@
-"""Writes to the log when trust in a rank changes: each change once, and what requests showed if these changed it.
+"""Writes to the log and to the journal when trust in a rank changes: each change once, and what requests showed of it.
 
-A state is logged if it was the same at two checks in a row: a heartbeat that overtakes its batches is not logged. A
+A state is written if it was the same at two checks in a row: a heartbeat that overtakes its batches is not logged. A
 rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with their number
-(`suppressed`).
+(`suppressed`). The journal has all of them.
+
+Of a router in several processes one follows the streams, and the others see what requests show: each of these writes
+the doubts of its own requests alone.
 """
 
 import asyncio
 
 import structlog
+from msgspec.structs import replace
 
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import TrustMoved
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
-from router.fleet.calibration import Move
+from router.fleet.calibration import COMPARE_DOUBTS, CompareDoubt, Move
 from router.fleet.trust import EXACT, Trust
 
 LOOK_S = 1.0
@@ -25,8 +30,11 @@ _log = structlog.get_logger("router")
 class TrustWatch:
     """Checks every rank's trust; a part of a process."""
 
-    def __init__(self, routing: Routing, clock: Clock) -> None:
+    def __init__(self, routing: Routing, clock: Clock, *, of_requests_alone: bool = False) -> None:
+        """`of_requests_alone`: another process writes what streams and registrations show."""
         self._routing, self._clock = routing, clock
+        self._of_requests_alone = of_requests_alone
+        self._evidence = dict[WorkerRank, Move]()
         self._lines = RateLimitedLog(_log, clock)
         self._seen = dict[WorkerRank, Trust]()
         self._logged = dict[WorkerRank, Trust]()
@@ -38,15 +46,18 @@ class TrustWatch:
             await until(stop, self._clock.sleep(LOOK_S))
 
     def look(self) -> None:
-        """Log what requests showed, and each new state that was the same at the last check."""
+        """Write what requests showed, and each new state that was the same at the last check."""
         for move in self._routing.moves():
+            self._evidence[move.rank] = move
             self._log_move(move)
-        before, self._seen = self._seen, self._routing.trust()
+        before, self._seen = self._seen, self._trust()
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
+        self._evidence = {rank: move for rank, move in self._evidence.items() if rank in self._seen}
         for rank, trust in self._seen.items():
             logged = self._logged.get(rank, EXACT)
             if trust != logged and trust == before.get(rank):
                 self._logged[rank] = trust
+                self._routing.apply(self._moved(rank, trust, logged))
                 say = self._lines.info if trust == EXACT else self._lines.warning
                 say(
                     "rank_trust_changed",
@@ -57,6 +68,34 @@ class TrustWatch:
                     reason=trust.reason,
                     was=logged.state,
                 )
+
+    def _trust(self) -> dict[WorkerRank, Trust]:
+        found = self._routing.trust()
+        if not self._of_requests_alone:
+            return found
+        return {rank: trust if _doubt_of(trust) else EXACT for rank, trust in found.items()}
+
+    def _moved(self, rank: WorkerRank, trust: Trust, was: Trust) -> TrustMoved:
+        """Return the journal's record, with the evidence if requests made the change."""
+        record = TrustMoved(
+            now_s=self._clock.now(),
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            trust=trust.state,
+            reason=trust.reason,
+            was=was.state,
+            was_reason=was.reason,
+        )
+        move, doubt = self._evidence.get(rank), _doubt_of(trust) or _doubt_of(was)
+        if move is None or move.doubt != doubt:
+            return record
+        return replace(
+            record,
+            requests=move.requests,
+            overpredicted=move.overpredicted,
+            underpredicted=move.underpredicted,
+            newest_decision=move.newest,
+        )
 
     def _log_move(self, move: Move) -> None:
         shown: dict[str, str | int] = {
@@ -72,3 +111,8 @@ class TrustWatch:
             self._lines.info("predictions_trusted", key=(move.rank, move.doubt), **shown)
         else:
             self._lines.warning("predictions_doubted", key=(move.rank, move.doubt), **shown)
+
+
+def _doubt_of(trust: Trust) -> CompareDoubt | None:
+    """Return the doubt of requests that is the reason of this trust; None: there is another reason, or none."""
+    return next((doubt for doubt in COMPARE_DOUBTS if trust.reason.partition(";")[0] == doubt), None)

@@ -8,6 +8,7 @@
 | GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
 | GET /v1/shadows | of the processes, pooled |
 | PUT, DELETE /v1/shadows | changed in all, and kept for processes that start later |
+| GET /v1/workers | of this process, with the doubts of the processes, each of which judges by its own requests |
 | GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
 | GET /v1/report | of the processes: the sums of all |
 | GET /v1/processes | their names, ids and restarts |
@@ -83,6 +84,7 @@ class Front:
             web.get("/v1/shadows", self._shadows),
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
+            web.get("/v1/workers", self._workers),
             web.get("/v1/planner", self._planner),
             web.get("/v1/report", self._report),
             web.get("/v1/processes", self._processes),
@@ -163,6 +165,12 @@ class Front:
         statuses = [_decode(answer.body) for answer in answers.values()]
         return json_response(drain_of(statuses)) if statuses else _no_process_answers()
 
+    async def _workers(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/v1/workers")
+        own = await self._control.workers(request)
+        assert isinstance(own.body, bytes)
+        return json_response(doubted_workers(_decode(own.body), [_decode(each.body) for each in answers.values()]))
+
     async def _planner(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/v1/planner", query=request.query_string)
         return _passed_on(_first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True))
@@ -216,6 +224,19 @@ def drain_of(statuses: list[_Body]) -> _Body:
         "running_requests": max(status["running_requests"] for status in statuses),
         "handover": _handover_of(handovers) if handovers else None,
     }
+
+
+def doubted_workers(own: _Body, processes: list[_Body]) -> _Body:
+    """Return `own`, the workers, with trust and evidence of the first process that doubts a rank which `own` trusts."""
+    doubted = dict[tuple[str, int], _Body]()
+    for rank in (rank for each in processes for worker in each["workers"] for rank in worker["ranks"]):
+        if rank["evidence"] is not None:
+            doubted.setdefault((rank["worker_id"], rank["dp_rank"]), rank)
+    for rank in (rank for worker in own["workers"] for rank in worker["ranks"]):
+        found = doubted.get((rank["worker_id"], rank["dp_rank"]))
+        if found is not None and rank["trust"] == "EXACT":
+            rank.update({name: found[name] for name in ("trust", "trust_reason", "evidence")})
+    return own
 
 
 def _handover_of(handovers: list[_Body]) -> _Body:

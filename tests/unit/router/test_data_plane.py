@@ -1098,6 +1098,8 @@ async def test_a_worker_whose_reuse_is_not_as_predicted_loses_trust(
             trusts.append(plane.routing.decisions.newest(1)[0].verdict.trust)
     state, reason = plane.routing.trust()[WorkerRank("w0", 0)]
     assert (state, reason.startswith(trust[1])) == (trust[0], True)
+    evidence = plane.routing.calibration.evidence.get(WorkerRank("w0", 0))
+    assert (evidence is None) == bool(registered)
     assert trusts[0] == (trust[0] if registered else "EXACT")
     assert trusts[-1] == trust[0]
 

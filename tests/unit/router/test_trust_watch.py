@@ -8,10 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerLeft
-from kv_protocol.journal import FleetApplied
+from kv_protocol.journal import FleetApplied, TrustMoved
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
+from router.fleet.calibration import ENOUGH
 from router.fleet.trust_watch import LOOK_S, TrustWatch
-from tests.unit.router.samples import registered
+from router.journal.records import Recordable
+from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
 
@@ -88,3 +90,58 @@ async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
 def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_share_one() -> None:
     told = looks(*watched(registered(dp_ranks=tuple(range(1000)))), ["never_heard", "never_heard"])
     assert len(told) == LOG_KEYS_MAX + 1
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
+class Journal:
+    """A recorder that keeps the records of trust."""
+
+    def __init__(self) -> None:
+        self.moved = list[TrustMoved]()
+
+    def record(self, what: Recordable) -> None:
+        """Keep it, if it is one."""
+        if isinstance(what, TrustMoved):
+            self.moved.append(what)
+
+
+def reports_nothing(bench: Bench, requests: int) -> None:
+    """Let the rank report that it reused nothing, of so many requests."""
+    for _ in range(requests):
+        verdict = bench.routing.decide(route())
+        bench.routing.take(verdict).end("ok")
+        bench.routing.compare(verdict, 0)
+
+
+def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
+    journal = Journal()
+    bench = Bench(recorder=journal)
+    looks(bench, TrustWatch(bench.routing, bench.clock), ["", "log_away", "log_away", "", ""])
+    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in journal.moved] == [
+        ("EXACT", "", "DEGRADED", "event log away", 0),
+        ("DEGRADED", "event log away", "EXACT", "", 0),
+    ]
+
+
+@pytest.mark.parametrize("of_requests_alone", [False, True])
+def test_a_change_by_what_requests_show_has_the_evidence(of_requests_alone: bool) -> None:
+    journal = Journal()
+    bench = Bench(holds=2, recorder=journal)
+    watch = TrustWatch(bench.routing, bench.clock, of_requests_alone=of_requests_alone)
+    reports_nothing(bench, ENOUGH)
+    with capture_logs():
+        watch.look()
+        watch.look()
+    (record,) = journal.moved
+    assert (record.trust, record.reason, record.was) == ("DEGRADED", "overpredicted", "EXACT")
+    assert (record.requests, record.overpredicted, record.underpredicted) == (ENOUGH, ENOUGH, 0)
+    assert record.newest_decision == "d-1"
+
+
+def test_a_watch_of_requests_alone_leaves_the_streams_to_another_process() -> None:
+    journal = Journal()
+    bench = Bench(recorder=journal)
+    assert looks(bench, TrustWatch(bench.routing, bench.clock, of_requests_alone=True), ["source"] * 3) == []
+    assert journal.moved == []
