@@ -21,6 +21,7 @@ _WHY = {
     "pending": "that are not over",
 }
 _NAME_WIDTH = 40
+_LONG_S = 10.0
 
 
 def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> list[str]:
@@ -40,7 +41,7 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
     yield f"{total.requests} requests answered, with {total.prompt_tokens} prompt tokens"
     if not total.requests:
         return
-    reported = f"{_percent(total.reported_tokens, total.reused_tokens)} of them as workers reported, the rest predicted"
+    reported = _parts(total.reported_tokens, total.reused_tokens, "as workers reported", "predicted")
     yield f"reused: {total.reused_tokens} tokens ({_percent(total.reused_tokens, total.prompt_tokens)}); {reported}"
     share = _percent(total.routing_tokens, total.reused_tokens)
     compared = f"{total.compared_requests} requests whose candidates were compared"
@@ -49,8 +50,11 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
         f" have reused {total.baseline_tokens:.0f}; of {compared}"
     )
     yield f"foregone: {total.foregone_tokens} tokens, which another candidate held and the chosen one did not"
-    learnt = f"{_percent(total.learnt_s, total.saved_s)} of it by learnt rates, the rest by the reference engine's"
-    yield f"prefill time saved: {total.saved_s:.2f} s of a rank, {total.routing_s:.2f} s due to routing; {learnt}"
+    learnt = _parts(total.learnt_s, total.saved_s, "by learnt rates", "by the reference engine's")
+    yield (
+        f"prefill time saved: {_seconds(total.saved_s)} s of a rank, {_seconds(total.routing_s)} s due to routing;"
+        f" {learnt}"
+    )
     if total.evicted_blocks is not None:
         yield (
             f"evicted: {removed_blocks} blocks by the ranks, {total.evicted_blocks:.0f} of them soon after these"
@@ -89,10 +93,21 @@ def _cells(figures: Figures) -> tuple[str, ...]:
         _percent(figures.reused_tokens, figures.prompt_tokens),
         f"{figures.routing_tokens:.0f}",
         str(figures.foregone_tokens),
-        f"{figures.saved_s:.2f}",
-        f"{figures.routing_s:.2f}",
+        _seconds(figures.saved_s),
+        _seconds(figures.routing_s),
     )
     return cells if figures.evicted_blocks is None else (*cells, f"{figures.evicted_blocks:.0f}")
+
+
+def _parts(part: float, whole: float, first: str, rest: str) -> str:
+    """Return how much of the whole is of the first kind, and how much of the other."""
+    if part in (0, whole):
+        return f"all {first if part else rest}"
+    return f"{_percent(part, whole)} {first}, the rest {rest}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if abs(seconds) >= _LONG_S else f"{seconds:.3f}"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -86,8 +86,8 @@ class Replays:
             *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
             f"equal          {self._equal} decisions, bit for bit",
             f"different      {self.different}",
-            f"not exact      {self._inexact}: records are missing before them, so nothing is said of them",
-            f"not folded     {self.not_folded} records: exactness ends at each of them",
+            _explained("not exact", self._inexact, ": records are missing before them, so nothing is said of them"),
+            _explained("not folded", self.not_folded, " records: exactness ends at each of them"),
             f"checkpoints    {self._checkpoints}",
         ]
         if self.what_if is not None:
@@ -114,6 +114,10 @@ class Replays:
 
     def _without_start(self) -> list[tuple[str, "OneReplay"]]:
         return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]
+
+
+def _explained(what: str, count: int, words: str) -> str:
+    return f"{what:<14} {count}{words if count else ''}"
 
 
 class OneReplay:

@@ -128,8 +128,9 @@ def _outcome_lines(report: DecisionReport) -> list[str]:
     if outcome is None:
         return ["outcome         not known"]
     missed = misses(decision, outcome)
-    cached = "not reported" if outcome.cached_tokens is None else str(outcome.cached_tokens)
-    error = "" if missed.cached_tokens is None else f" ({missed.cached_tokens:+d} predicted minus actual)"
+    cached = "not reported" if outcome.cached_tokens is None else f"{outcome.cached_tokens} reported"
+    missing = missed.cached_tokens or 0
+    error = f", {abs(missing)} {'fewer' if missing > 0 else 'more'} than predicted" if missing else ""
     first = "unknown" if outcome.ttft_s is None else f"{1e3 * outcome.ttft_s:.1f} ms"
     late = "" if missed.ttft_s is None else f" ({_late(missed.ttft_s, decision)})"
     whole = "unknown" if outcome.duration_s is None else f"{1e3 * outcome.duration_s:.1f} ms"

@@ -232,14 +232,14 @@ def test_the_text_says_what_was_saved_and_for_whom() -> None:
     lines = report_text(sent.savings.report(), ["tenant"])
     assert lines[1:4] == [
         f"1 requests answered, with {ISL} prompt tokens",
-        "reused: 128 tokens (80%); 100% of them as workers reported, the rest predicted",
+        "reused: 128 tokens (80%); all as workers reported",
         lines[3],
     ]
     assert lines[3].startswith(
         "due to routing: 48 tokens (38% of the reused): a candidate drawn evenly would have reused 80;"
     )
     assert "not counted: 1 requests failed, cancelled or refused at the worker" in lines
-    assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.00", "0.00"]
+    assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.003", "0.001"]
 
 
 def test_a_report_without_requests_is_one() -> None:

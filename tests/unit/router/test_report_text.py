@@ -90,13 +90,26 @@ def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_
     assert refused == "w2/1  refused: draining"
 
 
+@pytest.mark.parametrize(
+    ("cached_tokens", "words"),
+    [
+        (48, "64 predicted, 48 reported, 16 fewer than predicted"),
+        (79, "64 predicted, 79 reported, 15 more than predicted"),
+        (None, "64 predicted, not reported"),
+    ],
+)
+def test_a_report_says_how_far_a_prediction_is_off(cached_tokens: int | None, words: str) -> None:
+    report = RequestReport(decision=IN_MS, outcome=Outcome(outcome="ok", cached_tokens=cached_tokens))
+    assert f"cached tokens   {words}" in report_lines(report)
+
+
 def test_a_report_has_the_outcome_beside_the_prediction_and_the_requests_other_decisions() -> None:
     first = RequestReport(decision=IN_MS, outcome=Outcome(outcome="failed", error="failed connect refused"))
     report = RequestReport(decision=IN_MS, outcome=OK, decisions=(first, RequestReport(decision=IN_MS, outcome=OK)))
     lines = report_lines(report)
     assert lines[-8:] == [
         "outcome         ok",
-        "cached tokens   64 predicted, 64 (+0 predicted minus actual)",
+        "cached tokens   64 predicted, 64 reported",
         "first token     41.0 ms (11.0 ms later than predicted)",
         "whole answer    500.0 ms, 8 tokens",
         "",
