@@ -28,7 +28,7 @@ BEFORE_S, AFTER_S = 1, 10
 CELLS_MAX = 1_000_000
 """Seconds of ranks in which something was removed; removals in further ones are counted, and not charged."""
 PLACED_MAX = 100_000
-"""Placements that wait for removals; beyond it the oldest half is settled."""
+"""Placements that wait for removals; beyond it the oldest half is settled, all if they came within `AFTER_S`."""
 
 
 class Removals:
@@ -93,6 +93,9 @@ class Evictions:
         if self._count >= self._placed_max:
             seconds = sorted(each.second for placed in self._placed.values() for each in placed)
             self._settle(seconds[len(seconds) // 2])
+        if self._count >= self._placed_max:  # all came within some seconds
+            self._placed.clear()
+            self._count = 0
 
     def settle(self) -> None:
         """Charge all removals that are not charged yet."""

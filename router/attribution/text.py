@@ -15,7 +15,7 @@ _COLUMNS = ("REQUESTS", "PROMPT", "REUSED", "HIT%", "ROUTING", "FOREGONE", "SAVE
 _EVICTED = "EVICTED"
 _WHY = {
     "not_answered": "failed, cancelled or refused at the worker",
-    "unseen": "whose prompt was not encoded: the mode reads no overlap, and tokens.always is false",
+    "unseen": "whose prompt was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
     "dropped": "whose outcome came too late",
     "not_repeated": "of which the journal lacks records before the decision",
     "pending": "that are not over",
@@ -80,7 +80,7 @@ def _table(dimension: Dimension, found: Rows, *, has_evictions: bool) -> list[st
 
 
 def _name(dimension: Dimension, row: Row) -> str:
-    name = row.name or _NAMELESS[dimension]
+    name = (row.name if row.name.isprintable() else ascii(row.name)) or _NAMELESS[dimension]
     shown = f"{name} {row.title}" if row.title else name
     return shown if len(shown) <= _NAME_WIDTH else f"{shown[: _NAME_WIDTH - 3]}..."
 

@@ -242,6 +242,12 @@ def test_the_text_says_what_was_saved_and_for_whom() -> None:
     assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.003", "0.001"]
 
 
+def test_a_name_that_a_terminal_would_act_on_is_escaped() -> None:
+    sent = Requests(w0=8)
+    sent.send(tenant="\x1b[2J")
+    assert report_text(sent.savings.report(), ["tenant"])[-1].startswith("'\\x1b[2J'")
+
+
 def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"

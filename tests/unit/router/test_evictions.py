@@ -72,6 +72,19 @@ def test_a_removal_at_another_rank_is_not_charged() -> None:
     assert seen.of == {}
 
 
+def test_more_placements_at_once_than_are_kept_are_not_charged() -> None:
+    seen = Charges((100, 50), placed_max=3)
+    for tenant in "abcd":
+        seen.placed(tenant, 100, 9)
+    seen.evictions.settle()
+    assert seen.of == {"a": 9.0, "b": 9.0, "c": 9.0}
+    late = Charges((103, 50), placed_max=3)
+    for tenant in "abcd":
+        late.placed(tenant, 100, 9)
+    late.evictions.settle()
+    assert late.of == {"d": 9.0}
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=30),
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 20)), max_size=30),
