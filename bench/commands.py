@@ -11,6 +11,7 @@ from bench.disagg.command import disagg
 from bench.drain import drain
 from bench.events.command import events
 from bench.fidelity.live_command import live
+from bench.fleet_views import fleet_views
 from bench.index.command import index
 from bench.memory.command import memory
 from bench.oracle.command import oracle
@@ -35,6 +36,7 @@ for command in (
     disagg,
     drain,
     events,
+    fleet_views,
     hot_spots,
     index,
     live,

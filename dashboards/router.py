@@ -195,6 +195,31 @@ DRAINS = Row(
     ),
 )
 
+WATCHED = Row(
+    "What does watching cost?",
+    (
+        Panel(
+            title="Live clients",
+            description="kvrouter_live_clients: responses of GET /v1/live; a second, kvrouter_live_dropped_total: they "
+            "did not read, kvrouter_live_refused_total: 16 were connected.",
+            queries=(
+                Query(f"sum({selected('live_clients')})", "connected"),
+                Query(rate("live_dropped_total"), "dropped, a second", right=True),
+                Query(rate("live_refused_total"), "refused, a second", right=True),
+            ),
+            unit="none",
+            width=12,
+        ),
+        Panel(
+            title="Memory of the fleet's past",
+            description="kvrouter_live_history_bytes: kept moments of GET /v1/fleet?at=; live.history_bytes_max "
+            "bounds it.",
+            queries=(Query(f"sum({selected('live_history_bytes')})", "bytes"),),
+            width=12,
+        ),
+    ),
+)
+
 RUNNING = Row(
     "What runs?",
     (
@@ -229,5 +254,5 @@ ROUTER = Board(
     title="KV router: router process",
     description="Are prompts encoded in time, is the journal whole, are there enough connections, do gateways get "
     "decisions, do drains keep caches, which versions run.",
-    rows=(RUNNING, PROMPTS, JOURNAL, CONNECTIONS, PICKER, DRAINS),
+    rows=(RUNNING, PROMPTS, JOURNAL, CONNECTIONS, PICKER, DRAINS, WATCHED),
 )

@@ -7,7 +7,7 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -17,15 +17,18 @@ from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
 from indexer.follow.status_writer import StatusWriter
 from indexer.index.implementations import ImplementationName, make_index, native_index
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Hashes, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native import hash_blocks
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
+from indexer.service.prefix_explorer import HeatSource, PrefixExplorer
 from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
-from indexer.service.snapshot_keeper import SnapshotKeeper
+from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
+from indexer.service.tree_routes import BadParameter, tree_routes
 from indexer.shared import READERS_MAX, IndexReader, SharedIndex
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
@@ -33,7 +36,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, log_families
+from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
@@ -42,10 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "READERS_MAX",
+    "BadParameter",
     "EmbeddedIndex",
     "FoldStatistics",
+    "HeatSource",
     "IndexReader",
     "OverlapColumns",
+    "PassedRequest",
     "RankView",
     "ReadIndex",
     "SharedIndex",
@@ -53,6 +59,7 @@ __all__ = [
     "hash_blocks",
     "is_blind",
     "rank_routes",
+    "tree_routes",
 ]
 
 STREAMS_S = 30.0
@@ -99,6 +106,14 @@ async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     await log.ensure_stream(events)
     await log.ensure_stream(fleet)
     await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
+
+
+class LogHealth(NamedTuple):
+    """The connection to the log, the seq of the last applied message, and the snapshots."""
+
+    log: LogStatistics
+    applied_seq: int
+    snapshots: KeeperStatistics
 
 
 class ReadIndex:
@@ -241,6 +256,22 @@ class EmbeddedIndex:
     def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
         """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
         return self._fold.prefix(sequence_hash, limit)
+
+    def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:
+        """Return pages of the prefix tree, with the heat of these requests."""
+        return PrefixExplorer(self._fold, self._clock, in_threads=self.implementation == "native", heat=heat)
+
+    def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
+        """Return how many blocks each rank holds, by tier."""
+        return self._fold.block_counts()
+
+    def resyncs(self) -> dict[WorkerRank, int]:
+        """Return how many complete dumps each rank's stream took."""
+        return self._fold.resyncs()
+
+    def health(self) -> LogHealth:
+        """Return how the log is read, and the state of its snapshots."""
+        return LogHealth(self._event_log.statistics(), self.log_seq(), self._keeper.statistics())
 
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""

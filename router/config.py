@@ -337,6 +337,18 @@ class JournalSection(Section):
     )
 
 
+class LiveSection(Section):
+    """What is watched: the fleet's past, and live clients."""
+
+    history_bytes_max: int = Field(
+        32 << 20,
+        ge=1 << 16,
+        le=1 << 34,
+        description="kept moments of the fleet, one in 5 s of the last half hour, one a minute of the last 12 hours;"
+        " beyond it the oldest are dropped; memory",
+    )
+
+
 class StateSection(Section):
     """State that survives a restart."""
 
@@ -394,6 +406,7 @@ class RouterSettings(Settings):
     tokens: TokensSection = TokensSection()
     disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
+    live: LiveSection = LiveSection()
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
     shadow: ShadowSection = ShadowSection()

@@ -1,7 +1,7 @@
 """A busy router without a network, as a decision finds it.
 
 Prompts come in families: all of one begin with the same half. Every rank holds beginnings of some prompts, its stream
-is followed, and `IN_FLIGHT` requests a rank are promised. The seed determines everything.
+is followed, and `in_flight` requests a rank are promised. The seed determines everything.
 """
 
 from collections.abc import Iterator
@@ -43,6 +43,8 @@ class DecisionShape(NamedTuple):
     blocks: int
     implementation: ImplementationName
     mode: str = "kv"
+    in_flight: int = IN_FLIGHT
+    """Promised requests a rank."""
 
 
 class DecisionFleet:
@@ -69,7 +71,7 @@ class DecisionFleet:
         self.prompts = [self._prompt(family) for family in self._families() for _ in range(PROMPTS // FAMILIES)]
         self._decisions = 0
         self._join()
-        for request in self.requests(IN_FLIGHT * shape.ranks):
+        for request in self.requests(shape.in_flight * shape.ranks):
             self.routing.take(self.routing.decide(request))
 
     def requests(self, count: int) -> Iterator[RouteRequest]:

@@ -21,6 +21,7 @@ from itertools import count
 
 import numpy as np
 from msgspec.structs import replace
+from typing_extensions import Buffer
 
 from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.effects import Effect
@@ -47,6 +48,7 @@ from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.follow.status_writer import StatusWriter
+from indexer.index.outline import Outline, PassedRequest
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
@@ -397,6 +399,37 @@ class IndexFold:
         """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
         return prefix_view(self._index, self._slots, sequence_hash, limit)
 
+    def outline(self, requests: Sequence[PassedRequest]) -> Outline:
+        """Return the shape of the index; from any thread, if the index is for several."""
+        return self._index.outline(requests)
+
+    def chain(self, sequence_hash: int, limit: int) -> bytes:
+        """Return the blocks from this one on up to a fork, at most `limit`; from any thread, like `outline`."""
+        return self._index.chain(sequence_hash, limit)
+
+    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
+        """Write the depths of every slot to `out`, which has `RANKS_MAX` columns; from any thread, like `outline`."""
+        return self._index.match(sequence_hashes, out)
+
+    def rank_at(self, slot: int) -> WorkerRank | None:
+        """Return the rank that has the slot now."""
+        return self._slots.held_by(slot)
+
+    def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
+        """Return how many blocks each rank holds, by tier."""
+        return {
+            rank: tuple(self._index.digest(stream.slot, tier).block_count for tier in TIERS)
+            for rank, stream in self._ranks.items()
+        }
+
+    def resyncs(self) -> dict[WorkerRank, int]:
+        """Return how many complete dumps each rank's stream took."""
+        return {rank: stream.follower.resyncs for rank, stream in self._ranks.items()}
+
+    def block_count(self) -> int:
+        """Return how many blocks the index has."""
+        return self._index.statistics().nodes
+
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""
         return FoldStatistics(
@@ -404,10 +437,7 @@ class IndexFold:
             memory_bytes=self._index.memory(),
             structure=self._index.structure(),
             streams={rank: self._stream_statistics(stream) for rank, stream in self._ranks.items()},
-            blocks={
-                rank: tuple(self._index.digest(stream.slot, tier).block_count for tier in TIERS)
-                for rank, stream in self._ranks.items()
-            },
+            blocks=self.block_counts(),
             overfull_ranks=len(self._index.overfull()),
             refused_ranks=len(self._slots.refused()),
             refused_rank_facts_total=self._slots.refused_total,

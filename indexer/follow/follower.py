@@ -172,6 +172,11 @@ class StreamFollower:
             return "source"
         return "behind" if self._heartbeats.awaited is not None else ""
 
+    @property
+    def resyncs(self) -> int:
+        """Complete dumps that took effect."""
+        return self._counts.resyncs
+
     def statistics(self) -> FollowerStatistics:
         """Return the position, status and counts of the stream."""
         return FollowerStatistics(

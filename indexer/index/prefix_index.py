@@ -5,6 +5,7 @@
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
                   children, holders, prefixes      views for people
+                  outline, chain                   the shape of all of it, and a part of it (`outline.py`)
 
 A sequence hash identifies a block and all before it, so one node is one prefix, for all holders.
 
@@ -31,6 +32,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 from typing_extensions import Buffer
 
+from indexer.index.outline import Outline, PassedRequest
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
@@ -194,6 +196,12 @@ class PrefixIndex(Protocol):
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
         """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
+
+    def outline(self, requests: Sequence[PassedRequest] = ()) -> Outline:
+        """Return the shape of the index, with these requests' heat; those whose block is unknown do not count."""
+
+    def chain(self, sequence_hash: int, limit: int) -> bytes:
+        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
 
     def expire(self, now_s: float) -> set[int]:
         """Drop blocks that were parked too long; return the ranks that lost some, for a resync."""

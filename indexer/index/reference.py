@@ -23,14 +23,16 @@ from indexer.index.buffers import (
     checked_rows,
     checked_tier,
 )
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, RefusedEvent, Stretch
 from indexer.index.reference_check import contradictions
 from indexer.index.reference_nodes import ranks_of
+from indexer.index.reference_outline import ReferenceOutline, chain_from
 from indexer.index.reference_snapshot import saved
 from indexer.index.reference_tree import ReferenceTree
 from indexer.index.reference_walks import children_of, stretches
 from indexer.index.snapshot import read_body, seal, unseal, write_body
-from kv_protocol.codec import decode_frame, split_message
+from kv_protocol.codec import decode_frame, pack_u64, split_message
 from kv_protocol.digest import TierDigest, is_in_buckets
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
@@ -221,6 +223,15 @@ class ReferenceIndex(ReferenceTree):
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
         """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
         return stretches(self._nodes, checked_limit(limit), checked_order(order_by))
+
+    def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
+        """Return the shape of the index, with these requests' heat."""
+        return ReferenceOutline(self._nodes, requests)
+
+    def chain(self, sequence_hash: int, limit: int) -> bytes:
+        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
+        found = chain_from(self._nodes, checked_hash("sequence_hash", sequence_hash), checked_limit(limit))
+        return pack_u64(found)
 
     def overfull(self) -> set[int]:
         """Return the overfull ranks."""

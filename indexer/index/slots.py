@@ -77,6 +77,10 @@ class RankSlots:
         """Return the rank of a slot."""
         return self._rank_of[slot]
 
+    def held_by(self, slot: int) -> WorkerRank | None:
+        """Return the rank that has the slot; None if it is free."""
+        return self._rank_of.get(slot)
+
     def set_capacity(self, worker_id: str, capacity_blocks: int) -> None:
         """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""
         self._capacity_of.pop(worker_id, None)

@@ -4,7 +4,7 @@ Thread-safe: each call holds a lock; `apply_batch`, `load`, `repair`, `dump`, `s
 `restore` release the interpreter.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
@@ -18,7 +18,9 @@ from indexer.index.buffers import (
     checked_rank,
     checked_rows,
 )
+from indexer.index.outline import OUTLINE_ORDERS, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
+from indexer.native._core import Outline as NativeNodes
 from indexer.native._core import SharedRegion, Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
@@ -86,6 +88,35 @@ class NativeIndex(Tree):
         found = self._stretches(checked_limit(limit), ORDERS.index(checked_order(order_by)))
         return [Stretch(**dict(zip(Stretch.__struct_fields__, row, strict=True))) for row in found]
 
+    def outline(self, requests: Sequence[PassedRequest] = ()) -> "NativeOutline":
+        """Return the shape of the index; other threads may use it meanwhile, between slices of 4,096 runs."""
+        return NativeOutline(self._outline(requests))
+
+    def chain(self, sequence_hash: int, limit: int) -> bytes:
+        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
+        return self._chain(sequence_hash, checked_limit(limit))
+
     def statistics(self) -> IndexStatistics:
         """Return the present state and the counts."""
         return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))
+
+
+class NativeOutline:
+    """An `Outline`."""
+
+    def __init__(self, outline: NativeNodes) -> None:
+        self._outline = outline
+        self.blocks, self.skipped_blocks = outline.blocks, outline.skipped_blocks
+        self.find, self.child_count = outline.find, outline.child_count
+
+    def __len__(self) -> int:
+        return len(self._outline)
+
+    def children(self, node: int | None, order_by: OutlineOrder, offset: int, limit: int) -> list[OutlineNode]:
+        """Return the node's children in descending order, equal ones by ascending `first`, from `offset` on."""
+        rows = self._outline._children(node, OUTLINE_ORDERS.index(order_by), offset, limit)  # noqa: SLF001 - our own half
+        return [OutlineNode(*row) for row in rows]
+
+    def path(self, node: int, limit: int) -> list[OutlineNode]:
+        """Return the node and those above it, the node first; at most `limit`."""
+        return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001

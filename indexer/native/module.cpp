@@ -4,6 +4,7 @@
 
 #include "hashing.hpp"
 #include "machine_limits.hpp"
+#include "python_outline.hpp"
 #include "python_reader.hpp"
 #include "python_tree.hpp"
 
@@ -48,6 +49,14 @@ NB_MODULE(_core, module) {
         .def("names", &kv::PyReader::names)
         .def("statuses", &kv::PyReader::statuses, "slots"_a)
         .def("progress", &kv::PyReader::progress);
+    nb::class_<kv::PyOutline>(module, "Outline")
+        .def("find", &kv::PyOutline::find, "last"_a)
+        .def("_children", &kv::PyOutline::children, "node"_a.none(), "order"_a, "offset"_a, "limit"_a)
+        .def("_path", &kv::PyOutline::path, "node"_a, "limit"_a)
+        .def("child_count", &kv::PyOutline::child_count, "node"_a.none())
+        .def_prop_ro("blocks", &kv::PyOutline::blocks)
+        .def_prop_ro("skipped_blocks", &kv::PyOutline::skipped_blocks)
+        .def("__len__", &kv::PyOutline::size);
     nb::class_<PyTree>(module, "Tree")
         .def(nb::init<kv::u32, double, kv::u64, kv::u64, kv::SharedRegion*>(), "parked_blocks_max"_a, "parked_ttl_s"_a,
              "memory_bytes_max"_a, "seed"_a, "region"_a.none(), nb::keep_alive<1, 6>())
@@ -71,6 +80,10 @@ NB_MODULE(_core, module) {
         .def("children", &PyTree::children, "sequence_hash"_a.none())
         .def("holders", &PyTree::holders, "sequence_hash"_a.none())
         .def("_stretches", &PyTree::stretches, "limit"_a, "order"_a)
+        .def("_chain", &PyTree::chain, "sequence_hash"_a, "limit"_a)
+        .def("_outline", [](PyTree& tree, const std::vector<std::tuple<kv::u64, double, double>>& requests) {
+            return kv::PyOutline(tree.outline(requests));
+        }, "requests"_a)
         .def("overfull", &PyTree::overfull)
         .def("memory", &PyTree::memory)
         .def("structure", &PyTree::structure)

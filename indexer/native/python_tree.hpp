@@ -5,18 +5,23 @@
 // writer; other processes read it through python_reader.hpp.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
+#include <tuple>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "outline.hpp"
 #include "python_input.hpp"
 #include "shared_region.hpp"
 #include "tree.hpp"
@@ -259,6 +264,30 @@ public:
         return found;
     }
 
+    nb::bytes chain(nb::handle hash, u64 limit) {
+        const u64 number = hash_in(hash, "sequence_hash");
+        const std::vector<u64> found = locked()->chain(number, limit);
+        return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(u64));
+    }
+
+    // Others get the lock between two slices: a mutex is not fair, so that this thread rests for as long as it takes to wake one.
+    Outline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
+        std::vector<PassedRequest> passed;
+        for (const auto& [hash, heat, used_s] : requests) {
+            passed.push_back({hash, heat, used_s});
+        }
+        const nb::gil_scoped_release unlocked;
+        Outline made;
+        for (bool has_more = true; has_more; std::this_thread::sleep_for(kRest)) {
+            has_more = made.copy(*locked());
+        }
+        for (std::size_t at = 0; at < passed.size(); at += Outline::kSliceRequests, std::this_thread::sleep_for(kRest)) {
+            made.warm(*locked(), passed.data() + at, std::min<std::size_t>(Outline::kSliceRequests, passed.size() - at));
+        }
+        made.lay_out();
+        return made;
+    }
+
     std::set<u32> overfull() { return locked()->overfull(); }
     nb::dict memory() {
         const auto found = locked()->memory();
@@ -292,6 +321,7 @@ private:
             tree_ = owner.tree_.get();
         }
         Tree* operator->() const { return tree_; }
+        const Tree& operator*() const { return *tree_; }
 
     private:
         std::unique_lock<std::mutex> lock_;
@@ -372,6 +402,8 @@ private:
         }
         return found;
     }
+
+    static constexpr std::chrono::microseconds kRest{100};
 
     SharedRegion* region_;
     SharedRegion::OwnedTree tree_;

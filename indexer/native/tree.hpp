@@ -5,7 +5,7 @@
 //     store.cpp     stores                                  walk.cpp    dumps, and walks for people
 //     remove.cpp    removals and clears                     check.cpp   what contradicts itself
 //     load.cpp      dumps coming in                         snapshot.cpp    the whole state as bytes
-//     batch.cpp     messages of canonical batches
+//     batch.cpp     messages of canonical batches           outline.cpp     its shape, for people
 #pragma once
 
 #include <set>
@@ -102,6 +102,8 @@ public:
     std::vector<u64> children(const u64* hash) const;  // nullptr: of nobody
     std::vector<std::pair<u32, u32>> holders(u64 hash) const;
     std::vector<Stretch> prefixes(std::size_t limit, PrefixOrder order) const;
+    // the blocks from `hash` on up to a fork, at most `limit`
+    std::vector<u64> chain(u64 hash, std::size_t limit) const;
     std::string snapshot() const;
     std::vector<std::string> self_check() const;
 
@@ -114,6 +116,7 @@ public:
     std::vector<std::pair<const char*, u64>> structure() const;
 
 private:
+    friend class Outline;
     friend class SelfCheck;
     friend class SnapshotReader;
     friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);

@@ -82,6 +82,18 @@ std::vector<std::pair<u32, u32>> Tree::holders(u64 hash) const {
     return block == kNone ? std::vector<std::pair<u32, u32>>{} : members(runs_[runs_.of(block)].set);
 }
 
+std::vector<u64> Tree::chain(u64 hash, std::size_t limit) const {
+    std::vector<u64> found;
+    u32 block = find(hash);
+    while (block != kNone && found.size() < limit) {
+        const Run& run = runs_[runs_.of(block)];
+        const std::size_t count = std::min(std::size_t{run.end() - block}, limit - found.size());
+        found.insert(found.end(), blocks_.hashes() + block, blocks_.hashes() + block + count);
+        block = run.child_count == 1 ? runs_[run.first_child].begin : kNone;
+    }
+    return found;
+}
+
 // ------------------------------------------------------------------------------------------------- stretches
 
 bool Tree::begins_stretch(u32 run) const {

@@ -4,6 +4,7 @@ POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | abse
 GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks (`rank_routes.py`)
 GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
 GET  /v1/prefixes/{sequence_hash}?limit=    one block's holders and children
+GET  /v1/prefix-tree      the tree, node by node (`tree_routes.py`)
 GET  /ready               503 while the index catches up, or a rank is refused, or stale (`status.is_blind`)
 GET  /health, /live, /version, /metrics
 
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from indexer.embedded import EmbeddedIndex, is_blind
 from indexer.index.buffers import ORDERS, checked_order
 from indexer.service.rank_routes import rank_routes, refused_of
+from indexer.service.tree_routes import tree_routes
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.openai.errors import as_json
@@ -60,6 +62,7 @@ class IndexApi:
             [
                 web.post("/v1/overlap", self._overlap),
                 *rank_routes(self._index),
+                *tree_routes(self._index.explorer()),
                 web.get("/v1/prefixes", self._prefixes),
                 web.get("/v1/prefixes/{sequence_hash}", self._prefix),
                 web.get("/health", self._health),

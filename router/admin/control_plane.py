@@ -1,6 +1,6 @@
 """The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
-GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
+GET    /v1/decisions?limit=&worker=&model=&outcome=&at=     the newest; GET /v1/decisions/{id} one, explained
 GET    /v1/workers                the fleet           POST /v1/workers             add one
 POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
 DELETE /v1/workers/{id}           forget it
@@ -12,6 +12,10 @@ GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/s
 GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
+GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
+GET    /v1/passed-requests        in a process without the index: the newest requests, which make prefixes warm
+GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
+GET    /v1/fleet?at=, /v1/history, /v1/live     the fleet now, before, and as events (`router/live/`)
 GET    /metrics, /health, /live, /ready, /version
 """
 
@@ -29,7 +33,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import EmbeddedIndex, rank_routes
+from indexer.embedded import BadParameter, EmbeddedIndex, HeatSource, PassedRequest, rank_routes, tree_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
@@ -56,6 +60,10 @@ from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.calibration import Move
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
+from router.live.decision_rows import DecisionFilter, outcome_of, rows
+from router.live.evidence import prediction_routes
+from router.live.passed_requests import PassedRequests, warmth
+from router.live.routes import unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
 
@@ -88,12 +96,19 @@ class ControlPlane:
         trace_link: str = "",
         shadows: Shadows | None = None,
         savings: SavingsRecorder | None = None,
+        passed: PassedRequests | None = None,
+        heat: HeatSource | None = None,
+        watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
         Without `index`, which another process has, there are no endpoints of it.
 
         Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
+
+        `passed` are this process's requests; `heat` those of all processes, if other ones have them.
+
+        `watched` are routes of what is watched (`router/live/`).
 
         Without `policies` a policy that is changed lasts until the router ends.
 
@@ -105,6 +120,9 @@ class ControlPlane:
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
         self._planner, self._shadows, self._savings = planner, shadows, savings
+        self._watched = watched
+        self._passed = passed or PassedRequests()
+        self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -120,7 +138,7 @@ class ControlPlane:
             web.post("/v1/workers", self._add_worker),
             *self._drains.routes(),
             web.delete("/v1/workers/{id}", self._remove_worker),
-            *([] if self._index is None else self._index_routes(self._index)),
+            *self._index_routes(self._index),
             web.get("/v1/policy", self._policy),
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
@@ -128,25 +146,43 @@ class ControlPlane:
             *([] if self._planner is None else self._planner.routes()),
             *([] if self._shadows is None else self._shadows.routes()),
             *([] if self._savings is None else self._savings.routes()),
+            *prediction_routes(self._routing),
+            *self._watched,
             web.get("/health", self._health),
             web.get("/live", self._health),
             web.get("/ready", self._ready),
             web.get("/version", self._version),
         ]
 
-    def _index_routes(self, index: EmbeddedIndex) -> list[web.RouteDef]:
+    def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
+        if index is None:
+            return [web.get("/v1/passed-requests", self._passed_requests)]
         return [
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
             *rank_routes(index),
+            *tree_routes(index.explorer(self._heat)),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = request.query.get("limit", str(_LIST_DEFAULT))
         if not _DECIMAL.fullmatch(limit) or not 1 <= int(limit) <= _LIST_MAX:
             return _bad_query("limit", limit, f"1..{_LIST_MAX}")
-        now_s, newest = self._routing.clock.now(), self._routing.decisions.newest(int(limit))
-        return json_response({"decisions": [_summary(record, now_s) for record in newest]})
+        routing, query = self._routing, request.query
+        try:
+            at_s = unix_time("at", query.get("at"))
+        except BadParameter as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        behind_wall_s = routing.clock.wall_ns() / 1e9 - routing.clock.now()
+        wanted = DecisionFilter(
+            query.get("worker", ""),
+            query.get("model", ""),
+            query.get("outcome", ""),
+            None if at_s is None else at_s - behind_wall_s,
+        )
+        oldest = routing.decisions.oldest
+        from_s = None if oldest is None else round(oldest.verdict.now_s + behind_wall_s, 3)
+        return json_response({"decisions": rows(routing, wanted, int(limit)), "from_s": from_s})
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._routing.decisions.find(request.match_info["id"])
@@ -163,7 +199,7 @@ class ControlPlane:
         ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
         return {
             "decision": decision,
-            "outcome": _outcome(record),
+            "outcome": outcome_of(record),
             "explanation": explain(decision),
             "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
             "predicted": {
@@ -271,6 +307,12 @@ class ControlPlane:
             return error_response(504, message, "server_error", code="not_reached")
         return json_response({"reached": True})
 
+    async def _heat_here(self) -> list[PassedRequest]:
+        return warmth(self._passed.newest(), self._routing.clock.now())
+
+    async def _passed_requests(self, _: web.Request) -> web.Response:
+        return json_response({"requests": self._passed.newest()})
+
     async def _policy(self, _: web.Request) -> web.Response:
         return json_response(fields_of(self._routing.policy))
 
@@ -340,32 +382,6 @@ def trace_url(link: str, ids: Mapping[str, str]) -> str | None:
     for name, value in ids.items():
         link = link.replace(f"{{{name}}}", quote(value, safe=""))
     return link or None
-
-
-def _summary(record: DecisionRecord, now_s: float) -> dict[str, object]:
-    decision = record.decision
-    return {
-        "age_s": round(now_s - record.verdict.now_s, 6),
-        "decision_id": decision.decision_id,
-        "request_id": decision.request_id,
-        "worker_id": decision.chosen.worker_id,
-        "dp_rank": decision.chosen.dp_rank,
-        "policy": decision.policy,
-        "isl_tokens": decision.isl_tokens,
-        "overlap_blocks": decision.chosen.overlap_blocks[0],
-        "overlap_source": decision.chosen.overlap_source,
-        "predicted_blocks": decision.chosen.predicted_blocks,
-        "trust": decision.chosen.trust,
-        "margin": decision.margin,
-        "cost_unit": decision.cost_unit,
-        "outcome": _outcome(record),
-        "misses": misses(decision, record.outcome),
-    }
-
-
-def _outcome(record: DecisionRecord) -> dict[str, object] | None:
-    """Return the outcome of a decision by name: the journal's form has no names."""
-    return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
 
 
 def _worker(

@@ -44,7 +44,12 @@ from router.config import RouterSettings
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
 from router.fleet.feeds import RouterFeeds
+from router.live.evidence import event_log_routes
+from router.live.fleet_columns import RoutedCounts
+from router.live.routes import LiveRoutes
+from router.live.service import Live
 from router.processes.front import Front
+from router.processes.gathered import PassedElsewhere, TailOfProcesses
 from router.processes.links import Links
 from router.processes.supervisor import Child, ProcessesFailed, Role, Supervisor, Tally
 from router.queue.tenants import SECRET_BYTES
@@ -182,6 +187,7 @@ class _IndexParts:
         self._index = EmbeddedIndex(
             settings.index, log, self._clock, settings.nats, logs_announced=False, shared=shared
         )
+        self._routed = RoutedCounts()
         self._routing = Routing(
             state_settings(settings, text).state(policies.modes),
             self._index,
@@ -190,6 +196,7 @@ class _IndexParts:
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=1,
+            recorder=self._routed,
         )
         self._gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, self._gate)
@@ -198,6 +205,7 @@ class _IndexParts:
             log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another
         )
         self._server: HttpServer
+        self._live: Live
 
     def _model_of(self, worker_id: str) -> str | None:
         worker = self._routing.state.fleet.worker(worker_id)
@@ -210,10 +218,27 @@ class _IndexParts:
         """Follow the log, and serve the control plane."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
-        plane = ControlPlane(self._routing, self._index, self._log, None, self._gate, self._policies)
+        self._live = Live(
+            self._routing,
+            self._index,
+            self._clock,
+            TailOfProcesses(links, self._clock),
+            self._routed,
+            ring_bytes_max=settings.live.history_bytes_max,
+        )
+        plane = ControlPlane(
+            self._routing,
+            self._index,
+            self._log,
+            None,
+            self._gate,
+            self._policies,
+            heat=PassedElsewhere(links, self._clock),
+            watched=[*LiveRoutes(self._live, self._clock).routes(), *event_log_routes(self._index)],
+        )
         rows_max = settings.report.rows_max
         front = Front(plane, links, tally, self._registry, policy, shadows, report_rows_max=rows_max)
-        for each in (lambda: trust_families(self._routing), self._index.families, front.families):
+        for each in (lambda: trust_families(self._routing), self._index.families, self._live.families, front.families):
             Projection(self._registry, each)
         self._server = HttpServer(
             front.app(token=settings.control.token.get_secret_value()),
@@ -230,6 +255,7 @@ class _IndexParts:
     def parts(self) -> list[Part]:
         """Return the parts to run."""
         return [
+            Part("live", self._live.run, 0),
             Part("control-plane", self._server.run, 1),
             Part("feeds", self._feeds.run, 2),
             *watches(self._routing, self._clock, 2),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from indexer.embedded import EmbeddedIndex, ReadIndex, SharedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
@@ -55,6 +56,12 @@ from router.fleet.trust_watch import TrustWatch
 from router.fleet.watch import FleetWatch
 from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
+from router.live.decision_rows import TailOfDecisions
+from router.live.evidence import event_log_routes
+from router.live.fleet_columns import RoutedCounts
+from router.live.passed_requests import PassedRequests
+from router.live.routes import LiveRoutes
+from router.live.service import Live
 from router.names import Names
 from router.native import load as load_table_in_cpp
 from router.planner.service import LoadRecorder, Planner
@@ -126,6 +133,7 @@ class RouterParts:
         self._offered = LoadRecorder(state, self._clock.now())
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
         self._savings = SavingsRecorder(settings.report, self._clock)
+        self._passed, self._routed = PassedRequests(), RoutedCounts()
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -157,6 +165,7 @@ class RouterParts:
         self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
+        self._live = None if own is None else self._watching(own)
         control = ControlPlane(
             self._routing,
             own,
@@ -168,6 +177,8 @@ class RouterParts:
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             savings=self._savings,
+            passed=self._passed,
+            watched=() if own is None or self._live is None else self._watched_routes(own, self._live),
         )
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         app = control.app(self._registry, token=token)
@@ -196,6 +207,21 @@ class RouterParts:
             kv_seq=self._index.log_seq,
         )
 
+    def _watching(self, index: EmbeddedIndex) -> Live:
+        return Live(
+            self._routing,
+            index,
+            self._clock,
+            TailOfDecisions(self._routing),
+            self._routed,
+            ring_bytes_max=self._settings.live.history_bytes_max,
+            queued=lambda: self._admission.statistics().requests,
+        )
+
+    def _watched_routes(self, index: EmbeddedIndex, live: Live) -> list[web.RouteDef]:
+        journal = None if self._journal is None else self._journal.statistics
+        return [*LiveRoutes(live, self._clock).routes(), *event_log_routes(index, journal)]
+
     def _sharing(self, name: str) -> Replicas:
         return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
 
@@ -219,6 +245,8 @@ class RouterParts:
             recorder=Recorders(
                 self._offered,
                 self._savings,
+                self._passed,
+                self._routed,
                 *(each for each in (self._journal, self._replicas) if each is not None),
                 self._shadows,
             ),
@@ -253,6 +281,8 @@ class RouterParts:
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
+        if self._live is not None:
+            families.append(self._live.families)
         if (journal := self._journal) is not None:
             families.append(lambda: journal_families(journal.statistics()))
         if (replicas := self._replicas) is not None:
@@ -297,6 +327,7 @@ class RouterParts:
             Part("data-plane", self.data.run, 0, self.data.in_progress),
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
+            *([] if self._live is None else [Part("live", self._live.run, 0)]),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             *self._bodies.parts(1),

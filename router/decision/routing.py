@@ -96,12 +96,14 @@ class DecisionLog:
         self._records: deque[DecisionRecord] = deque()
         self._of_decision: dict[str, DecisionRecord] = {}
         self._newest_of_request: dict[str, DecisionRecord] = {}
+        self.added_total = 0
 
     def add(self, verdict: Verdict) -> DecisionRecord:
         """Keep a decision; drop the oldest if there are too many."""
         if len(self._records) == self._decisions_max:
             self._forget(self._records.popleft())
         record, request = DecisionRecord(verdict), verdict.request
+        self.added_total += 1
         self._records.append(record)
         self._of_decision[request.decision_id] = record
         before = self._newest_of_request.get(request.request_id)
@@ -122,6 +124,11 @@ class DecisionLog:
     def find(self, any_id: str) -> DecisionRecord | None:
         """Return the decision with this id, or a request's last one."""
         return self._of_decision.get(any_id) or self._newest_of_request.get(any_id)
+
+    @property
+    def oldest(self) -> DecisionRecord | None:
+        """The eldest decision that is kept."""
+        return self._records[0] if self._records else None
 
     def newest(self, count: int) -> list[DecisionRecord]:
         """Return the newest decisions, newest first."""

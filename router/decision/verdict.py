@@ -66,6 +66,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""
+        candidates = tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices))
+        return self._decision(candidates, self.winner_at, self.runner_up, exclusions_of(self.view, self.exclusions))
+
+    def brief(self) -> Decision:
+        """Return the decision with the winner as its only candidate: as cheap with a thousand ranks as with one."""
+        return self._decision((self._candidate(self.winner_at, self.rank_indices[self.winner_at]),), 0, None, ())
+
+    def _decision(
+        self, candidates: tuple[Candidate, ...], winner: int, runner_up: int | None, excluded: tuple[Exclusion, ...]
+    ) -> Decision:
         request, bound = self.request, self.view.bound
         return Decision(
             decision_id=request.decision_id,
@@ -79,11 +89,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             block_size=request.block_size,
             isl_tokens=request.isl_tokens,
             reusable_blocks=request.reusable_blocks,
-            winner=self.winner_at,
-            runner_up=self.runner_up,
+            winner=winner,
+            runner_up=runner_up,
             margin=self.margin,
-            candidates=tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices)),
-            excluded=exclusions_of(self.view, self.exclusions),
+            candidates=candidates,
+            excluded=excluded,
             reason=self.reason,
             action=self.action,
             regret_blocks=self.regret_blocks,

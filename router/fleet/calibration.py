@@ -57,6 +57,17 @@ class Move(NamedTuple):
     """The last decision that was compared."""
 
 
+class RankRow(NamedTuple):
+    """The last requests of a rank that showed something. `doubt` is empty if there is none."""
+
+    rank: WorkerRank
+    requests: int
+    overpredicted: int
+    underpredicted: int
+    doubt: str
+    newest: str
+
+
 class _Rank:
     """The last requests of a rank: 1 overpredicted, -1 underpredicted, 0 neither."""
 
@@ -115,6 +126,13 @@ class Calibration:
         known.newest = compared.decision_id
         known.add(_error(compared))
         return moves + self._set(compared.rank, known, known.verdict(), now_s)
+
+    def rows(self) -> list[RankRow]:
+        """Return what was compared of each rank, for people."""
+        return [
+            RankRow(rank, len(known.window), known.high, known.low, known.doubt or "", known.newest)
+            for rank, known in self._ranks.items()
+        ]
 
     def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> list[Move]:
         """Forget ranks that are not of `ranks`; end doubts that get another try, and return these."""

@@ -12,6 +12,7 @@
 | GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
 | GET /v1/report | of the processes: the sums of all |
 | GET /v1/processes | their names, ids and restarts |
+| GET /v1/predictions | the sums of all processes |
 | GET /ready | of the processes: whether any is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
 
@@ -87,6 +88,7 @@ class Front:
             web.get("/v1/workers", self._workers),
             web.get("/v1/planner", self._planner),
             web.get("/v1/report", self._report),
+            web.get("/v1/predictions", self._predictions),
             web.get("/v1/processes", self._processes),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
@@ -108,12 +110,20 @@ class Front:
             return _passed_on(refusal)
         found = [each for answer in answers.values() for each in _decode(answer.body)["decisions"]]
         limit = int(request.query.get("limit", "50"))
-        return json_response({"decisions": sorted(found, key=lambda each: float(each["age_s"]))[:limit]})
+        newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
+        oldest_s = [_decode(answer.body)["from_s"] for answer in answers.values()]
+        from_s = max((each for each in oldest_s if each is not None), default=None)
+        return json_response({"decisions": newest, "from_s": from_s})
 
     async def _decision(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", request.path)
         found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
         return _passed_on(found)
+
+    async def _predictions(self, request: web.Request) -> web.Response:
+        answers = await self._links.all("GET", request.path)
+        bodies = [_decode(answer.body) for answer in answers.values() if answer.is_ok]
+        return json_response(predictions_of(bodies)) if bodies else _no_process_answers()
 
     # ---------------------------------------------------------------------------------------------- policy
 
@@ -211,6 +221,18 @@ class _Families(Collector):
 
     def collect(self) -> list[Metric]:
         return self._families
+
+
+def predictions_of(bodies: list[_Body]) -> _Body:
+    """Return what the processes compared, summed by rank; a doubt of one is a doubt."""
+    ranks: dict[tuple[str, int], _Body] = {}
+    for row in (row for body in bodies for row in body["ranks"]):
+        known = ranks.setdefault((row["worker_id"], row["dp_rank"]), row)
+        if known is not row:
+            for name in ("requests", "overpredicted", "underpredicted"):
+                known[name] += row[name]
+            known["doubt"], known["newest"] = known["doubt"] or row["doubt"], known["newest"] or row["newest"]
+    return {**bodies[0], "ranks": list(ranks.values())}
 
 
 def drain_of(statuses: list[_Body]) -> _Body:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Hashes
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message
@@ -45,7 +46,8 @@ class Visitor:
         """Do them all; whatever is raised that may not be is a problem."""
         every: list[Callable[[], object]] = [
             self._apply, self._apply, self._store, self._load, self._match, self._match_many, self._match_without_room,
-            self._match_no_hashes, self._overlaps, self._dump, self._keep, self._drop, self._look, self._expire,
+            self._match_no_hashes, self._overlaps, self._dump, self._keep, self._drop, self._look, self._outline,
+            self._expire,
         ]  # fmt: skip
         for number in range(OPERATIONS):
             ask = self._random.choice(every)
@@ -127,6 +129,12 @@ class Visitor:
         assert sum(self._index.memory().values()) > 0
         assert self._index.overfull() == set()
         assert min(self._index.structure().values()) >= 0
+
+    def _outline(self) -> None:
+        outline = self._index.outline([PassedRequest(PATHS[0][50], 1.0, 1.0)])
+        roots = outline.children(None, "heat", 0, 10)
+        assert sum(each.subtree_blocks for each in roots) == outline.blocks
+        assert all(len(self._index.chain(each.first, 9)) <= 72 for each in roots)
 
     def _expire(self) -> None:
         self._index.expire(self._random.choice([0, TTL_S]))

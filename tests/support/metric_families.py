@@ -37,6 +37,9 @@ from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.journal.writer import JournalStatistics, journal_families
+from router.live.clients import LiveClients
+from router.live.ring import Ring
+from router.live.service import live_families
 from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
@@ -157,6 +160,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_function(process_families, 2)
     yield from _families_of(picker_families, picker_families(PickerStatistics()))
     yield from _families_of(span_families, span_families(None))
+    yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))
 
 
 def _pools() -> Iterator[MadeFamily]:

@@ -4,13 +4,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 
 from bench.processes import FleetProcesses
 from tests.system.e2e.client import Client
+from tests.system.e2e.conftest import BLOCK_SIZE
 
 PROMPT_TOKENS = 200
 
@@ -78,3 +81,60 @@ async def test_the_past_of_a_fleet_is_what_its_live_index_was(fleet: FleetProces
         {key: place[key] for key in keys} for place in places
     ]
     assert [rank["notes"] for rank in then["ranks"]] == [[], []]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_prefix_tree_shows_a_shared_prefix_its_forks_and_who_holds_them(
+    fleet: FleetProcesses, client: Client
+) -> None:
+    shared = [7] * 10 * BLOCK_SIZE
+    asked = [await client.complete([*shared, *([first] * 6 * BLOCK_SIZE), 1], max_tokens=1) for first in (100, 200)]
+    for worker_id in fleet.workers:
+        await client.until_index_has(worker_id)
+    client_heat = await client.control("/v1/prefix-tree?order_by=heat&limit=200")
+    [trunk] = [each for each in client_heat["nodes"] if each["children"] == 2 and each["blocks"] == 10]
+    assert (trunk["subtree_blocks"], trunk["depth_blocks"]) == (22, 10)
+    assert 0 < trunk["heat"] <= 2
+    assert {each["worker_id"] for each in trunk["ranks"]} == {answered.worker for answered in asked}
+    forks = await client.control(f"/v1/prefix-tree?behind={trunk['last']}")
+    assert [(each["blocks"], each["children"], each["holders"]) for each in forks["nodes"]] == [(6, 0, 1)] * 2
+    assert forks["path"] == [{"last": trunk["last"], "blocks": 10}]
+    assert sum(each["subtree_blocks"] for each in client_heat["nodes"]) <= client_heat["outline"]["blocks"]
+    assert (await client.control("/v1/prefix-tree?behind=1"))["error"]["param"] == "behind"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_fleet_is_watched_as_it_is_as_it_was_and_as_it_changes(fleet: FleetProcesses, client: Client) -> None:
+    async with client.session.get(f"{client.control_url}/v1/live") as response:
+        events = live_events(response)
+        assert (await anext(events))[0] == "hello"
+        answered = await client.complete(list(range(PROMPT_TOKENS)), max_tokens=1)
+        decided = answered.headers["x-decision-id"]
+        seen: dict[str, Any] = {}
+        while not {"fleet", "decisions"} <= seen.keys():
+            kind, data = await anext(events)
+            if kind != "decisions" or any(each["decision_id"] == decided for each in data["decisions"]):
+                seen[kind] = data
+    now = await client.control("/v1/fleet")
+    assert sorted(now["workers"]["worker_id"]) == sorted(seen["fleet"]["workers"]["worker_id"]) == sorted(fleet.workers)
+    assert sum(now["ranks"]["gpu_blocks"]) > 0
+    history = await client.control("/v1/history")
+    then = await client.control(f"/v1/fleet?at={history['ring']['to_s']}")
+    assert (then["source"], then["at_s"]) == ("ring", history["ring"]["to_s"])
+    assert "router_started" in {each["kind"] for each in history["marks"]}
+    log = await client.control("/v1/event-log")
+    assert (log["connected"], log["ranks"]["stale"], log["journal"]["lost"]["buffer_full"]) == (True, ["", ""], 0)
+    compared = (await client.control("/v1/predictions"))["ranks"]
+    assert {each["worker_id"] for each in compared} <= set(fleet.workers)
+
+
+async def live_events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
+    """Yield the events of a stream."""
+    fields: dict[str, str] = {}
+    async for line in response.content:
+        name, _, value = line.decode().rstrip("\n").partition(": ")
+        if name:
+            fields[name] = value
+        elif "data" in fields:
+            yield fields["event"], json.loads(fields["data"])
+            fields = {}

@@ -200,6 +200,12 @@ async def test_each_process_serves_from_one_port_and_finds_prefixes_in_one_index
         assert one["decision"]["decision_id"] == listed[-1]["decision_id"]
         assert (await made.control("/v1/decisions/none"))["error"]["param"] == "id"
         assert (await made.control("/v1/index"))["ranks"][0]["blocks"]["gpu"] > 0
+        tree = await made.control("/v1/prefix-tree?order_by=heat")
+        assert tree["outline"]["heat_requests"] == 61, "the requests of both processes make prefixes warm"
+        live = await made.control("/v1/fleet")
+        assert 0 < live["requests"]["decided_total"] <= 61, "bookings that were told: of a short request none may be"
+        assert (await made.control("/v1/predictions"))["window"] == 64
+        assert (tree["nodes"][0]["heat"] > 0, tree["nodes"][0]["ranks"][0]["worker_id"]) == (True, "w0")
         assert shown_families(await made.metrics()) == COMMANDS["router"].keys()
 
 

@@ -6,8 +6,9 @@ from random import Random
 
 import msgspec
 
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Hashes, PrefixIndex
-from kv_protocol.codec import pack_u64
+from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.events import TIERS
 from tests.unit.properties.index_model import IndexModel
 from tests.unit.properties.index_world import World
@@ -15,6 +16,8 @@ from tests.unit.properties.index_world import World
 FORMS: list[Callable[[list[int]], Hashes]] = [list, tuple, pack_u64, lambda hashes: array("Q", hashes)]
 """How sequence hashes may be handed in."""
 Indexes = Mapping[str, PrefixIndex]
+MODEL_OUTLINE_MAX = 120
+"""The model makes outlines of no more nodes."""
 
 
 class Comparison:
@@ -48,6 +51,7 @@ class Comparison:
             for block in blocks:
                 assert index.holders(block) == self._model.held.get(block, {}), (name, block)
             self._compare_stretches(name, index)
+        self._compare_outlines(indexes, blocks)
 
     def _compare_matches(self, name: str, index: PrefixIndex, queries: list[list[int]]) -> None:
         columns = max(self._model.ranks, default=0) + self._random.choice([1, 2, 9])
@@ -83,3 +87,23 @@ class Comparison:
         assert [len(each.holders) for each in first] == sorted((len(each[3]) for each in found.values()), reverse=True)[
             :5
         ]
+
+    def _compare_outlines(self, indexes: Indexes, blocks: list[int]) -> None:
+        """Compare the shapes: in small indexes with the model's, which costs a square, else among each other."""
+        requests = [PassedRequest(block, float(self._random.randrange(4)), 1.0) for block in blocks]
+        expected = self._model.outline(requests) if len(self._model.nodes) <= MODEL_OUTLINE_MAX else None
+        for name, index in indexes.items():
+            outline = index.outline(requests)
+            rows = list(outline.children(None, "subtree", 0, 100_000))
+            for row in rows:  # which grows meanwhile
+                rows += outline.children(outline.find(row.last), "subtree", 0, 100_000)
+            found = {
+                row.last: (row.first, row.blocks, row.subtree_blocks, row.depth_blocks, row.children, row.heat)
+                for row in rows
+            }
+            assert len(found) == len(rows) == len(outline), name
+            assert outline.skipped_blocks == 0, name
+            expected = found if expected is None else expected
+            assert found == expected, name
+            for first, length, *_ in list(found.values())[:5]:
+                assert len(unpack_u64(index.chain(first, 100_000))) == length, (name, first)

@@ -7,6 +7,7 @@ as its parent; a node names its parent once the block was held. A block is parke
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Depths, IndexStatistics
 from kv_protocol.digest import SetDigest, is_in_buckets
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
@@ -199,6 +200,25 @@ class IndexModel:
             )
             parent = path[blocks] if blocks < len(path) else None
             found[end] = (parent, blocks, len(path), holders, len(children))
+        return found
+
+    def outline(self, requests: Sequence[PassedRequest]) -> dict[int, tuple[int, int, int, int, int, float]]:
+        """Return the nodes by their last block: first block, blocks, blocks behind with them, depth, children, heat."""
+        behind: dict[int | None, list[int]] = {}
+        for block in self.nodes:
+            behind.setdefault(self._known_parent(block), []).append(block)
+        found: dict[int, tuple[int, int, int, int, int, float]] = {}
+        for end in (block for block in self.nodes if len(behind.get(block, [])) != 1):
+            path = self._path_to(end)
+            blocks = next((at for at, block in enumerate(path[1:], 1) if len(behind[block]) != 1), len(path))
+            first, last = path[blocks - 1], path[0]
+            subtree = sum(first in self._path_to(each) for each in self.nodes)
+            heat = sum(
+                each.heat
+                for each in requests
+                if each.sequence_hash in self.nodes and first in self._path_to(each.sequence_hash)
+            )
+            found[last] = (first, blocks, subtree, len(path), len(behind.get(end, [])), heat)
         return found
 
     def _continues(self, block: int, holders: dict[int, int], behind: Mapping[int | None, list[int]]) -> bool:

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import PrefixOrder, RefusedEvent, Stretch
 from indexer.index.reference import ReferenceIndex
 from indexer.index.reference_nodes import Forest, Node
+from indexer.index.reference_outline import ReferenceOutline
 from indexer.index.reference_snapshot import saved
 from indexer.index.snapshot import seal, write_body
-from kv_protocol.codec import split_message
+from kv_protocol.codec import split_message, unpack_u64
 from kv_protocol.digest import is_in_buckets
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, block_columns
@@ -92,6 +94,31 @@ class HidesHoles(ReferenceIndex):
         return [each for each in super().prefixes(limit, order_by) if each.holders]
 
 
+class CutsNodesAtHolders(ReferenceIndex):
+    """A node of an outline ends where its holders change, as a stretch does."""
+
+    def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
+        outline = super().outline(requests)
+        rows = inside(outline, "_nodes")
+        for at, row in enumerate(rows):
+            blocks = unpack_u64(self.chain(row.first, row.blocks))
+            held = next((n for n, block in enumerate(blocks) if self.holders(block) != self.holders(blocks[0])), 0)
+            rows[at] = row._replace(blocks=held or row.blocks)
+        return outline
+
+
+class WarmsOnlyTheLeaf(ReferenceIndex):
+    """A request warms the node that it ends in, and none above."""
+
+    def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
+        outline = super().outline(requests)
+        rows = inside(outline, "_nodes")
+        for at, row in enumerate(rows):
+            blocks = unpack_u64(self.chain(row.first, row.blocks))
+            rows[at] = row._replace(heat=sum(each.heat for each in requests if each.sequence_hash in blocks))
+        return outline
+
+
 class DumpsChildrenFirst(ReferenceIndex):
     """A dump comes from the leaves."""
 
@@ -165,6 +192,8 @@ PLANTED_IN_THE_WHOLE: tuple[type[ReferenceIndex], ...] = (
     ForgetsForks,
     HoldsOnOneTier,
     HidesHoles,
+    CutsNodesAtHolders,
+    WarmsOnlyTheLeaf,
     DumpsChildrenFirst,
     ExpiresLate,
     ForgetsTheUnknownParent,

@@ -12,15 +12,18 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from indexer.embedded import HeatSource
 from indexer.follow.fold import FoldStatistics, IndexFold
 from indexer.follow.inputs import HeartbeatArrived
 from indexer.index.reference import ReferenceIndex
+from indexer.service.prefix_explorer import PrefixExplorer
 from kv_protocol import fleet
 from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
+from kv_runtime.clock import ManualClock
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.compiled import hot_path
@@ -52,6 +55,10 @@ class NeverThere:
     def refused_ranks(self) -> dict[WorkerRank, str]:
         """Return nobody."""
         return {}
+
+    def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:
+        """Return pages of nothing."""
+        return PrefixExplorer(self._fold, ManualClock(), in_threads=False, heat=heat)
 
     async def wait_for(self, _rank: WorkerRank, _epoch: int, _seq: int) -> None:
         """Wait."""

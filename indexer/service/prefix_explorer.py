@@ -1,0 +1,215 @@
+"""The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
+
+An outline (`index/outline.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
+dropped `IDLE_S` after its last use. Holders are those of the moment of the question. Of a native index another thread
+never holds the lock for longer than one slice of the outline or one node takes; the index in Python is not for threads:
+it is walked on the event loop, and refused beyond `PYTHON_BLOCKS_MAX` blocks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from indexer.follow.fold import IndexFold
+from indexer.index.outline import Outline, OutlineNode, OutlineOrder, PassedRequest
+from indexer.index.slots import RANKS_MAX
+from kv_protocol.codec import unpack_u64
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+
+FRESH_S = 2.0
+IDLE_S = 60.0
+CHAIN_BLOCKS_MAX = 4096
+"""Of a node, so many of its first blocks are compared with what ranks hold."""
+CHAIN_END_BLOCKS_MAX = 1 << 16
+"""How far behind a block the end of its node is looked for."""
+PATH_MAX = 64
+PYTHON_BLOCKS_MAX = 50_000
+
+HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
+"""Returns the requests of late, the newest by what they weigh."""
+_T = TypeVar("_T")
+_Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+_Holders = tuple[int, list[tuple[int, list[int]]]]
+"""How many ranks hold a node's first block; slot and depths of the deepest of them."""
+
+
+class TreeTooLarge(Exception):
+    """The index is in Python, and has more blocks than the event loop may walk over."""
+
+
+class TreeQuery(NamedTuple):
+    """What is asked: the children of the node with the block `behind`, or the roots."""
+
+    behind: int | None = None
+    order_by: OutlineOrder = "subtree"
+    offset: int = 0
+    limit: int = 50
+    ranks: int = 8
+    """Holders that are listed of each node."""
+
+
+class NodeHolder(msgspec.Struct, frozen=True):
+    """A rank, and how many leading blocks of a node it holds on each medium or a faster one."""
+
+    worker_id: str
+    dp_rank: int
+    blocks: dict[str, int]
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the page. Hashes are decimal text: JavaScript's numbers do not have 64 bits."""
+
+    first: str
+    last: str
+    blocks: int
+    subtree_blocks: int
+    depth_blocks: int
+    children: int
+    heat: float | None
+    used_ago_s: float | None
+    stored_ago_s: float
+    holders: int
+    ranks: list[NodeHolder]
+
+
+class TreePage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of children."""
+
+    outline: dict[str, float | int | None]
+    behind: str | None
+    path: list[dict[str, object]]
+    total: int
+    offset: int
+    nodes: list[NodeView]
+
+
+class _Made(NamedTuple):
+    outline: Outline
+    at_s: float
+    took_s: float
+    requests: int | None
+
+
+class _Found(NamedTuple):
+    """A page before slots have names."""
+
+    path: list[OutlineNode]
+    total: int
+    nodes: list[tuple[OutlineNode, _Holders]]
+
+
+class PrefixExplorer:
+    """Pages of one index's tree. Without `heat` no request counts."""
+
+    def __init__(self, fold: IndexFold, clock: Clock, *, in_threads: bool, heat: HeatSource | None = None) -> None:
+        """`in_threads`: the index may be used from several threads."""
+        self._fold, self._clock, self._heat, self._in_threads = fold, clock, heat, in_threads
+        self._made: _Made | None = None
+        self._making = asyncio.Lock()
+        self._drop: asyncio.TimerHandle | None = None
+
+    async def page(self, query: TreeQuery) -> TreePage | None:
+        """Return the page; None if the index has no block `behind`, or it is newer than the outline.
+
+        Raises:
+            TreeTooLarge: the index is in Python and too large.
+        """
+        made = await self._current()
+        found = await self._run(lambda: _found(self._fold, made.outline, query))
+        if found is None:
+            return None
+        return self._shown(made, query, found)
+
+    async def _current(self) -> _Made:
+        async with self._making:
+            if self._made is None or self._clock.now() - self._made.at_s >= FRESH_S:
+                self._made = await self._make()
+            if self._drop is not None:
+                self._drop.cancel()
+            self._drop = asyncio.get_running_loop().call_later(IDLE_S, self._forget)
+            return self._made
+
+    def _forget(self) -> None:
+        self._made = None
+
+    async def _make(self) -> _Made:
+        blocks = self._fold.block_count()
+        if not self._in_threads and blocks > PYTHON_BLOCKS_MAX:
+            raise TreeTooLarge(f"index: found {blocks} blocks, allowed {PYTHON_BLOCKS_MAX} without the native index")
+        requests = None if self._heat is None else await self._heat()
+        at_s, began_s = self._clock.now(), perf_counter()
+        outline = await self._run(lambda: self._fold.outline(requests or ()))
+        return _Made(outline, at_s, perf_counter() - began_s, None if requests is None else len(requests))
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(work) if self._in_threads else work()
+
+    def _shown(self, made: _Made, query: TreeQuery, found: _Found) -> TreePage:
+        now_s, outline = self._clock.now(), made.outline
+        return TreePage(
+            outline={
+                "age_s": round(now_s - made.at_s, 3),
+                "took_s": round(made.took_s, 6),
+                "blocks": outline.blocks,
+                "nodes": len(outline),
+                "skipped_blocks": outline.skipped_blocks,
+                "heat_requests": made.requests,
+            },
+            behind=None if query.behind is None else str(query.behind),
+            path=[{"last": str(node.last), "blocks": node.blocks} for node in reversed(found.path)],
+            total=found.total,
+            offset=query.offset,
+            nodes=[self._node(*each, now_s, is_warm=made.requests is not None) for each in found.nodes],
+        )
+
+    def _node(self, node: OutlineNode, holders: _Holders, now_s: float, *, is_warm: bool) -> NodeView:
+        ranks = [(self._fold.rank_at(slot), depths) for slot, depths in holders[1]]
+        return NodeView(
+            first=str(node.first),
+            last=str(node.last),
+            blocks=node.blocks,
+            subtree_blocks=node.subtree_blocks,
+            depth_blocks=node.depth_blocks,
+            children=node.children,
+            heat=round(node.heat, 4) if is_warm else None,
+            used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
+            stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
+            holders=holders[0],
+            ranks=[_holder(rank, depths) for rank, depths in ranks if rank is not None],
+        )
+
+
+def _holder(rank: WorkerRank, depths: list[int]) -> NodeHolder:
+    return NodeHolder(*rank, {tier.name.lower(): depth for tier, depth in zip(TIERS, depths, strict=True)})
+
+
+def _found(fold: IndexFold, outline: Outline, query: TreeQuery) -> _Found | None:
+    node = None
+    if query.behind is not None:
+        node = outline.find(query.behind)
+        if node is None:
+            behind = unpack_u64(fold.chain(query.behind, CHAIN_END_BLOCKS_MAX))
+            node = outline.find(behind[-1]) if behind else None
+        if node is None:
+            return None
+    rows = outline.children(node, query.order_by, query.offset, query.limit)
+    out = np.zeros((len(TIERS), RANKS_MAX), dtype=np.int32)
+    return _Found(
+        path=[] if node is None else list(outline.path(node, PATH_MAX)),
+        total=outline.child_count(node),
+        nodes=[(row, _holders(fold, row, out, query.ranks)) for row in rows],
+    )
+
+
+def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> _Holders:
+    fold.match(fold.chain(node.first, min(node.blocks, CHAIN_BLOCKS_MAX)), out.data)
+    slots = out[-1].nonzero()[0]
+    keys = out[-1, slots].astype(np.int64) * (CHAIN_BLOCKS_MAX + 1) + out[0, slots]
+    first = slots[np.argsort(-keys, kind="stable")[:ranks]]
+    return len(slots), [(int(slot), out[:, slot].tolist()) for slot in first]

@@ -1,0 +1,116 @@
+"""Decisions as rows, for lists and streams: what was chosen and what came of it, without the other candidates."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from router.decision.report import Misses, misses
+from router.decision.routing import DecisionRecord, Routing
+
+SCANNED_MAX = 10_000
+"""Decisions that are looked at for one question, the newest."""
+OPEN = "open"
+"""In place of an outcome: the request has none yet."""
+
+
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision. `at_s` is Unix time by the clock of now."""
+
+    age_s: float
+    at_s: float
+    decision_id: str
+    request_id: str
+    model: str
+    phase: str
+    worker_id: str
+    dp_rank: int
+    policy: str
+    reason: str
+    isl_tokens: int
+    overlap_blocks: int
+    overlap_source: str
+    predicted_blocks: int
+    trust: str
+    margin: float | None
+    cost_unit: str
+    outcome: dict[str, object] | None
+    misses: Misses
+
+
+class DecisionFilter(NamedTuple):
+    """Which decisions are asked for; empty: any. None is later than `until_s`, in the router's time."""
+
+    worker_id: str = ""
+    model: str = ""
+    outcome: str = ""
+    until_s: float | None = None
+
+    def takes(self, record: DecisionRecord) -> bool:
+        """Return whether the decision is asked for."""
+        verdict = record.verdict
+        outcome = OPEN if record.outcome is None else record.outcome.outcome
+        return (
+            self.worker_id in ("", verdict.winner.worker_id)
+            and self.model in ("", verdict.request.model)
+            and self.outcome in ("", outcome)
+            and (self.until_s is None or verdict.now_s <= self.until_s)
+        )
+
+
+class TailOfDecisions:
+    """The decisions of this process since the last call."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        self._seen = routing.decisions.added_total
+
+    async def since(self, count_max: int) -> tuple[list[DecisionRow], int]:
+        """Return the newest, newest first, and how many others were taken since the last call."""
+        decisions = self._routing.decisions
+        new, self._seen = decisions.added_total - self._seen, decisions.added_total
+        found = rows(self._routing, DecisionFilter(), min(new, count_max)) if new and count_max else []
+        return found, new - len(found)
+
+
+def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionRow]:
+    """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at."""
+    now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
+    return [decision_row(each, now_s, wall_s) for each in islice(_taken(routing, wanted), limit)]
+
+
+def _taken(routing: Routing, wanted: DecisionFilter) -> Iterator[DecisionRecord]:
+    return (each for each in routing.decisions.newest(SCANNED_MAX) if wanted.takes(each))
+
+
+def decision_row(record: DecisionRecord, now_s: float, wall_s: float) -> DecisionRow:
+    """Return one decision as a row."""
+    decision, age_s = record.verdict.brief(), now_s - record.verdict.now_s
+    chosen = decision.chosen
+    return DecisionRow(
+        age_s=round(age_s, 6),
+        at_s=round(wall_s - age_s, 3),
+        decision_id=decision.decision_id,
+        request_id=decision.request_id,
+        model=decision.model,
+        phase=decision.phase,
+        worker_id=chosen.worker_id,
+        dp_rank=chosen.dp_rank,
+        policy=decision.policy,
+        reason=decision.reason,
+        isl_tokens=decision.isl_tokens,
+        overlap_blocks=chosen.overlap_blocks[0],
+        overlap_source=chosen.overlap_source,
+        predicted_blocks=chosen.predicted_blocks,
+        trust=chosen.trust,
+        margin=decision.margin,
+        cost_unit=decision.cost_unit,
+        outcome=outcome_of(record),
+        misses=misses(decision, record.outcome),
+    )
+
+
+def outcome_of(record: DecisionRecord) -> dict[str, object] | None:
+    """Return the outcome of a decision by name: the journal's form has no names."""
+    return None if record.outcome is None else msgspec.structs.asdict(record.outcome)

@@ -1,0 +1,188 @@
+"""The fleet as columns: a thousand ranks in some tens of kilobytes of JSON.
+
+workers    one entry each; `first_rank` is the place of its first rank among `ranks`
+ranks      one entry each, worker by worker
+words      trust reasons, and why there is no new work, are numbers of `reasons`; models and roles likewise
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any, NamedTuple
+
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import LedgerApplied
+from kv_protocol.ledger import Routed
+from router.decision.routing import DecisionRecord, Routing
+from router.decision.verdict import Taken
+from router.fleet.ledger import RankLoad
+from router.fleet.registry import Worker
+from router.fleet.trust import TRUST_STATES, Trust, trust_of
+from router.journal.records import Recordable
+
+OBSERVED_MAX = 1000
+"""Newest decisions that shares of reuse and latencies are of."""
+_IDLE = RankLoad()
+_UNHEARD = trust_of((), "never_heard")
+_LOAD = (
+    ("active_requests", "active_requests"),
+    ("active_blocks", "active_blocks"),
+    ("queued_tokens", "prefill_tokens_queued"),
+    ("reported_running", "reported_running"),
+    ("reported_waiting", "reported_waiting"),
+    ("reported_used_blocks", "reported_used_blocks"),
+)
+
+
+class RoutedCounts:
+    """A recorder: the attempts routed to each rank, by this router and its replicas."""
+
+    def __init__(self) -> None:
+        self.of_ranks = Counter[WorkerRank]()
+        self.total = 0
+
+    def record(self, what: Recordable) -> None:
+        """A promise counts."""
+        if type(what) is Taken:
+            self._count(what.verdict.winner)
+        elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
+            self._count(WorkerRank(what.event.worker_id, what.event.dp_rank))
+
+    def _count(self, rank: WorkerRank) -> None:
+        self.of_ranks[rank] += 1
+        self.total += 1
+
+    def keep_only(self, ranks: Iterable[WorkerRank]) -> None:
+        """Forget ranks that left the fleet."""
+        self.of_ranks = Counter({rank: self.of_ranks[rank] for rank in ranks if rank in self.of_ranks})
+
+
+class Observed(NamedTuple):
+    """Of a rank's newest decisions: the share of prompt tokens that were reused, and medians. None: unknown."""
+
+    hit_ratio: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+class _Words:
+    """Numbers for words."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, word: str) -> int:
+        return self._numbers.setdefault(word, len(self._numbers))
+
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+class FleetColumns:
+    """Makes the columns of one router's fleet."""
+
+    def __init__(self, routing: Routing, counts: RoutedCounts) -> None:
+        self._routing, self._counts = routing, counts
+
+    def columns(
+        self,
+        blocks: Mapping[WorkerRank, tuple[int, ...]],
+        trust: Mapping[WorkerRank, Trust],
+        seen: Mapping[WorkerRank, Observed],
+        queued: int | None,
+    ) -> dict[str, Any]:
+        """Return the fleet now. `blocks`: what the index says that ranks hold, by tier.
+
+        These may be of a moment before: a rank that joined since has no blocks, and is trusted as one that is unheard.
+        """
+        state, now_s = self._routing.state, self._routing.clock.now()
+        workers = list(state.fleet.workers())
+        ranks = [rank for worker in workers for rank in worker.registration.ranks]
+        self._counts.keep_only(ranks)
+        loads = state.ledger.loads()
+        models, roles, reasons = _Words(), _Words(), _Words()
+        reasons.number("")
+        return {
+            "at_s": round(self._routing.clock.wall_ns() / 1e9, 3),
+            "requests": {
+                "in_flight": sum(load.active_requests for load in loads.values()),
+                "decided_total": self._counts.total,
+                "queued": queued,
+            },
+            "log_connected": state.fleet.is_log_connected,
+            "policy": state.policy.mode,
+            "workers": self._worker_columns(workers, models, roles, reasons, now_s),
+            "ranks": {
+                "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
+                "dp_rank": [rank.dp_rank for rank in ranks],
+                "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
+                "trust_reason": [reasons.number(trust.get(rank, _UNHEARD).reason) for rank in ranks],
+                "unfit": [reasons.number(state.breakers.unfit(rank, now_s)) for rank in ranks],
+                **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
+                **self._of_index(blocks, ranks),
+                **self._learnt(ranks, seen),
+            },
+            "models": models.all(),
+            "roles": roles.all(),
+            "reasons": reasons.all(),
+        }
+
+    def _worker_columns(
+        self, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
+    ) -> dict[str, list[Any]]:
+        fleet, first_rank = self._routing.state.fleet, [0]
+        for worker in workers:
+            first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
+        registrations = [worker.registration for worker in workers]
+        return {
+            "worker_id": [each.worker_id for each in registrations],
+            "model": [models.number(each.model) for each in registrations],
+            "role": [roles.number(each.role) for each in registrations],
+            "draining": [worker.draining for worker in workers],
+            "unfit": [reasons.number(fleet.unfit(worker, now_s)) for worker in workers],
+            "block_size": [each.block_size for each in registrations],
+            "total_blocks": [each.total_kv_blocks for each in registrations],
+            "first_rank": first_rank[:-1],
+        }
+
+    def _of_index(self, blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
+        none = (0,) * len(TIERS)
+        return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
+
+    def _learnt(self, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
+        factors = self._routing.state.rates.statistics().ranks
+        unknown, none = (None, None), Observed()
+        return {
+            "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
+            "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
+            "decided_total": [self._counts.of_ranks[rank] for rank in ranks],
+            **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
+        }
+
+
+def observed(records: Iterable[DecisionRecord]) -> dict[WorkerRank, Observed]:
+    """Return what these decisions showed of their ranks; reuse that was not reported counts as it was held."""
+    of_ranks: dict[WorkerRank, list[DecisionRecord]] = defaultdict(list)
+    for record in records:
+        of_ranks[record.verdict.winner].append(record)
+    return {rank: _observed(found) for rank, found in of_ranks.items()}
+
+
+def _observed(records: list[DecisionRecord]) -> Observed:
+    tokens = sum(record.verdict.request.isl_tokens for record in records)
+    outcomes = [record.outcome for record in records if record.outcome is not None]
+    ttfts = [each.ttft_s for each in outcomes if each.ttft_s is not None]
+    itls = [each.itl_s for each in outcomes if each.itl_s is not None]
+    return Observed(
+        hit_ratio=round(sum(map(_reused, records)) / tokens, 4) if tokens else None,
+        ttft_s=round(median(ttfts), 6) if ttfts else None,
+        itl_s=round(median(itls), 6) if itls else None,
+    )
+
+
+def _reused(record: DecisionRecord) -> int:
+    if record.outcome is not None and record.outcome.cached_tokens is not None:
+        return record.outcome.cached_tokens
+    request = record.verdict.request
+    return min(record.verdict.overlap_blocks * request.block_size, request.isl_tokens)

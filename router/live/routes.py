@@ -1,0 +1,105 @@
+"""The HTTP of what is watched (`service.py`).
+
+GET /v1/fleet?at=           the fleet as columns, now or as it was kept at a Unix time
+GET /v1/history             which moments can be shown, and what happened when
+GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import msgspec
+from aiohttp import web
+
+from indexer.embedded import BadParameter
+from kv_runtime.clock import Clock
+from kv_runtime.http.answers import error_response, json_response
+from router.live.clients import CLIENTS_MAX, TooManyClients
+from router.live.service import SEND_S, Live
+
+DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
+_RETRY_S = 5
+_DECIMAL = re.compile(r"[0-9]{1,2}")
+
+
+class LiveRoutes:
+    """The endpoints of one router's `Live`."""
+
+    def __init__(self, live: Live, clock: Clock) -> None:
+        self._live, self._clock = live, clock
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes, for an application to add."""
+        return [
+            web.get("/v1/fleet", self._fleet),
+            web.get("/v1/history", self._history),
+            web.get("/v1/live", self._stream),
+        ]
+
+    async def _fleet(self, request: web.Request) -> web.Response:
+        try:
+            at_s = unix_time("at", request.query.get("at"))
+        except BadParameter as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        if at_s is None:
+            return json_response({"source": "now", **await self._live.fleet()})
+        data = self._live.fleet_at(at_s)
+        if data is None:
+            span = self._live.ring.span
+            allowed = "nothing yet" if span is None else f"{span[0]} and later"
+            message = f"at: found {at_s}, kept are {allowed}"
+            return error_response(404, message, "invalid_request_error", param="at", code="not_recorded")
+        return json_response({"source": "ring", **msgspec.json.decode(data)})
+
+    async def _history(self, _: web.Request) -> web.Response:
+        live, ring = self._live, self._live.ring
+        first_s, last_s = ring.span or (None, None)
+        return json_response(
+            {
+                "now_s": round(self._clock.wall_ns() / 1e9, 3),
+                "ring": {
+                    "from_s": first_s,
+                    "to_s": last_s,
+                    "samples": len(ring),
+                    "bytes": ring.bytes,
+                    "bytes_max": ring.bytes_max,
+                    "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
+                },
+                "marks": list(live.marks),
+            }
+        )
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        text = request.query.get("decisions", str(DECISIONS_DEFAULT))
+        if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
+            error = BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        try:
+            with self._live.clients.connected(int(text), request.transport) as client:
+                headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+                response = web.StreamResponse(headers=headers)
+                await response.prepare(request)
+                hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": client.decisions_max}
+                await response.write(self._live.clients.encoded("hello", hello))
+                await client.send_to(response)
+        except TooManyClients:
+            message = f"{CLIENTS_MAX} live clients are connected; try again"
+            refusal = error_response(429, message, "rate_limit_error", code="too_many_live")
+            refusal.headers["Retry-After"] = str(_RETRY_S)
+            return refusal
+        return response
+
+
+def unix_time(field: str, text: str | None) -> float | None:
+    """Return the parameter as a Unix time, None if it is not given; raise `BadParameter` for anything else."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadParameter(field, text, "a Unix time in seconds, as now_s of /v1/history")
+    return seconds

@@ -1,0 +1,148 @@
+"""Watches the fleet for people: samples for the ring, marks, and events for live clients.
+
+Each `LOOK_S` two looks are compared for marks; each `SEND_S` live clients, if there are any, get the fleet and the
+newest decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from indexer.embedded import EmbeddedIndex
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, counter, gauge
+from router.decision.policy_swap import fields_of
+from router.decision.routing import Routing
+from router.fleet.registry import SILENT_S
+from router.live.clients import LiveClients
+from router.live.fleet_columns import OBSERVED_MAX, FleetColumns, RoutedCounts, observed
+from router.live.marks import Looked, Mark, Marks
+from router.live.ring import RECENT_STEP_S, Ring
+
+LOOK_S, SEND_S = 0.5, 1.0
+MARKS_MAX = 1000
+_COMPRESSION = 1
+
+
+class DecisionTail(Protocol):
+    """The decisions of all processes of the router."""
+
+    async def since(self, count_max: int) -> tuple[list[Any], int]:
+        """Return the newest since the last call, newest first, and how many others were taken."""
+
+
+class Live:
+    """What is watched of one router; a part of its process."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        index: EmbeddedIndex,
+        clock: Clock,
+        tail: DecisionTail,
+        counts: RoutedCounts,
+        *,
+        ring_bytes_max: int,
+        queued: Callable[[], int] | None = None,
+    ) -> None:
+        """`queued` counts waiting requests, if this process has them."""
+        self._routing, self._index, self._clock, self._tail, self._queued = routing, index, clock, tail, queued
+        self._columns = FleetColumns(routing, counts)
+        self._looks = Marks()
+        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self.ring = Ring(ring_bytes_max)
+        self.clients = LiveClients()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch until `stop` is set; then live responses end."""
+        await until(stop, self._watch())
+        self.clients.end()
+
+    async def _watch(self) -> None:
+        sent_s = kept_s = float("-inf")
+        while True:
+            self.look()
+            now_s = self._clock.now()
+            if now_s - sent_s >= SEND_S:
+                sent_s = now_s
+                await self.send()
+            if now_s - kept_s >= RECENT_STEP_S:
+                kept_s = now_s
+                await self.keep()
+            await self._clock.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Mark what changed since the last look, and tell live clients of it."""
+        for mark in self._looks.look(self._looked(), round(self._clock.wall_ns() / 1e9, 3)):
+            self.marks.append(mark)
+            self.clients.send("mark", mark)
+
+    async def send(self) -> None:
+        """Send live clients the fleet, and the decisions since the last time."""
+        rows, skipped = await self._tail.since(self.clients.decisions_max)
+        if len(self.clients):
+            self.clients.send("fleet", await self.fleet())
+            if rows or skipped:
+                self.clients.send_decisions(rows, skipped)
+
+    async def keep(self) -> None:
+        """Keep the fleet of this moment in the ring."""
+        fleet = await self.fleet()
+        data = msgspec.json.encode(fleet)
+        self.ring.add(fleet["at_s"], await asyncio.to_thread(zlib.compress, data, _COMPRESSION))
+
+    async def fleet(self) -> dict[str, Any]:
+        """Return the fleet's columns now. Each turn of the event loop does a part: requests go on between two."""
+        blocks = self._index.block_counts()
+        await asyncio.sleep(0)
+        trust = self._routing.trust()
+        await asyncio.sleep(0)
+        seen = observed(self._routing.decisions.newest(OBSERVED_MAX))
+        await asyncio.sleep(0)
+        return self._columns.columns(blocks, trust, seen, None if self._queued is None else self._queued())
+
+    def fleet_at(self, at_s: float) -> bytes | None:
+        """Return the last columns that were kept at that time or before, as JSON; None: all are later."""
+        sample = self.ring.at(at_s)
+        return None if sample is None else zlib.decompress(sample.data)
+
+    def _looked(self) -> Looked:
+        fleet, now_s = self._routing.state.fleet, self._clock.now()
+        return Looked(
+            workers={
+                each.registration.worker_id: (
+                    each.registration.instance,
+                    each.draining,
+                    each.heard_at_s is not None and fleet.is_log_connected and now_s >= each.heard_at_s + SILENT_S,
+                )
+                for each in fleet.workers()
+            },
+            trust=self._routing.trust(),
+            resyncs=self._resyncs(),
+            policy=fields_of(self._routing.policy),
+            is_log_connected=fleet.is_log_connected,
+        )
+
+    def _resyncs(self) -> dict[WorkerRank, int]:
+        return self._index.resyncs()
+
+    def families(self) -> Iterator[Family]:
+        """Yield the figures of live clients and of the ring."""
+        return live_families(self.clients, self.ring)
+
+
+def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:
+    """Yield the clients of live streams, and the memory of the fleet's past."""
+    yield gauge("live_clients", "Clients of the live stream", (), [((), float(len(clients)))])
+    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", (), [((), float(ring.bytes))])
+    for name, meaning, count in (
+        ("live_dropped", "Live clients that were disconnected because they did not read", clients.dropped_total),
+        ("live_refused", "Live clients that were refused: too many were connected", clients.refused_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])

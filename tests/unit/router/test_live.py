@@ -1,0 +1,319 @@
+"""What is watched over HTTP: the fleet's columns, its past, its decisions, and the live stream with its bounds."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kv_protocol.ids import WorkerRank
+from kv_runtime.http.server import HttpServer
+from router.admin.control_plane import ControlPlane
+from router.decision.verdict import taken
+from router.live import clients
+from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients, TooManyClients
+from router.live.decision_rows import TailOfDecisions
+from router.live.fleet_columns import RoutedCounts
+from router.live.routes import LiveRoutes
+from router.live.service import Live
+from router.processes.front import predictions_of
+from tests.unit.router.plane import Plane, running_plane
+from tests.unit.router.samples import MODEL, rank, route
+
+pytestmark = pytest.mark.asyncio
+TOKEN = "a-secret"
+
+
+class Blocks:
+    """What is asked of an index: two ranks hold blocks."""
+
+    def __init__(self) -> None:
+        self.dumps: dict[WorkerRank, int] = {}
+
+    def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
+        """Return the blocks of both."""
+        return {rank("w0/0"): (10, 2, 0, 0), rank("w0/1"): (7, 0, 0, 0)}
+
+    def resyncs(self) -> dict[WorkerRank, int]:
+        """Return the dumps."""
+        return dict(self.dumps)
+
+
+class Watched:
+    """A plane whose fleet is watched; `read` its answers."""
+
+    def __init__(self, plane: Plane) -> None:
+        index: Any = Blocks()
+        self.plane, self.index, self.counts = plane, index, RoutedCounts()
+        tail = TailOfDecisions(plane.routing)
+        self.live = Live(plane.routing, index, plane.clock, tail, self.counts, ring_bytes_max=1 << 20)
+        self._open = list[Any]()
+        log: Any = None
+        control = ControlPlane(plane.routing, None, log, watched=LiveRoutes(self.live, plane.clock).routes())
+        self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        """Return the JSON of a path."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with self.plane.session.get(self.url + path, headers=headers) as response:
+            assert response.status == status, await response.text()
+            return await response.json()
+
+    def decide(self, model: str = MODEL, **outcome: Any) -> str:
+        """Take a decision; with an outcome it is over."""
+        request = route(model=model)
+        verdict = self.plane.routing.decide(request)
+        lease = self.plane.routing.take(verdict)
+        self.counts.record(taken(verdict))
+        lease.first_token()
+        if outcome:
+            lease.end(outcome.pop("name", "ok"), **outcome)
+        else:
+            self._open.append(lease)
+        return request.decision_id
+
+    def end(self) -> None:
+        """End the requests that are in flight."""
+        for lease in self._open:
+            lease.end("ok")
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Watched]:
+    """A plane with a worker of two ranks, watched."""
+    stop = asyncio.Event()
+    stop.set()
+    async with running_plane() as plane:
+        plane.join("w0", "http://127.0.0.1:1", dp_ranks=(0, 1))
+        made = Watched(plane)
+        await made.server.start()
+        try:
+            yield made
+        finally:
+            made.end()
+            made.live.clients.end()
+            await made.server.run(stop)
+
+
+async def test_the_fleet_is_columns_whose_words_are_numbers() -> None:
+    async with watched() as made:
+        made.plane.join("w1", "http://127.0.0.1:1", role="prefill")
+        made.plane.index.stale[rank("w0/1")] = "behind"
+        fleet = await made.get("/v1/fleet")
+        workers, ranks = fleet["workers"], fleet["ranks"]
+        assert (fleet["source"], workers["worker_id"], workers["first_rank"]) == ("now", ["w0", "w1"], [0, 2])
+        assert [fleet["roles"][each] for each in workers["role"]] == ["aggregated", "prefill"]
+        assert (ranks["worker"], ranks["dp_rank"]) == ([0, 0, 1], [0, 1, 0])
+        assert (ranks["trust"], fleet["reasons"][ranks["trust_reason"][1]]) == ([0, 1, 0], "behind")
+        assert (ranks["gpu_blocks"], ranks["host_blocks"]) == ([10, 7, 0], [2, 0, 0])
+        assert {len(column) for column in ranks.values()} == {3}
+        assert {len(column) for column in workers.values()} == {2}
+
+
+async def test_what_was_routed_and_reused_is_counted_by_rank() -> None:
+    async with watched() as made:
+        for _ in range(4):
+            made.decide(cached_tokens=16)
+        made.decide()
+        fleet = await made.get("/v1/fleet")
+        ranks = fleet["ranks"]
+        assert (sum(ranks["decided_total"]), fleet["requests"]["decided_total"]) == (5, 5)
+        assert fleet["requests"]["in_flight"] == sum(ranks["active_requests"]) == 1
+        ratios = [each for each in ranks["hit_ratio"] if each is not None]
+        assert ratios
+        assert all(0 <= each <= 1 for each in ratios)
+
+
+async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then() -> None:
+    async with watched() as made:
+        await made.live.keep()
+        first_s = made.plane.clock.wall_ns() / 1e9
+        await made.plane.clock.advance(10.0)
+        made.plane.hear("w0")
+        made.plane.join("w1", "http://127.0.0.1:1")
+        await made.live.keep()
+        then = await made.get(f"/v1/fleet?at={first_s + 9}")
+        assert (then["source"], then["workers"]["worker_id"], then["at_s"]) == ("ring", ["w0"], round(first_s, 3))
+        assert (await made.get(f"/v1/fleet?at={first_s + 10}"))["workers"]["worker_id"] == ["w0", "w1"]
+        history = await made.get("/v1/history")
+        assert (history["ring"]["samples"], history["ring"]["from_s"]) == (2, round(first_s, 3))
+        if first_s >= 1:
+            missing = await made.get(f"/v1/fleet?at={first_s - 1}", 404)
+            assert (missing["error"]["code"], missing["error"]["param"]) == ("not_recorded", "at")
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "nan", "inf", ""])
+@pytest.mark.parametrize("path", ["/v1/fleet", "/v1/decisions"])
+async def test_a_time_that_is_none_is_named(path: str, value: str) -> None:
+    async with watched() as made:
+        assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at"
+
+
+async def test_decisions_are_found_by_worker_model_outcome_and_time() -> None:
+    async with watched() as made:
+        over = made.decide(cached_tokens=0)
+        moment_s = made.plane.clock.wall_ns() / 1e9
+        await made.plane.clock.advance(1.0)
+        made.plane.hear("w0")
+        failed, left_open = made.decide(name="failed"), made.decide()
+
+        async def ids(query: str) -> set[str]:
+            return {each["decision_id"] for each in (await made.get(f"/v1/decisions?{query}"))["decisions"]}
+
+        assert await ids("") == {over, failed, left_open}
+        assert await ids("outcome=ok") == {over}
+        assert await ids("outcome=failed&worker=w0") == {failed}
+        assert await ids("outcome=open") == {left_open}
+        assert await ids("worker=w9") == await ids("model=other") == set()
+        assert await ids(f"model={MODEL}&at={moment_s + 0.5}") == {over}
+        listed = await made.get("/v1/decisions")
+        assert (listed["from_s"], listed["decisions"][0]["model"]) == (round(moment_s, 3), MODEL)
+
+
+async def test_what_changes_between_looks_is_marked() -> None:
+    async with watched() as made:
+        made.live.look()
+        made.plane.join("w1", "http://127.0.0.1:1")
+        made.plane.index.stale[rank("w0/0")] = "behind"
+        made.live.look()
+        marks = (await made.get("/v1/history"))["marks"]
+        assert [(each["kind"], each["worker_id"]) for each in marks] == [
+            ("router_started", ""),
+            ("worker_joined", "w1"),
+            ("trust", "w0"),
+        ]
+
+
+class Events:
+    """The events of one live response."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self) -> tuple[str, Any]:
+        """Return the next event: its kind and its data."""
+        fields: dict[str, str] = {}
+        while True:
+            line = (await self.response.content.readline()).decode()
+            assert line, "the stream ended"
+            if line == "\n" and "data" in fields:
+                return fields["event"], json.loads(fields["data"])
+            name, _, value = line.rstrip("\n").partition(": ")
+            fields[name] = value
+
+
+@asynccontextmanager
+async def reading(made: Watched, query: str = "") -> AsyncIterator[Events]:
+    """A client of the live stream that has been greeted."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with made.plane.session.get(f"{made.url}/v1/live{query}", headers=headers) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        events = Events(response)
+        assert (await events.next())[0] == "hello"
+        yield events
+
+
+async def test_a_live_client_gets_the_fleet_decisions_and_marks() -> None:
+    async with watched() as made:
+        made.live.look()
+        async with reading(made, "?decisions=2") as events:
+            taken = [made.decide() for _ in range(5)]
+            await made.live.send()
+            kind, fleet = await events.next()
+            assert (kind, fleet["workers"]["worker_id"]) == ("fleet", ["w0"])
+            kind, decisions = await events.next()
+            assert (kind, decisions["skipped"]) == ("decisions", 3)
+            assert [each["decision_id"] for each in decisions["decisions"]] == [taken[4], taken[3]]
+            made.plane.index.stale[rank("w0/0")] = "behind"
+            made.live.look()
+            kind, mark = await events.next()
+            assert (kind, mark["kind"], mark["text"]) == ("mark", "trust", "w0/0 EXACT -> DEGRADED: behind")
+
+
+async def test_the_live_stream_wants_the_token_as_a_header() -> None:
+    async with watched() as made, made.plane.session.get(f"{made.url}/v1/live") as response:
+        assert response.status == 401
+
+
+async def test_a_number_of_decisions_beyond_its_range_is_named() -> None:
+    async with watched() as made:
+        for value in ("51", "-1", "x", "", "\u00b2"):
+            assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions"
+
+
+async def test_a_client_beyond_the_bound_is_told_to_come_again() -> None:
+    async with watched() as made:
+        with ExitStack() as connected:
+            for _ in range(CLIENTS_MAX):
+                connected.enter_context(made.live.clients.connected(0, None))
+            refused = await made.get("/v1/live", 429)
+        assert refused["error"]["code"] == "too_many_live"
+        assert made.live.clients.refused_total == 1
+
+
+async def test_the_end_of_the_router_ends_live_responses() -> None:
+    async with watched() as made, reading(made) as events:
+        made.live.clients.end()
+        assert await events.response.content.read() == b""
+        with pytest.raises(TooManyClients), made.live.clients.connected(0, None):
+            pass
+
+
+async def test_a_client_that_does_not_read_is_disconnected_and_counted() -> None:
+    async with watched() as made, reading(made) as events, reading(made) as other:
+        for number in range(3000):
+            made.live.clients.send("mark", {"number": number, "text": "x" * 20_000})
+            assert (await other.next())[1]["number"] == number
+            if made.live.clients.dropped_total:
+                break
+        assert made.live.clients.dropped_total == 1
+        with pytest.raises(aiohttp.ClientError):
+            await events.response.content.read()
+
+
+async def test_a_queue_is_bounded() -> None:
+    made = LiveClients()
+    with made.connected(5, None):
+        for _ in range(EVENTS_MAX):
+            made.send("mark", {})
+        assert made.dropped_total == 0
+        made.send("mark", {})
+        made.send("mark", {})
+        assert made.dropped_total == 1, "a dropped client is dropped once"
+    assert len(made) == 0
+
+
+async def test_a_quiet_stream_has_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "COMMENT_S", 0.0)
+    async with watched() as made, reading(made) as events:
+        assert await events.response.content.readline() == b": nothing new\n"
+
+
+async def test_responses_are_events_with_ids() -> None:
+    made = LiveClients()
+    assert made.encoded("mark", {"a": 1}) == b'id: 1\nevent: mark\ndata: {"a":1}\n\n'
+    assert made.encoded("mark", {"a": "b\nc"}) == b'id: 2\nevent: mark\ndata: {"a":"b\\nc"}\n\n'
+
+
+async def test_what_processes_compared_is_summed_by_rank() -> None:
+    one = {"worker_id": "w0", "dp_rank": 0, "requests": 20, "overpredicted": 3, "underpredicted": 0}
+    rows = [
+        {**one, "doubt": "", "newest": "a"},
+        {**one, "doubt": "overpredicted", "newest": ""},
+        {**one, "dp_rank": 1, "doubt": "", "newest": "b"},
+    ]
+    found = predictions_of([{"window": 64, "ranks": [rows[0], rows[2]]}, {"window": 64, "ranks": [rows[1]]}])
+    assert [(each["dp_rank"], each["requests"], each["overpredicted"], each["doubt"]) for each in found["ranks"]] == [
+        (0, 40, 6, "overpredicted"),
+        (1, 20, 3, ""),
+    ]
