@@ -22,6 +22,7 @@ from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
+from bench.what_if.agreement import command as agreement
 
 
 @click.group()
@@ -30,6 +31,7 @@ def bench() -> None:
 
 
 for command in (
+    agreement,
     bodies,
     dataplane,
     decision,

@@ -12,7 +12,9 @@ _TEXTS_OF_EXTRAS = {
     "bench": "Measure it: every bench states the machine, and prints what it lost too.",
     "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
     "demo": "Show it: one workload through a real fleet twice, round-robin and kv.",
+    "tune": "Propose a policy from a journal: what it would gain, how sure that is, and the command that sets it.",
     "up": "Start a fleet on this machine, with readiness checks and logs; Ctrl-C ends it in order.",
+    "what-if": "Play a journal's requests through simulated engines, in a closed loop, under this policy and others.",
 }
 
 

@@ -42,7 +42,7 @@ class Routed(Placer):
         self._block_size = description.block_size
         self._router = VirtualRouter(
             self._ranks,
-            description,
+            [description] * workers,
             self._index,
             self._clock,
             placement.policy,

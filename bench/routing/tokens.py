@@ -1,8 +1,8 @@
 """The tokens and hashes of a trace's prompts. Block id n is the tokens n * 512, n * 512 + 1, ..., n * 512 + 511.
 
-All tokens of all blocks differ, so two prompts share exactly what their ids share. Every answer is made of one token
-that no prompt has. Hashes are the router's own, `kv_protocol.hashing`, and the engines use them too: an
-engine's reports need no translation.
+Where an id stands for another number of tokens, that number takes the place of 512. All tokens of all blocks differ, so
+two prompts share exactly what their ids share. Every answer is made of one token that no prompt has. Hashes are the
+router's own, `kv_protocol.hashing`, and the engines use them too: an engine's reports need no translation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,26 +32,26 @@ class OneToken(TokenSource, frozen=True):
         return ANSWER_TOKEN
 
 
-def prompt_tokens(request: TraceRequest) -> tuple[int, ...]:
-    """Return the prompt's tokens."""
-    firsts = (block_id * TRACE_BLOCK_TOKENS for block_id in request.block_ids)
-    tokens = concatenated.from_iterable(range(first, first + TRACE_BLOCK_TOKENS) for first in firsts)
+def prompt_tokens(request: TraceRequest, id_tokens: int = TRACE_BLOCK_TOKENS) -> tuple[int, ...]:
+    """Return the prompt's tokens; each of its ids stands for `id_tokens`."""
+    firsts = (block_id * id_tokens for block_id in request.block_ids)
+    tokens = concatenated.from_iterable(range(first, first + id_tokens) for first in firsts)
     return tuple(tokens)[: request.isl_tokens]
 
 
 class TraceHashes:
-    """Hashes of prompts and of engines' blocks. `block_size` divides 512."""
+    """Hashes of prompts and of engines' blocks. `block_size` divides `id_tokens`."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, id_tokens: int = TRACE_BLOCK_TOKENS) -> None:
+        self._block_size, self._id_tokens = block_size, id_tokens
 
     def of_prompt(self, request: TraceRequest) -> tuple[int, ...]:
         """Return the sequence hash of every full block of the prompt."""
-        size = self._block_size
+        size, id_tokens = self._block_size, self._id_tokens
         firsts = (
             first
             for block_id in request.block_ids
-            for first in range(block_id * TRACE_BLOCK_TOKENS, (block_id + 1) * TRACE_BLOCK_TOKENS, size)
+            for first in range(block_id * id_tokens, (block_id + 1) * id_tokens, size)
         )
         return tuple(chain(_prompt_block_hash(first, size) for first in islice(firsts, request.isl_tokens // size)))
 

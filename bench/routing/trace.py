@@ -27,7 +27,8 @@ BLOCK_IDS_MAX = (1 << 32) // TRACE_BLOCK_TOKENS - 1
 class TraceRequest(NamedTuple):
     """One request. `arrival_s` counts from the trace's beginning; `block_ids` cover the prompt's `isl_tokens`.
 
-    `session` is what the client calls its session; empty: it names none, as in recorded traces.
+    `session` is what the client calls its session; empty: it names none, as in recorded traces. `limit_tokens` is its
+    limit of the answer, 0: none; None: it asks for exactly the `osl_tokens` that it gets.
     """
 
     arrival_s: float
@@ -35,6 +36,7 @@ class TraceRequest(NamedTuple):
     osl_tokens: int
     block_ids: tuple[int, ...]
     session: str = ""
+    limit_tokens: int | None = None
 
 
 class TraceInvalid(Exception):

@@ -6,7 +6,7 @@ import msgspec
 
 from bench.routing.canonical_stream import CanonicalStream
 from bench.routing.tokens import OneToken, prompt_tokens
-from bench.routing.trace import TraceRequest
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from worker_agent.engines.simulated.identity import BlockHash
@@ -43,9 +43,12 @@ class VirtualEngine:
         slowdown: float = 1.0,
         foreseen_max: int = FORESEEN_MAX,
         layout: CacheLayout = GPU_ONLY,
+        timing: EngineTiming = H200_8B,
+        id_tokens: int = TRACE_BLOCK_TOKENS,
     ) -> None:
+        """Each id of a request's blocks stands for `id_tokens`."""
         self.rank = rank
-        self._timing = scaled(H200_8B, slowdown)
+        self._timing, self._id_tokens = scaled(timing, slowdown), id_tokens
         self.simulator = Simulator(
             description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash, layout=layout
         )
@@ -70,7 +73,7 @@ class VirtualEngine:
     def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
         """Queue a request; it is looked at when the next iteration begins. `ends_s` may be sooner now."""
         engine_request = EngineRequest(
-            request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens
+            request_id=request_id, prompt=prompt_tokens(request, self._id_tokens), max_tokens=request.osl_tokens
         )
         self.simulator.submit(engine_request, now_s)
         self.waiting_requests += 1

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from bench.routing.tokens import TraceHashes
-from bench.routing.trace import TraceRequest
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
 from bench.routing.virtual_router import RecorderOf, VirtualClock, VirtualIndex, VirtualRouter, route_request_of
 from bench.routing.virtual_worker import describe
@@ -32,7 +32,8 @@ from router.decision.policy import Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
-from worker_agent.engines.types import EngineOutput
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput
 
 _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 """The order of what happens at one moment."""
@@ -42,7 +43,8 @@ class VirtualFleetShape(NamedTuple):
     """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is.
 
     With `slowdowns` worker i has the i-th of them, the first again after the last. At `restart_s` the router starts
-    anew: it has the fleet and the index, and knows of no request.
+    anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings` worker i has the
+    i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
     """
 
     workers: int
@@ -54,6 +56,9 @@ class VirtualFleetShape(NamedTuple):
     slowdowns: tuple[float, ...] = ()
     layout: CacheLayout = GPU_ONLY
     restart_s: float | None = None
+    descriptions: tuple[EngineDescription, ...] = ()
+    timings: tuple[EngineTiming, ...] = ()
+    id_tokens: int = TRACE_BLOCK_TOKENS
 
 
 class FollowUp(NamedTuple):
@@ -68,7 +73,10 @@ ModesOf = Callable[[Sequence[VirtualEngine]], Mapping[str, Mode]]
 
 
 class RequestFigures(NamedTuple):
-    """One request as its user and its worker saw it. `predicted_tokens` is the overlap that the router counted on."""
+    """One request as its user and its worker saw it. `predicted_tokens` is the overlap that the router counted on.
+
+    `number` is its place in the order of arrival.
+    """
 
     arrival_s: float
     worker: int
@@ -78,6 +86,7 @@ class RequestFigures(NamedTuple):
     predicted_tokens: int
     ttft_s: float
     e2e_s: float
+    number: int = 0
 
     @property
     def itl_s(self) -> float:
@@ -86,6 +95,7 @@ class RequestFigures(NamedTuple):
 
 
 class _InFlight(NamedTuple):
+    number: int
     request: TraceRequest
     worker: int
     lease: Lease
@@ -115,8 +125,8 @@ class VirtualFleet:
         self._first = len(requests)
         self._follow_ups = follow_ups
         self._clock = VirtualClock()
-        self._hashes = TraceHashes(shape.block_size)
-        description = describe(
+        self._hashes = TraceHashes(shape.block_size, shape.id_tokens)
+        alike = describe(
             kv_tokens=shape.kv_tokens,
             block_size=shape.block_size,
             max_seq_len=max(
@@ -124,15 +134,18 @@ class VirtualFleet:
                 for each in (*requests, *(after.request for several in follow_ups.values() for after in several))
             ),
         )
+        descriptions = shape.descriptions or (alike,) * shape.workers
         speeds = shape.slowdowns or (shape.slowdown,)
         self.engines = [
             VirtualEngine(
                 WorkerRank(f"w{number}", 0),
-                description,
+                descriptions[number],
                 self._hashes.of_engine_block,
                 slowdown=speeds[number % len(speeds)],
                 foreseen_max=shape.foreseen_max,
                 layout=shape.layout,
+                timing=shape.timings[number] if shape.timings else H200_8B,
+                id_tokens=shape.id_tokens,
             )
             for number in range(shape.workers)
         ]
@@ -142,7 +155,7 @@ class VirtualFleet:
         self.index.begin(ranks)
         self._start: Callable[[], VirtualRouter] = lambda: VirtualRouter(
             ranks,
-            description,
+            descriptions,
             self.index,
             self._clock,
             policy,
@@ -199,7 +212,9 @@ class VirtualFleet:
         verdict, lease = self._router.place(route_request)
         worker = self._number_of[verdict.winner.worker_id]
         predicted_blocks = min(verdict.overlap_blocks, route_request.reusable_blocks)
-        self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)
+        self._in_flight[request_id] = _InFlight(
+            number, request, worker, lease, predicted_blocks * self._shape.block_size
+        )
         engine = self.engines[worker]
         self._at(
             self._clock.now_s + engine.request_s(request), _SUBMIT, lambda: self._submit(engine, request_id, request)
@@ -253,5 +268,6 @@ class VirtualFleet:
                 predicted_tokens=in_flight.predicted_tokens,
                 ttft_s=in_flight.lease.ttft_s,
                 e2e_s=self._clock.now_s - request.arrival_s,
+                number=in_flight.number,
             )
         )

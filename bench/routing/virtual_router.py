@@ -67,7 +67,7 @@ class VirtualRouter:
     def __init__(
         self,
         ranks: Sequence[WorkerRank],
-        description: EngineDescription,
+        descriptions: Sequence[EngineDescription],
         index: VirtualIndex,
         clock: VirtualClock,
         policy: Policy,
@@ -82,7 +82,7 @@ class VirtualRouter:
         self._routing = Routing(
             self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorder=recorder
         )
-        for rank in ranks:
+        for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S
 
@@ -113,6 +113,6 @@ def route_request_of(request_id: str, request: TraceRequest, sequence_hashes: by
         isl_tokens=request.isl_tokens,
         block_size=block_size,
         sequence_hashes=sequence_hashes,
-        max_tokens=request.osl_tokens,
+        max_tokens=request.osl_tokens if request.limit_tokens is None else request.limit_tokens,
         session_id=request.session,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
@@ -90,12 +91,32 @@ def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event
 
 
 def moment(value: str) -> int:
-    """Return the time in nanoseconds since 1970; without a time zone it is UTC."""
+    """Return the time in nanoseconds since 1970; without a time zone it is UTC.
+
+    Raises:
+        ValueError: it is no time.
+    """
     try:
         found = datetime.fromisoformat(value)
     except ValueError as error:
         raise ValueError(f"found {value!r}, allowed a time as 2026-11-21T22:10:00Z") from error
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)
+
+
+def swept(sweep: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of each policy of `--sweep FIELD=A,B`, by a name for it; raise `ConfigurationError`."""
+    key, _, values = sweep.partition("=")
+    if not key or not all(values.split(",")):
+        raise ConfigurationError([f"--sweep: found {sweep!r}, allowed a policy's field and values: ttft_weight=1,4"])
+    field = key.removeprefix("policy.")
+    return {f"{field}={value}": {field: _value(value)} for value in values.split(",")}
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 def plane_url(host: str, port: int) -> str:

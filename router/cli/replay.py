@@ -3,15 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import click
 import msgspec
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
-from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, with_settings
+from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, swept, with_settings
 from router.cli.replays import Replays
 from router.config import RouterSettings
 from router.decision.policies import Mode
@@ -82,20 +80,9 @@ def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mo
     policies = {name: base} if name and sweep is None else {}
     if sweep is None:
         return policies
-    key, _, values = sweep.partition("=")
-    if not key or not all(values.split(",")):
-        raise ConfigurationError([f"--sweep: found {sweep!r}, allowed a policy's field and values: ttft_weight=1,4"])
-    field = key.removeprefix("policy.")
-    for value in values.split(","):
-        policies[f"{field}={value}"] = swapped(base, {field: _value(value)}, modes, replace_all=False)
+    for swept_name, fields in swept(sweep).items():
+        policies[swept_name] = swapped(base, fields, modes, replace_all=False)
     return policies
-
-
-def _value(text: str) -> Any:  # noqa: ANN401
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
 
 
 def _silent(_: str) -> None:

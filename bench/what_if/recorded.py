@@ -1,0 +1,235 @@
+"""What a router's journal says of its requests and of its fleet, as a workload for simulated engines.
+
+a request     a first attempt that was decided for prompt and answer together: its time, its prompt's hashes and length,
+              its limit, its session, and how long its answer was
+left out      retries, phases of disaggregated requests, embeddings, prompts that were not encoded, other models
+a rank        its registration and fitness at the first of these decisions, and the KV blocks that it stated
+its speed     factors of a reference engine, learnt from the recorded outcomes by the router's own rule
+              (`router/fleet/rates.py`)
+
+The length of an answer is the worker's count, else what the times of its tokens say, else the mean of the others.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from bench.routing.trace import TraceRequest
+from kv_protocol.codec import unpack_u64
+from kv_protocol.decided import Decided
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, OutcomeKnown, PolicyChanged
+from kv_protocol.ledger import Routed
+from router.decision.policy import Policy
+from router.decision.time_cost import expected_of
+from router.decision.verdict import Verdict
+from router.fleet.rates import OUTPUT_TOKENS, Rates
+from router.journal.replay import Redecided
+from router.planner.service import answered_tokens
+from worker_agent.engines.types import EngineDescription
+
+REQUESTS_MAX = 200_000
+_SEQUENCES, _BATCHED_TOKENS = 256, 8192
+"""Of an engine that does not state them: TensorRT-LLM's and vLLM's defaults are of this size."""
+
+
+class JournalUnfit(Exception):
+    """The journal has too little for a simulation; the message says what is missing."""
+
+
+class RecordedFigures(NamedTuple):
+    """What was measured: of all requests with a known outcome. None: of none."""
+
+    hit_rate: float | None
+    ttft_s: tuple[float, ...]
+
+
+class RankSpeed(NamedTuple):
+    """A rank's learnt factors of the reference engine's times, and how many measurements each has."""
+
+    prefill: float
+    decode: float
+    prefills: int
+    decodes: int
+
+
+class RecordedFleet(NamedTuple):
+    """The ranks that served, and the policy in force, at the first request."""
+
+    ranks: tuple[WorkerRank, ...]
+    registrations: tuple[WorkerRegistered, ...]
+    policy: Policy
+    block_size: int
+
+    def descriptions(self, kv_blocks: int, seq_len: int) -> tuple[EngineDescription, ...]:
+        """Return the engines' settings; `kv_blocks` are those of a rank that states none, 0: there is no such rank.
+
+        Raises:
+            JournalUnfit: a rank states no KV blocks, and `kv_blocks` is 0.
+        """
+        found = list[EngineDescription]()
+        for rank, told in zip(self.ranks, self.registrations, strict=True):
+            blocks = told.total_kv_blocks or kv_blocks
+            if not blocks:
+                raise JournalUnfit(f"{rank} states no total_kv_blocks: --kv-blocks says how many it has")
+            found.append(
+                EngineDescription(
+                    model=told.model,
+                    version="simulated",
+                    event_source="simulated",
+                    block_size=self.block_size,
+                    total_kv_blocks=blocks,
+                    max_num_seqs=told.max_num_seqs or _SEQUENCES,
+                    max_num_batched_tokens=told.max_num_batched_tokens or _BATCHED_TOKENS,
+                    max_seq_len=max(seq_len, told.max_seq_len),
+                )
+            )
+        return tuple(found)
+
+
+class SpeedLearner:
+    """Learns the speed of ranks from decisions and outcomes, of a journal or of a simulation alike."""
+
+    def __init__(self) -> None:
+        self._rates = Rates()
+
+    def decided(self, verdict: Verdict) -> None:
+        """A decision was carried out."""
+        place = verdict.rank_indices[verdict.winner_at]
+        self._rates.decided(expected_of(verdict.view, verdict.request, place))
+
+    def ended(self, known: OutcomeKnown) -> None:
+        """The outcome of a decision is known."""
+        self._rates.ended(known)
+
+    def speed_of(self, rank: WorkerRank) -> RankSpeed:
+        """Return a rank's speed; without measurements that of its model, or 1."""
+        factors = self._rates.statistics().ranks.get(rank, (1.0, 1.0))
+        counts = next(((row.prefills, row.decodes) for row in self._rates.rank_rows() if row.rank == rank), (0, 0))
+        return RankSpeed(*factors, *counts)
+
+
+class Recorded:
+    """The requests of one model in one router's journal, in the order of their decisions."""
+
+    def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
+        """Take the first `requests_max` requests, of the model of the first."""
+        self.model, self._requests_max = "", requests_max
+        self.fleet: RecordedFleet | None = None
+        self.left_out: Counter[str] = Counter()
+        self.speeds = SpeedLearner()
+        self._decisions: list[Decided] = []
+        self._outcomes: dict[str, OutcomeKnown] = {}
+
+    @property
+    def requests(self) -> int:
+        """How many requests there are."""
+        return len(self._decisions)
+
+    def take(self, record: JournalRecord, found: Redecided | None, policy: Policy | None) -> None:
+        """Take the next record of the journal, the decision that was taken again, and the policy then in force."""
+        if isinstance(record, Decided) and found is not None:
+            if found.verdict is not None:
+                self.speeds.decided(found.verdict)
+            self._decided(record, found.verdict, policy)
+        elif isinstance(record, OutcomeKnown):
+            self.speeds.ended(record)
+            self._outcomes[record.decision_id] = record
+        elif isinstance(record, LedgerApplied) and record.router and isinstance(record.event, Routed):
+            self.left_out["of other routers"] += 1
+        elif isinstance(record, FleetApplied | PolicyChanged) and self._decisions:
+            self.left_out["changes of the fleet or of the policy"] += 1
+
+    def _decided(self, record: Decided, verdict: Verdict | None, policy: Policy | None) -> None:
+        request = record.request
+        reason = (
+            "retries" * bool(request.tried)
+            or "phases of disaggregated requests" * (request.phase != "whole")
+            or "embeddings" * (request.endpoint == "embeddings")
+            or "not encoded" * (not request.isl_tokens)
+            or "of other models" * bool(self.model and request.model != self.model)
+            or "beyond the first" * (len(self._decisions) >= self._requests_max)
+        )
+        if not reason and self.fleet is None:
+            if verdict is None or policy is None:
+                reason = "before the journal is exact"
+            else:
+                self.model, self.fleet = request.model, _fleet_of(verdict, policy)
+        if reason:
+            self.left_out[reason] += 1
+        else:
+            self._decisions.append(record)
+
+    def trace(self) -> list[TraceRequest]:
+        """Return the requests from time 0 on; each id of their blocks stands for a block of the fleet's size.
+
+        Raises:
+            JournalUnfit: there are none.
+        """
+        if self.fleet is None or not self._decisions:
+            reasons = ", ".join(f"{number} {reason}" for reason, number in self.left_out.items()) or "no decision"
+            raise JournalUnfit(f"the journal has no request to play: {reasons}")
+        began_s, size = self._decisions[0].now_s, self.fleet.block_size
+        known, fresh, made = dict[int, int](), count(), list[TraceRequest]()
+        mean = self._mean_answer()
+        for decided in self._decisions:
+            request = decided.request
+            full = request.isl_tokens // size
+            ids = [_id_of(known, each, fresh) for each in unpack_u64(request.sequence_hashes)[:full]]
+            ids += [next(fresh) for _ in range(-(-request.isl_tokens // size) - len(ids))]
+            tokens = answered_tokens(self._outcomes.get(request.decision_id)) or mean
+            made.append(
+                TraceRequest(
+                    decided.now_s - began_s,
+                    request.isl_tokens,
+                    max(1, round(tokens)),
+                    tuple(ids),
+                    request.session_id,
+                    request.max_tokens,
+                )
+            )
+        return made
+
+    def _mean_answer(self) -> float:
+        found = [answered_tokens(self._outcomes.get(each.request.decision_id)) for each in self._decisions]
+        lengths = [tokens for tokens in found if tokens is not None]
+        return sum(lengths) / len(lengths) if lengths else OUTPUT_TOKENS
+
+    def measured(self, first: int = 0) -> RecordedFigures:
+        """Return what was measured of the requests from number `first` on."""
+        cached = prompt = 0
+        ttft_s = list[float]()
+        for each in self._decisions[first:]:
+            known = self._outcomes.get(each.request.decision_id)
+            if known is None or known.outcome != "ok":
+                continue
+            if known.cached_tokens is not None:
+                cached, prompt = cached + known.cached_tokens, prompt + each.request.isl_tokens
+            if known.ttft_s is not None:
+                ttft_s.append(known.ttft_s)
+        return RecordedFigures(cached / prompt if prompt else None, tuple(ttft_s))
+
+
+def _fleet_of(verdict: Verdict, policy: Policy) -> RecordedFleet:
+    view = verdict.view
+    fit = [place for place, unfit in enumerate(view.unfit) if not unfit and view.registrations[place].role != "encode"]
+    return RecordedFleet(
+        tuple(view.ranks[place] for place in fit),
+        tuple(view.registrations[place] for place in fit),
+        policy,
+        verdict.request.block_size,
+    )
+
+
+def _id_of(known: dict[int, int], sequence_hash: int, fresh: "count[int]") -> int:
+    number = known.get(sequence_hash)
+    if number is None:
+        number = known[sequence_hash] = next(fresh)
+    return number
+
+
+def speeds_of(learner: SpeedLearner, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
+    """Return the speeds of these ranks."""
+    return [learner.speed_of(rank) for rank in ranks]

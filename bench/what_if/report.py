@@ -1,0 +1,202 @@
+"""The closed loop as text, as JSON and as a plot."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.plot import PlotLabels, Point, plotted
+from bench.what_if.figures import Estimate, Gains, PolicyFigures, figures, frontier, gains, of_recorded
+from bench.what_if.fit import Fit
+from bench.what_if.play import WARM, Cell, Played, Stage
+from bench.what_if.recorded import Recorded, RecordedFigures
+
+IN_FORCE = "in force"
+FITS_WITHIN = 1.25
+"""A fit whose factors are further apart is named."""
+
+
+class PlayedPolicy(NamedTuple):
+    """A cell with its figures, and its differences from the policy in force at the same load; None: it is that one."""
+
+    cell: Cell
+    figures: PolicyFigures
+    gains: Gains | None
+
+
+class Result(NamedTuple):
+    """All that was played. `measured` is what the recorded fleet did with the counted requests."""
+
+    played: list[PlayedPolicy]
+    measured: RecordedFigures
+    fit: Fit
+    requests: int
+    ranks: int
+    left_out: dict[str, int]
+
+    def at(self, load: float) -> list[PlayedPolicy]:
+        """Return the policies at this load."""
+        return [each for each in self.played if each.cell.load == load]
+
+    @property
+    def loads(self) -> list[float]:
+        """The loads, in the order in which they were asked for."""
+        return list(dict.fromkeys(each.cell.load for each in self.played))
+
+
+def result_of(recorded: Recorded, stage: Stage, runs: dict[Cell, Played]) -> Result:
+    """Return the figures of all runs."""
+    base = {cell.load: run for cell, run in runs.items() if cell.name == IN_FORCE}
+    ranks = stage.shape.workers
+    played = [
+        PlayedPolicy(cell, figures(run, ranks), None if cell.name == IN_FORCE else gains(run, base[cell.load]))
+        for cell, run in runs.items()
+    ]
+    count = len(stage.requests)
+    return Result(played, recorded.measured(int(WARM * count)), stage.fit, count, ranks, dict(recorded.left_out))
+
+
+def lines(result: Result) -> list[str]:
+    """Return tables, what they do not say, and advice."""
+    found = [
+        f"{result.requests} recorded requests on {result.ranks} simulated ranks, the first {WARM:.0%} not counted",
+        *_fit_lines(result),
+    ]
+    for load in result.loads:
+        found += ["", f"load {load:g}" if len(result.loads) > 1 else "", *_table(result, load)]
+    found += ["", *_notes(result), advice(result)]
+    return [line for at, line in enumerate(found) if line or (at and found[at - 1])]
+
+
+def _fit_lines(result: Result) -> list[str]:
+    fit = result.fit
+    if not fit.measurements:
+        return ["engines: the calibration alone; the journal has no times of tokens to fit them to"]
+    words = f"engines: fitted to {fit.measurements} recorded times, factors within {fit.left - 1:.0%}"
+    return [words + (": a poor fit, take no absolute time from it" if fit.left > FITS_WITHIN else "")]
+
+
+def _table(result: Result, load: float) -> list[str]:
+    rows = [["", "policy", "hit rate", "TTFT mean", "TTFT p50", "TTFT p99", "ITL mean", "imbalance", "requests/s"]]
+    if load == 1.0:
+        rows.append(_measured_row(result.measured))
+    policies = result.at(load)
+    best = frontier({each.cell.name: _costs(each.figures) for each in policies})
+    rows += [_row(each, is_best=each.cell.name in best) for each in policies]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _costs(found: PolicyFigures) -> tuple[float, float]:
+    return found.ttft_mean_s.value, found.itl_mean_s.value
+
+
+def _measured_row(measured: RecordedFigures) -> list[str]:
+    times = of_recorded(measured.ttft_s)
+    shown = ["-"] * 3 if times is None else [f"{1e3 * each:.1f} ms" for each in times]
+    return ["", "recorded", "-" if measured.hit_rate is None else f"{measured.hit_rate:.1%}", *shown, "-", "-", "-"]
+
+
+def _row(each: PlayedPolicy, *, is_best: bool) -> list[str]:
+    found = each.figures
+    return [
+        "*" if is_best else "",
+        each.cell.name,
+        _shown(found.hit_rate, 100, "%"),
+        *(_shown(time, 1e3, " ms") for time in (found.ttft_mean_s, found.ttft_p50_s, found.ttft_p99_s)),
+        _shown(found.itl_mean_s, 1e3, " ms", 2),
+        _shown(found.imbalance, 1, "", 2),
+        _shown(found.requests_per_s, 1, "", 2),
+    ]
+
+
+def _shown(found: Estimate, factor: float, unit: str, digits: int = 1) -> str:
+    low, high = factor * found.low, factor * found.high
+    return f"{factor * found.value:.{digits}f}{unit} ({low:.{digits}f}..{high:.{digits}f})"
+
+
+def _notes(result: Result) -> list[str]:
+    notes = [f"note: left out: {number} {reason}" for reason, number in result.left_out.items()]
+    return [
+        "* on the Pareto front of mean TTFT and mean ITL at its load",
+        "intervals: bootstrap of blocks of requests; requests come as recorded, however late an answer is",
+        *notes,
+    ]
+
+
+def advice(result: Result) -> str:
+    """Return what the first load is a reason for, with its uncertainty."""
+    best = best_of(result)
+    base = next(each for each in result.at(result.loads[0]) if each.gains is None)
+    error = _error_of(base, result.measured)
+    if best is None or best.gains is None:
+        return f"Advice: keep the policy in force: no other has a lower mean TTFT beyond its interval. {error}"
+    gained = best.gains
+    return (
+        f"Advice: try {best.cell.name}: mean TTFT {_signed(gained.ttft_mean_s, 1e3, ' ms')}, "
+        f"p99 {_signed(gained.ttft_p99_s, 1e3, ' ms')}, hit rate {_signed(gained.hit_rate, 100, ' points')}, "
+        f"mean ITL {_signed(gained.itl_mean_s, 1e3, ' ms', 2)} (95 % intervals). {error}"
+    )
+
+
+def best_of(result: Result) -> PlayedPolicy | None:
+    """Return the policy with the lowest mean TTFT at the first load of those that are better beyond their interval.
+
+    Its p99 must not be worse beyond its interval. None: there is none.
+    """
+    better = [
+        each
+        for each in result.at(result.loads[0])
+        if each.gains is not None and each.gains.ttft_mean_s.is_below_zero and not each.gains.ttft_p99_s.is_above_zero
+    ]
+    return min(better, key=lambda each: each.figures.ttft_mean_s.value, default=None)
+
+
+def _error_of(base: PlayedPolicy, measured: RecordedFigures) -> str:
+    times = of_recorded(measured.ttft_s)
+    if times is None or base.cell.load != 1.0:
+        return "How near the simulation is to the fleet is not known: no times were recorded."
+    apart = base.figures.ttft_mean_s.value / times[0] - 1
+    return f"Under the policy in force the simulation is {apart:+.0%} from the recorded mean TTFT."
+
+
+def _signed(found: Estimate, factor: float, unit: str, digits: int = 1) -> str:
+    low, high = factor * found.low, factor * found.high
+    return f"{factor * found.value:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def as_object(result: Result) -> dict[str, Any]:
+    """Return everything, for JSON."""
+    times = of_recorded(result.measured.ttft_s)
+    return {
+        "requests": result.requests,
+        "ranks": result.ranks,
+        "left_out": result.left_out,
+        "fit": {"measurements": result.fit.measurements, "left": result.fit.left},
+        "recorded": {"hit_rate": result.measured.hit_rate, "ttft_mean_p50_p99_s": times},
+        "policies": [
+            {
+                "name": each.cell.name,
+                "load": each.cell.load,
+                "figures": {name: estimate._asdict() for name, estimate in each.figures._asdict().items()},
+                "gains": each.gains and {name: found._asdict() for name, found in each.gains._asdict().items()},
+            }
+            for each in result.played
+        ],
+        "advice": advice(result),
+    }
+
+
+def write_plot(result: Result, path: Path) -> None:
+    """Write the Pareto front: first tokens against the tokens of a user, one line a policy, one point a load."""
+    series = dict[str, list[Point]]()
+    for each in result.played:
+        ttft_s, itl_s = _costs(each.figures)
+        point = Point(1 / max(ttft_s, 1e-6), 1 / max(itl_s, 1e-6), f"x{each.cell.load:g}", is_served=True)
+        series.setdefault(each.cell.name, []).append(point)
+    labels = PlotLabels("What other policies would do", "1 / mean TTFT, 1/s", "tokens/s of a user (1 / mean ITL)")
+    path.write_bytes(plotted(series, labels, "png" if path.suffix == ".png" else "svg"))
+
+
+def names(policies: Sequence[PlayedPolicy]) -> list[str]:
+    """Return the names by rising mean TTFT: the ranking."""
+    return [each.cell.name for each in sorted(policies, key=lambda each: each.figures.ttft_mean_s.value)]

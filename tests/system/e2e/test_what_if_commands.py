@@ -1,0 +1,103 @@
+"""`router what-if` and `router tune` as they are typed, on a real fleet's journal, with its router's shadows."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from bench.processes import FleetProcesses
+from kv_runtime.clock import SystemClock
+from tests.system.e2e.client import MODEL, Client
+
+SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
+_REQUESTS = 40
+
+
+class Ended(NamedTuple):
+    code: int | None
+    out: str
+    err: str
+
+
+async def typed(command: str, *arguments: str) -> Ended:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    place = {"what-if": "command import what_if", "tune": "tune import tune"}[command]
+    name = place.rpartition(" ")[2]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", f"from bench.what_if.{place}; {name}(prog_name='router {command}')", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with asyncio.timeout(100):
+        out, err = await process.communicate()
+    assert "Traceback" not in err.decode(), err.decode()
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(fleet: FleetProcesses, client: Client) -> AsyncIterator[FleetProcesses]:
+    """The fleet after conversations of two turns, seen by a shadow."""
+    async with client.session.put(f"{fleet.control_url}/v1/shadows", json=SHADOWS) as answered:
+        assert answered.status == 200
+    for number in range(_REQUESTS):
+        prompt = [number // 2 * 7 + 1] * 160 + [number % 2 + 2] * 80
+        await client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 8})
+    async with asyncio.timeout(20):
+        while (await client.control("/v1/shadows"))["shadows"][0]["decisions"] < _REQUESTS:
+            await SystemClock().sleep(0.02)
+    yield fleet
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
+    served: FleetProcesses, tmp_path: Any
+) -> None:
+    plot = tmp_path / "front.svg"
+    options = ("--nats-url", served.nats_url, "--jobs", "1", "--modes", "round-robin")
+    found = await typed("what-if", *options, "--loads", "1,2", "--json", "--plot", str(plot))
+    assert found.code == 0, found.err
+    page = json.loads(found.out)
+    assert (page["requests"], page["ranks"]) == (_REQUESTS, 2)
+    assert page["fit"]["measurements"] > _REQUESTS
+    played = [(each["name"], each["load"]) for each in page["policies"]]
+    assert played == [("in force", 1.0), ("round-robin", 1.0), ("in force", 2.0), ("round-robin", 2.0)]
+    hit_rates = {each["name"]: each["figures"]["hit_rate"]["value"] for each in page["policies"][:2]}
+    assert hit_rates["in force"] > hit_rates["round-robin"]
+    assert abs(hit_rates["in force"] - page["recorded"]["hit_rate"]) < 0.1
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tune_compares_candidates_and_shadows_and_changes_nothing(served: FleetProcesses, client: Client) -> None:
+    before = await client.control("/v1/policy")
+    options = ("--nats-url", served.nats_url, "--jobs", "1", "--only-named", "--sweep", "policy.ttft_weight=1")
+    found = await typed("tune", *options, "--shadows", served.control_url, "--played", "1")
+    assert found.code == 0, found.err
+    assert f"% of {_REQUESTS} live decisions for other ranks" in found.out
+    assert "played  ttft_weight=1: " in found.out
+    assert "        shadow turns: " in found.out
+    assert "Advice: " in found.out
+    assert await client.control("/v1/policy") == before
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("what-if", ("--sweep", "ttft_weight=-1"), "policy.ttft_weight: found -1"),
+        ("tune", ("--shadows", "http://127.0.0.1:1"), "allowed the control plane of a running router"),
+    ],
+)
+async def test_what_cannot_be_played_is_named(
+    served: FleetProcesses, command: str, options: tuple[str, ...], words: str
+) -> None:
+    found = await typed(command, "--nats-url", served.nats_url, "--jobs", "1", *options)
+    assert (found.code, found.out) == (2, "")
+    assert words in found.err

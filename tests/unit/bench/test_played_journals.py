@@ -1,0 +1,244 @@
+"""The closed loop: a journal's requests through engines that are fitted to it, and what follows for its policy."""
+
+from functools import cache
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from bench.what_if import fit
+from bench.what_if.agreement import (
+    LIVE,
+    SLOWER,
+    SimulatedJournal,
+    agreement,
+    journal_of,
+    played,
+    rank_correlation,
+    read,
+)
+from bench.what_if.command import what_if
+from bench.what_if.figures import drawn, figures, frontier, gains
+from bench.what_if.fit import fitted
+from bench.what_if.play import Played
+from bench.what_if.reading import JournalOfOne
+from bench.what_if.recorded import JournalUnfit, RankSpeed
+from bench.what_if.report import IN_FORCE, Result, as_object, lines, names, write_plot
+from bench.what_if.tune import proposal, proposal_lines, screened, tune
+from kv_protocol.decided import Decided
+from router.decision.policy import Policy
+from tests.support.planting import plant
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming, IterationWork
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "kv-blocks": {"mode": "kv-blocks"},
+    "least-loaded": {"mode": "least-loaded"},
+    "round-robin": {"mode": "round-robin"},
+    "random": {"mode": "random"},
+}
+
+
+@cache
+def journal(policy: Policy = LIVE) -> SimulatedJournal:
+    """Return the journal of a small fleet of chats."""
+    return journal_of("chat", policy, scale=0.2, load=0.5)
+
+
+@cache
+def lived() -> tuple[JournalOfOne, Result]:
+    """Return the journal of mode kv as it was read, and all policies played."""
+    found = read(journal(), OTHERS)
+    return found, played(found)
+
+
+# ------------------------------------------------------------------------------------------------- fidelity
+
+
+def test_engines_fitted_to_a_simulated_fleet_are_as_fast_as_it_and_serve_its_requests_alike() -> None:
+    _, result = lived()
+    base = next(each for each in result.played if each.gains is None)
+    timing = result.fit.timings[0]
+    work = IterationWork(context_tokens=1000, attention_pairs=1e6)
+    assert timing.iteration_s(work) / H200_8B.iteration_s(work) == pytest.approx(SLOWER, rel=0.15)
+    work = IterationWork(decode_sequences=8, kv_tokens=16_000)
+    assert timing.iteration_s(work) / H200_8B.iteration_s(work) == pytest.approx(SLOWER, rel=0.15)
+    measured = result.measured
+    assert base.figures.ttft_mean_s.value == pytest.approx(np.mean(measured.ttft_s), rel=0.1)
+    assert base.figures.hit_rate.value == pytest.approx(measured.hit_rate, abs=0.05)
+
+
+def test_what_shadows_predict_agrees_with_the_closed_loop_where_that_is_sure() -> None:
+    found = agreement(*lived())
+    assert {"least-loaded", "round-robin", "random"} <= set(found.sure)
+    assert found.contradicted(found.ttft_s) == found.contradicted(found.regret_s) == []
+    assert found.correlation(found.regret_s) >= 0.6
+    assert set(names(lived()[1].played)[:2]) == {IN_FORCE, "kv-blocks"}
+
+
+def test_orders_that_are_reversed_have_the_least_correlation() -> None:
+    assert rank_correlation(list("abcd"), list("abcd")) == 1.0
+    assert rank_correlation(list("abcd"), list("dcba")) == -1.0
+
+
+def test_the_policy_in_force_played_again_differs_by_nothing() -> None:
+    found = read(journal(), {"same": {"ttft_weight": LIVE.parameters.ttft_weight}})
+    assert found.policies == {}, "it is the policy in force"
+    times = np.arange(1.0, 50.0)
+    run = Played(times, times, np.zeros(49, dtype=np.int64), times, times, times, times)
+    assert set(gains(run, run)) == {(0.0, 0.0, 0.0)}
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
+def test_what_cannot_be_played_is_left_out_and_counted() -> None:
+    found = JournalOfOne({}, 1000)
+    changes: list[dict[str, Any]] = [{"tried": (("w0", 0),)}, {"phase": "decode"}, {"endpoint": "embeddings"}]
+    left, count = iter(changes), 0
+    for record in journal().records:
+        if isinstance(record, Decided):
+            count += 1
+            change = next(left, {}) if count > 1 else {}
+            found.fold(replace(record, request=replace(record.request, **change)))
+        else:
+            found.fold(record)
+    assert found.recorded.requests == count - 3
+    assert found.recorded.left_out == {"retries": 1, "phases of disaggregated requests": 1, "embeddings": 1}
+
+
+def test_prompts_share_what_their_recorded_hashes_share() -> None:
+    found = read(journal(), {})
+    recorded = [record for record in journal().records if isinstance(record, Decided)]
+    trace = found.recorded.trace()
+    assert [each.isl_tokens for each in trace] == [each.request.isl_tokens for each in recorded]
+    first = {each.request.sequence_hashes[:8] for each in recorded}
+    assert len({each.block_ids[0] for each in trace}) == len(first)
+    assert trace[0].arrival_s == 0.0
+
+
+def test_a_journal_without_prompts_is_named() -> None:
+    found = JournalOfOne({}, 1000)
+    for record in journal().records:
+        is_one = isinstance(record, Decided)
+        found.fold(replace(record, request=replace(record.request, isl_tokens=0)) if is_one else record)  # type: ignore[union-attr]
+    with pytest.raises(JournalUnfit, match="not encoded"):
+        found.recorded.trace()
+
+
+# ------------------------------------------------------------------------------------------------- the fit
+
+
+def simulated_speeds(timings: Any) -> list[RankSpeed]:
+    """Return what the rule would learn of engines with these timings, if it were exact."""
+    return [RankSpeed(each.token_s / H200_8B.token_s, each.base_s / H200_8B.base_s, 1000, 1000) for each in timings]
+
+
+def test_each_rank_gets_its_own_speed_and_one_with_few_measurements_the_mean() -> None:
+    recorded = [RankSpeed(1.0, 2.0, 1000, 1000), RankSpeed(3.0, 2.0, 1000, 1000), RankSpeed(9.0, 9.0, 0, 0)]
+    found = fitted(H200_8B, recorded, simulated_speeds)
+    shown = [each.token_s / H200_8B.token_s for each in found.timings]
+    assert shown == pytest.approx([1.0, 3.0, 2.0], rel=0.03)
+    assert found.left < 1.01
+
+
+def test_a_journal_without_times_leaves_the_prior() -> None:
+    found = fitted(H200_8B, [RankSpeed(1.0, 1.0, 0, 0)] * 2, simulated_speeds)
+    assert (found.timings, found.measurements) == ((H200_8B, H200_8B), 0)
+
+
+def test_a_fit_that_scales_the_wrong_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(prior: EngineTiming, prefill: float, decode: float) -> EngineTiming:
+        return replace(prior, token_s=prior.token_s / prefill, base_s=prior.base_s / decode)
+
+    plant(fit, "_timing", wrong, monkeypatch)
+    assert fitted(H200_8B, [RankSpeed(2.0, 2.0, 1000, 1000)], simulated_speeds).left > 1.5
+
+
+# ------------------------------------------------------------------------------------------------- figures
+
+
+def test_figures_are_those_of_the_requests_and_within_their_intervals() -> None:
+    _, result = lived()
+    for each in result.played:
+        for name, found in each.figures._asdict().items():
+            assert found.low <= found.value <= found.high, (each.cell.name, name)
+
+
+def test_each_draw_has_whole_blocks_of_requests_in_order() -> None:
+    for draw in drawn(400)[:20]:
+        assert len(draw) == 400
+        assert np.all(np.diff(draw.reshape(40, 10), axis=1) == 1)
+
+
+def test_a_busier_rank_is_an_imbalance() -> None:
+    count = 100
+    run = Played(
+        arrival_s=np.arange(count) / 10,
+        end_s=np.arange(count) / 10 + 1,
+        worker=np.where(np.arange(count) % 4 == 0, 1, 0),
+        isl_tokens=np.full(count, 100.0),
+        cached_tokens=np.zeros(count),
+        ttft_s=np.full(count, 0.1),
+        itl_s=np.full(count, 0.01),
+    )
+    found = figures(run, ranks=2)
+    assert found.imbalance.value == 1.5
+    assert found.requests_per_s.value == pytest.approx(100 / 10.9)
+
+
+def test_the_front_has_the_points_that_no_other_beats_in_both() -> None:
+    assert frontier({"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (2.0, 3.0), "d": (3.0, 1.0)}) == {"a", "b", "d"}
+
+
+def test_the_report_names_what_it_does_not_know_and_is_drawn(tmp_path: Any) -> None:
+    _, result = lived()
+    text = "\n".join(lines(result))
+    assert "Under the policy in force the simulation is" in text
+    assert "requests come as recorded" in text
+    assert {each["name"] for each in as_object(result)["policies"]} == {IN_FORCE, *OTHERS}
+    for kind, begins in {"svg": b"<?xml", "png": b"\x89PNG"}.items():
+        write_plot(result, tmp_path / f"front.{kind}")
+        assert (tmp_path / f"front.{kind}").read_bytes().startswith(begins)
+
+
+# ------------------------------------------------------------------------------------------------- tune
+
+
+def test_a_policy_that_draws_at_random_is_tuned_to_one_that_does_not() -> None:
+    candidates: dict[str, dict[str, Any]] = {"cold": {"temperature": 0.0}, "turns": {"mode": "round-robin"}}
+    found = read(journal(replace(LIVE, temperature=5.0)), candidates)
+    assert screened(found.tallies, 1) == ["cold"]
+    result = played(found)
+    fields = proposal(result, candidates)
+    assert fields == {"temperature": 0.0}
+    text = "\n".join(proposal_lines(result, fields))
+    assert """curl -X PATCH http://127.0.0.1:8001/v1/policy -d '{"temperature": 0.0}'""" in text
+    assert "policy:\n    temperature: 0.0" in text
+
+
+def test_a_policy_that_no_other_beats_stays() -> None:
+    _, result = lived()
+    assert proposal(result, OTHERS) is None
+    assert proposal_lines(result, None)[-1] == "Nothing to set."
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        (what_if, ("--loads", "0"), "--loads: found '0', allowed 0.01..100"),
+        (what_if, ("--loads", "nan"), "--loads: found 'nan', allowed 0.01..100"),
+        (what_if, ("--loads", "x"), "--loads: found 'x', allowed numbers"),
+        (what_if, ("--modes", "best"), "--modes: found 'best', allowed kv, "),
+        (what_if, ("--sweep", "ttft_weight"), "--sweep: found 'ttft_weight', allowed a policy's field and values"),
+        (what_if, ("--from", "soon"), "allowed a time as 2026-11-21T22:10:00Z"),
+        (tune, ("--only-named",), "--only-named: found no candidate"),
+        (tune, ("--shadows", "here"), "--shadows: found 'here', allowed http(s)://host:port"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_named(command: click.Command, options: tuple[str, ...], words: str) -> None:
+    found = CliRunner().invoke(command, ["--nats-url", "nats://127.0.0.1:1", *options])
+    assert found.exit_code == 2
+    assert words in found.stderr
