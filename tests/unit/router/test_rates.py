@@ -153,14 +153,15 @@ def test_factors_keep_within_their_bounds_whatever_is_measured(told: list[tuple[
         assert all(1 / MAX <= factor <= MAX for factor in of_all)
 
 
-def shares(liar: float, *, requests: int = 3000) -> list[float]:
+def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[float]:
     """Return each of four ranks' share of the requests while one seems to be `liar` times as slow as it is.
 
     Ten requests of 2,000 tokens a second, which share nothing; each rank works on those of the last 40 that it got.
+    The clock steps by `step_s` after a third of them, and back after two thirds.
     """
     rates, lately, got = Rates(), deque[int](maxlen=40), Counter[int]()
     for number in range(requests):
-        now_s = number / 10
+        now_s = number / 10 + step_s * (requests < 3 * number < 2 * requests)
         active = [lately.count(at) for at in range(4)]
         moment = view(*(row(f"w{at}/0", active_requests=of, active_blocks=of * 130) for at, of in enumerate(active)))
         moment = moment._replace(rates=rates.columns(MODEL, moment.ranks, now_s), now_s=now_s)
@@ -185,6 +186,12 @@ def is_fair(found: list[float]) -> bool:
 @pytest.mark.parametrize("liar", LIES)
 def test_a_rank_whose_timings_lie_gets_neither_all_requests_nor_none(liar: float) -> None:
     found = shares(liar)
+    assert is_fair(found), found
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_nor_does_it_if_the_clock_steps(step_s: float) -> None:
+    found = shares(100.0, requests=900, step_s=step_s)
     assert is_fair(found), found
 
 
