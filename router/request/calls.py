@@ -147,6 +147,7 @@ class Calls:
     ) -> OutboundCall:
         """Return the call to an attached engine whose stream tells token ids, or resumes behind `progress`."""
         path = inbound.path
+        replay_buffer.is_engines = True
         sent: tuple[bytes | memoryview, ...]
         if progress is not None:
             path, sent = COMPLETIONS, (self._resumed(registration, inbound, body, prompt, progress, replay_buffer),)

@@ -13,7 +13,8 @@ A response's stream (`call.token_mark`) ends with an error event of its own kind
 Reads of complete chunks that end an event are passed on unchanged. Other reads are decoded, cut after the last complete
 event, and put into a new chunk. A stream whose worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets
 bytes until its connection ends. Only the last 4 KB of the body are kept, unless the call has a `replay_buffer`. A
-stream with one that ends without `[DONE]` may be resumed, too; the buffer decides what of it is passed on.
+stream with one that ends without `[DONE]` may be resumed, too; so may one in which an attached engine reports its
+failure, and that event is not passed on. The buffer decides what of the others is passed on.
 """
 
 from typing import Protocol
@@ -33,6 +34,7 @@ from router.server.exchange import (
 from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, complete_chunks_tail
 from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 from router.server.null_sink import NullSink
+from router.server.stream_replay import FAILURE, failure_in
 
 TAIL_BYTES = 4096
 _RECENT_MAX = 8
@@ -205,6 +207,8 @@ class ResponseRelay:
         reader = self._reader
         if type(reader) is not ChunkReader or not reader.between_chunks or not self._chunked_out:
             return False
+        if self.call.replay_buffer is not None and FAILURE in data:
+            return False
         tail_at = complete_chunks_tail(data, TAIL_BYTES)
         if tail_at < 0:
             return False
@@ -225,12 +229,30 @@ class ResponseRelay:
         except Malformed as error:
             self.fail("body", str(error))
             return
+        if self._reported_failure(buffer):
+            return
         if len(buffer) > before:
             self._tell()
         if end >= 0:
             self._end(extra=end < len(data))
         elif ripe := self._ripe(buffer, max(0, before - _MARK_BYTES)):
             self._forward(buffer, ripe)
+
+    def _reported_failure(self, buffer: bytearray) -> bool:
+        """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
+        replay_buffer = self.call.replay_buffer
+        if self._state != _EVENTS or replay_buffer is None or not replay_buffer.is_engines:
+            return False
+        at, reason = failure_in(buffer)
+        if at < 0:
+            return False
+        if at:
+            self._mid_event = False
+            self._tell()
+            self._forward(buffer, at)
+        buffer.clear()
+        self.fail("first_byte" if self._silent else "body", reason)
+        return True
 
     def _forward(self, buffer: bytearray, ripe: int) -> None:
         """Pass on the first `ripe` bytes of the buffer."""

@@ -9,12 +9,52 @@
 
 from collections.abc import Callable
 
+import msgspec
+
+from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, Progress, without_tokens
 from router.server.framing import ChunkReader, chunk, payload_of
 
+FAILURE = b'data: {"error":'
+"""How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
+_SERVER_ERROR = 500
+_MESSAGE_CHARACTERS_MAX = 200
 _IDS = b'token_ids":['
 _EMPTY = b'"delta":{},'
 _GOES_ON = b'"finish_reason":null'
+
+
+class _Error(msgspec.Struct):
+    code: int
+    message: str = ""
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
+
+
+_error_events = msgspec.json.Decoder(_ErrorEvent)
+
+
+def failure_in(events: Bytes) -> tuple[int, str]:
+    """Return where a complete event begins by which vLLM reports its failure, and what it says; -1 if there is none.
+
+    If its engine core dies, vLLM's server ends each stream that has begun with such an event and `[DONE]`. An error
+    with a code below 500 is the request's, and none of these.
+    Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/openai/chat_completion/serving.py` and `completion/serving.py`
+    (`create_streaming_error_response`); seen when the engine core of a real one was killed.
+    """
+    at = events.find(FAILURE)
+    end = events.find(b"\n\n", at)
+    if at < 0 or end < 0:
+        return -1, ""
+    try:
+        error = _error_events.decode(events[at + len(b"data: ") : end]).error
+    except msgspec.DecodeError:
+        return -1, ""
+    if error.code < _SERVER_ERROR:
+        return -1, ""
+    return at, f"an error event, code {error.code}: {error.message[:_MESSAGE_CHARACTERS_MAX]}"
 
 
 def without_ids(events: bytes) -> bytes:
@@ -57,6 +97,7 @@ class StreamReplayBuffer:
         "_rewrite",
         "_size",
         "before",
+        "is_engines",
         "is_overfull",
         "later_tokens",
     )
@@ -70,6 +111,8 @@ class StreamReplayBuffer:
         self._size = 0
         self.before: Progress | None = None
         """How far the stream had come where this worker continued it, if `rewrite` was called."""
+        self.is_engines = False
+        """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
         self.is_overfull = False
         self.later_tokens = 0
         """Tokens in comments, without those of the first call of `add`."""

@@ -2,7 +2,8 @@
 
 `stream_events` yields the bytes that vLLM 0.24.0 writes, event by event. As a program it serves them:
 `python -m tests.support.vllm_server MODEL` prints its address. Each stream then stops somewhere in its middle until
-`POST /release`; `GET /held` says how many have stopped.
+`POST /release`; `GET /held` says how many have stopped. `POST /die` is the death of the engine core: these streams end
+with an error event, other requests get 500, and the server is not healthy any more.
 
 The model's next token depends on all tokens before it, so that only a request that continues behind the right ids
 continues the text. A token is a byte (`kv_runtime/text/byte_model.py`), and half of the words have longer characters.
@@ -15,6 +16,7 @@ primed with the prompt: `vllm/v1/engine/detokenizer.py`.
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -151,11 +153,18 @@ def stream_events(
     yield from answer.ending(len(ids))
 
 
+def _death() -> dict[str, Any]:
+    """Source: seen when the engine core of vLLM 0.24.0 was killed."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
+
+
 class _Server:
-    """Streams that stop in their middle until they are released."""
+    """Streams that stop in their middle until they are released, or the engine core dies."""
 
     def __init__(self, model: str) -> None:
         self._model, self._held, self._released = model, 0, asyncio.Event()
+        self._is_dead = False
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -165,14 +174,18 @@ class _Server:
                 web.get("/health", self._health),
                 web.get("/version", self._version),
                 web.get("/v1/models", self._models),
-                web.get("/metrics", self._health),
+                web.get("/metrics", self._metrics),
                 web.get("/held", self._count),
                 web.post("/release", self._release),
+                web.post("/die", self._die),
             ]
         )
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._is_dead else 200)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -189,7 +202,14 @@ class _Server:
         self._released.set()
         return web.Response()
 
+    async def _die(self, _: web.Request) -> web.Response:
+        self._is_dead = True
+        self._released.set()
+        return web.Response()
+
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if self._is_dead:
+            return web.json_response(_death(), status=500)
         body = await request.json()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -199,6 +219,9 @@ class _Server:
             if at == holds_at and not self._released.is_set():
                 self._held += 1
                 await self._released.wait()
+            if self._is_dead:
+                await response.write(b"data: " + json.dumps(_death()).encode() + b"\n\ndata: [DONE]\n\n")
+                break
             await response.write(event)
         return response
 

@@ -1,7 +1,8 @@
-"""One of two attached vLLM servers is killed in the middle of 200 streams: each client gets an undisturbed run's text.
+"""One of two attached vLLM servers dies in the middle of 200 streams: each client gets an undisturbed run's text.
 
-Router, agents and engines are real processes. The engines are `tests/support/vllm_server.py`: each stream stops in its
-middle until it is released, so that at the kill all streams have begun and none has ended.
+It is killed, or its engine core dies and it reports that in each stream. Router, agents and engines are real
+processes. The engines are `tests/support/vllm_server.py`: each stream stops in its middle until it is released, so
+that at the kill all streams have begun and none has ended.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.system.integration.event_path import zmq_context
 STREAMS = 200
 WAIT_S = 60.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+Death = Callable[[aiohttp.ClientSession, ChildProcess, str], Awaitable[None]]
 
 
 def request(number: int) -> tuple[str, dict[str, Any]]:
@@ -103,8 +105,18 @@ async def until_held(session: aiohttp.ClientSession, urls: list[str], streams: i
         raise AssertionError(f"{held} of {streams} streams are in their middle") from None
 
 
+async def killed(_session: aiohttp.ClientSession, victim: ChildProcess, _url: str) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
+
+
+async def without_core(session: aiohttp.ClientSession, _victim: ChildProcess, url: str) -> None:
+    async with session.post(f"{url}/die") as response:
+        assert response.status == 200
+
+
 @pytest.mark.asyncio
-async def test_every_stream_of_a_killed_engine_goes_on_at_another_without_a_seam() -> None:
+@pytest.mark.parametrize("dies", [killed, without_core])
+async def test_every_stream_of_a_dead_engine_goes_on_at_another_without_a_seam(dies: Death) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         running_cluster() as cluster,
@@ -116,7 +128,7 @@ async def test_every_stream_of_a_killed_engine_goes_on_at_another_without_a_seam
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(stream(session, cluster, number)) for number in range(STREAMS)]
             await until_held(session, [victim_url, other_url], STREAMS)
-            os.kill(victim.pid, signal.SIGKILL)
+            await dies(session, victim, victim_url)
             async with session.post(f"{other_url}/release") as response:
                 assert response.status == 200
         answers = [task.result() for task in tasks]

@@ -93,6 +93,8 @@ class Http:
         self.kept_bytes: int | None = None
         """How much is kept of each stream; None: streams are not kept."""
         self.kept: list[StreamReplayBuffer] = []
+        self.is_engines = False
+        """Whether the workers are attached engines that tell ids."""
         self.is_once = False
         self.at_cut: list[bytes | None] = []
         """What follows each stream in turn that is cut; nothing: the call is sent again."""
@@ -121,6 +123,7 @@ class Http:
         headers = b"content-type: application/json\r\n"
         kept = None if self.kept_bytes is None else StreamReplayBuffer(self.kept_bytes)
         if kept is not None:
+            kept.is_engines = self.is_engines
             self.kept.append(kept)
         call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), *self.timeouts, kept, self.is_once)
         exchange.forward(call, watcher)

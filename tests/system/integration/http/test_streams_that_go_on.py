@@ -25,6 +25,8 @@ from tests.unit.router.upstream import (
 )
 
 ONE, TWO, THREE = event("one"), event("two"), event("three")
+DIED = b'data: {"error": {"message": "EngineCore died", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
+"""What vLLM writes into a stream when its engine core dies; `[DONE]` follows."""
 KEPT = 1 << 20
 
 
@@ -101,6 +103,64 @@ async def test_a_stream_that_ends_without_its_mark_may_go_on_or_ends_as_it_did()
     async with Upstream(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as worker, running() as http:
         assert await asked(http, worker, [b""]) == ONE + TWO + DONE
         assert await asked(http, worker, [None]) == ONE
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_a_stream_in_which_an_attached_engine_reports_its_death_goes_on(
+    version: bytes, bytes_at_a_time: int
+) -> None:
+    died = STREAM_HEAD + b"".join(map(chunked, [ONE, DIED, DONE])) + b"0\r\n\r\n"
+
+    async def script(exchange: Exchange) -> None:
+        for at in range(0, len(died), bytes_at_a_time):
+            await exchange.send(died[at : at + bytes_at_a_time])
+            await asyncio.sleep(0)
+
+    async with Upstream(in_turn(script, streams(TWO, DONE))) as worker, running() as http:
+        http.is_engines, http.worker, http.kept_bytes, http.at_cut = True, worker.base_url, KEPT, [b""]
+        reader, _ = await http.dial(post().replace(b"HTTP/1.1", version))
+        assert (await answered(reader)).body == ONE + TWO + DONE
+        assert http.watchers[0].heard[-1] == "cut body: an error event, code 500: EngineCore died"
+        assert http.kept[0].events() == ONE
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not_answer() -> None:
+    async with Upstream(in_turn(streams(DIED, DONE), streams(ONE, DONE))) as worker, running() as http:
+        http.is_engines, http.tries = True, 1
+        assert await asked(http, worker, []) == ONE + DONE
+        assert http.watchers[0].heard[-1] == "failed first_byte: an error event, code 500: EngineCore died"
+
+
+@pytest.mark.asyncio
+async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_error_event() -> None:
+    async with Upstream(streams(ONE, DIED, DONE)) as worker, running() as http:
+        http.is_engines = True
+        body = await asked(http, worker, [None])
+        assert body.startswith(ONE + b"data: ")
+        assert b"code 500: EngineCore died" in body
+        assert b"upstream_failed" in body
+        assert body.endswith(DONE)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("is_engines", "error"),
+    [
+        (False, DIED),
+        (True, DIED.replace(b"500", b"400")),
+        (True, DIED.replace(b"500", b'"rate_limit"')),
+        (True, DIED.replace(b"data: {", b'data: {"choices": [], ')),
+        (True, b'data: {"error": broken}\n\n'),
+    ],
+)
+async def test_other_errors_reach_the_client_as_the_worker_wrote_them(is_engines: bool, error: bytes) -> None:
+    async with Upstream(streams(ONE, error, DONE)) as worker, running() as http:
+        http.is_engines = is_engines
+        assert await asked(http, worker, []) == ONE + error + DONE
+        assert http.watcher.heard[-1] == "end"
 
 
 @pytest.mark.asyncio
