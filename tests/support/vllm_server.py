@@ -164,7 +164,7 @@ class _Server:
 
     def __init__(self, model: str) -> None:
         self._model, self._held, self._released = model, 0, asyncio.Event()
-        self._is_dead = False
+        self._died = asyncio.Event()
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -183,7 +183,7 @@ class _Server:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._is_dead else 200)
+        return web.Response(status=503 if self._died.is_set() else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -203,12 +203,12 @@ class _Server:
         return web.Response()
 
     async def _die(self, _: web.Request) -> web.Response:
-        self._is_dead = True
+        self._died.set()
         self._released.set()
         return web.Response()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        if self._is_dead:
+        if self._died.is_set():
             return web.json_response(_death(), status=500)
         body = await request.json()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -219,7 +219,7 @@ class _Server:
             if at == holds_at and not self._released.is_set():
                 self._held += 1
                 await self._released.wait()
-            if self._is_dead:
+            if self._died.is_set():
                 await response.write(b"data: " + json.dumps(_death()).encode() + b"\n\ndata: [DONE]\n\n")
                 break
             await response.write(event)
