@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci lint types imports unit system compiled floors simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus lock clean
+.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ test: native lint imports  ## lint, types, import contracts, tests (about 5 minu
 	@$(MAKE) --no-print-directory -j2 types unit
 
 ## Slower suites
-ci: test system compiled floors simulation faults soak-smoke sanitize fuzz-smoke site  ## make test, then the slower suites
+ci: test system compiled floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -76,6 +76,9 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,$(AGENT_TESTS))
+
+grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
+	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query and alert on a real Prometheus
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install

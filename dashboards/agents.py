@@ -1,7 +1,7 @@
 """The dashboard "Worker agents": does the engine serve, what does it do, do its events reach the log."""
 
 from dashboards.agents_events import EVENTS, STREAM, UNPUBLISHED
-from dashboards.agents_media import MEDIA, TRANSFERS
+from dashboards.agents_media import MEDIA
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import WORKER, rate, selected
 
@@ -116,24 +116,6 @@ LOAD = Row(
             unit="s",
         ),
         Panel(
-            title="Prefill and decode, requests",
-            description="kvrouter_engine_phase_requests of the newest iteration, by phase. All prefill for long: "
-            "decodes wait; use prefill and decode workers, or bound the tokens of a batch.",
-            queries=(Query(f"sum by (phase) ({selected('engine_phase_requests', WORKER)})", "{{phase}}"),),
-            kind="stacked",
-        ),
-        Panel(
-            title="Prefill and decode, tokens",
-            description="kvrouter_engine_phase_tokens (computed, or waiting) and kvrouter_engine_phase_kv_tokens (in "
-            "the cache), by phase. It shows where a batch's time goes; compare with the iteration's duration.",
-            queries=(
-                Query(f"sum by (phase) ({selected('engine_phase_tokens', WORKER)})", "{{phase}}"),
-                Query(
-                    f"sum by (phase) ({selected('engine_phase_kv_tokens', WORKER)})", "{{phase}} in cache", right=True
-                ),
-            ),
-        ),
-        Panel(
             title="Statistics that were not read",
             description="kvrouter_engine_stats_skipped_total by problem, kvrouter_engine_stats_poll_failures_total. A "
             "rank without reports for 5 s is routed to by leases alone: does the engine have another version?",
@@ -164,6 +146,6 @@ AGENTS = Board(
     uid="kv-router-agents",
     title="KV router: worker agents",
     description="Does the engine serve, and what does it do; are all of its KV events heard, and what of them is not "
-    "published; do they reach the log; how do KV transfers and media go.",
-    rows=(SERVES, LOAD, EVENTS, UNPUBLISHED, STREAM, TRANSFERS, MEDIA),
+    "published; do they reach the log; how do media go.",
+    rows=(SERVES, LOAD, EVENTS, UNPUBLISHED, STREAM, MEDIA),
 )

@@ -1,47 +1,7 @@
-"""Rows of the dashboard "Worker agents": simulated KV transfers between engines, and media."""
+"""A row of the dashboard "Worker agents": media."""
 
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import WORKER, rate, selected
-
-TRANSFERS = Row(
-    "Does KV of simulated engines get from prefill to decode?",
-    (
-        Panel(
-            title="Prompts held for decode workers",
-            description="kvrouter_kv_contexts_held, kvrouter_kv_contexts_held_tokens by worker; at the right "
-            "kvrouter_kv_contexts_total by outcome. Rising: no decode worker fetches them; expired: decode workers "
-            "fail.",
-            queries=(
-                Query(f"sum by (worker) ({selected('kv_contexts_held', WORKER)})", "{{worker}}"),
-                Query(f"sum by (worker) ({selected('kv_contexts_held_tokens', WORKER)})", "{{worker}} tokens"),
-                Query(rate("kv_contexts_total", WORKER, by="outcome"), "{{outcome}}, a second", right=True),
-            ),
-        ),
-        Panel(
-            title="Fetches of KV",
-            description="kvrouter_kv_transfers_total by outcome; at the right kvrouter_kv_transfers_waiting. Waiting "
-            "for ever: transfer.buffer_tokens is below the longest prompt.",
-            queries=(
-                Query(rate("kv_transfers_total", WORKER, by="outcome"), "{{outcome}}"),
-                Query(
-                    f"sum by (worker) ({selected('kv_transfers_waiting', WORKER)})", "{{worker}} waiting", right=True
-                ),
-            ),
-            unit="cps",
-        ),
-        Panel(
-            title="What fetches cost",
-            description="kvrouter_kv_transfer_bytes_total; at the right kvrouter_kv_transfer_seconds_total of "
-            "simulated time. Much time: transfers are slower than computing short prompts again, use "
-            "disaggregation.conditional.",
-            queries=(
-                Query(rate("kv_transfer_bytes_total", WORKER), "bytes"),
-                Query(rate("kv_transfer_seconds_total", WORKER), "seconds", right=True),
-            ),
-            unit="cps",
-        ),
-    ),
-)
 
 MEDIA = Row(
     "Are media loaded and encoded?",

@@ -10,6 +10,7 @@ from dashboards.engines import ENGINES
 from dashboards.fleet import FLEET
 from dashboards.index import INDEX
 from dashboards.panels import Annotation, Board, Variable
+from dashboards.phases import PHASES_BOARD
 from dashboards.pools import POOLS
 from dashboards.promql import selected
 from dashboards.router import ROUTER
@@ -19,6 +20,7 @@ BOARDS: dict[str, Board] = {
     "fleet": FLEET,
     "decisions": DECISIONS,
     "index": INDEX,
+    "phases": PHASES_BOARD,
     "agents": AGENTS,
     "engines": ENGINES,
     "router": ROUTER,

@@ -1,6 +1,7 @@
 """The dashboard "Routing decisions": prediction accuracy, spills, deciding rules and decision costs."""
 
 from dashboards.belief import PREDICTION, TRUST
+from dashboards.links import DECISIONS_PAGE
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import buckets, mean, quantile, rate, selected, share
 from dashboards.shadows import SHADOWS
@@ -15,6 +16,7 @@ GIVEN_UP = Row(
             "which load.",
             queries=(Query(buckets("regret_blocks"), "{{le}}"),),
             kind="heatmap",
+            links=(DECISIONS_PAGE,),
         ),
         Panel(
             title="Regret by the term that it was for",
@@ -131,6 +133,7 @@ DECIDED = Row(
             queries=(Query(rate("decisions_total", by="reason"), "{{reason}}"),),
             kind="stacked",
             unit="cps",
+            links=(DECISIONS_PAGE,),
         ),
         Panel(
             title="Not done as configured",

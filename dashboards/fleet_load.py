@@ -1,5 +1,6 @@
 """Rows of the dashboard "Fleet": how long clients wait, and where work does."""
 
+from dashboards.links import DECISIONS_PAGE, REQUEST_TRACES
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import MODEL, WORKER, buckets, mean, quantile, rate, selected
 
@@ -35,6 +36,25 @@ WAITING = Row(
             ),
             unit="s",
             width=12,
+            links=(DECISIONS_PAGE, REQUEST_TRACES),
+        ),
+        Panel(
+            title="Time to first token by model, p95",
+            description="kvrouter_model_time_to_first_token_seconds. One model alone is late: its workers are too few, "
+            "or its prompts longer; all: look at the queue. unknown: answers of models that left meanwhile.",
+            queries=(Query(quantile(0.95, "model_time_to_first_token_seconds", MODEL, by="model"), "{{model}}"),),
+            unit="s",
+            width=12,
+            links=(DECISIONS_PAGE, REQUEST_TRACES),
+        ),
+        Panel(
+            title="Time to first token by worker, p95",
+            description="kvrouter_worker_time_to_first_token_seconds. One worker alone is late: slower hardware, or "
+            "its cache draws too much, see the dashboard Routing decisions.",
+            queries=(Query(quantile(0.95, "worker_time_to_first_token_seconds", WORKER, by="worker"), "{{worker}}"),),
+            unit="s",
+            width=12,
+            links=(DECISIONS_PAGE, REQUEST_TRACES),
         ),
         Panel(
             title="Time between tokens",
@@ -46,9 +66,13 @@ WAITING = Row(
         Panel(
             title="Whole request",
             description="kvrouter_request_duration_seconds, from head to last byte. It goes with the length of "
-            "answers; without that, look at the two panels before.",
-            queries=tuple(Query(quantile(q, "request_duration_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
+            "answers; without that, look at the panels before. Points are traced requests.",
+            queries=tuple(
+                Query(quantile(q, "request_duration_seconds"), f"p{q * 100:g}", exemplars=q == _TAIL)
+                for q in (0.5, 0.9, _TAIL)
+            ),
             unit="s",
+            links=(DECISIONS_PAGE, REQUEST_TRACES),
         ),
         Panel(
             title="Length of prompts and answers",

@@ -1,6 +1,7 @@
 """The dashboard "Index and event log": is the index current, how is it healed, does it fit, are snapshots kept."""
 
 from dashboards.index_log import LOG, SNAPSHOTS
+from dashboards.links import EVENT_TRACES
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import WORKER, rate, selected
 
@@ -17,6 +18,7 @@ CURRENT = Row(
             queries=(Query(f"max by ({_RANK}) ({selected('freshness_seconds', WORKER)})", _AT),),
             unit="s",
             bad_from=2,
+            links=(EVENT_TRACES,),
         ),
         Panel(
             title="Ranks that are not known to be current",

@@ -28,6 +28,13 @@ class Query(msgspec.Struct, frozen=True):
     exemplars: bool = False
 
 
+class Link(msgspec.Struct, frozen=True):
+    """Where a click on a series leads; the address may have Grafana's variables."""
+
+    title: str
+    url: str
+
+
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `width` is in columns; `bad_from`: the figure that is worth a look, drawn as a threshold."""
 
@@ -39,6 +46,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 8
     height: int = 8
     bad_from: float | None = None
+    links: tuple[Link, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True):

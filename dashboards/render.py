@@ -16,6 +16,7 @@ from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
+from dashboards.links import ROUTER, ROUTER_DEFAULT
 from dashboards.panels import WIDTH, Annotation, Board, Kind, Panel, Query, Variable
 
 TAG = "kv-router"
@@ -36,6 +37,7 @@ def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[A
     built.with_variable(dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"))
     for variable in variables:
         built.with_variable(_variable(variable))
+    built.with_variable(dashboard.TextBoxVariable(ROUTER).label("router page").default_value(ROUTER_DEFAULT))
     for annotation in annotations:
         built.annotation(_annotation(annotation))
     for each in _placed(board):
@@ -78,6 +80,8 @@ def _panel(panel: Panel) -> AnyPanel:
     if panel.bad_from is not None:
         steps = [grid.Threshold(value=None, color=_GOOD), grid.Threshold(value=panel.bad_from, color=_BAD)]
         built.thresholds(dashboard.ThresholdsConfig().mode(grid.ThresholdsMode.ABSOLUTE).steps(steps))
+    if panel.links:
+        built.data_links([dashboard.DashboardLink(each.title).url(each.url) for each in panel.links])
     for ref_id, query in zip(_REF_IDS, panel.queries, strict=False):
         built.with_target(_target(query, ref_id, panel.kind))
     return built

@@ -1,7 +1,9 @@
 """`indexer`: the commands, and the only place that knows all classes of the stand-alone index."""
 
 import asyncio
+import os
 import sys
+import uuid
 from pathlib import Path
 
 import click
@@ -25,7 +27,11 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import Projection, configure_logs, new_registry
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import events_of, opened_event_tracing
 
+SERVICE = "kv-router-index"
+"""`service.name`, unless the environment says another."""
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed)
 
 
@@ -68,15 +74,18 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
     log = await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
     try:
         await ensure_streams(log, settings.nats)
-        index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats)
+        tracing = opened_event_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE)
+        index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats, tracing=events_of(tracing))
         registry = new_registry()
         Projection(registry, index.families)
+        Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
         app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())
         http = HttpServer(app, settings.control.host, settings.control.port, hosts=settings.control.host_names())
         await http.start()
         await index.start()
         print(f"index on http://{settings.control.host}:{http.port}", flush=True)
-        await run_parts([Part("http", http.run, 0, dict), *index.parts(1)], stop=stop, drain_s=10)
+        spans = [] if tracing is None else [tracing.exporter.part(2)]
+        await run_parts([Part("http", http.run, 0, dict), *index.parts(1), *spans], stop=stop, drain_s=10)
     finally:
         await log.close()
 

@@ -1,6 +1,7 @@
 """The stand-alone index's configuration tree."""
 
 from kv_runtime.config.sections import ControlSection, IndexSection, NatsSection, Settings, TelemetrySection
+from kv_runtime.tracing.service import TracingSection
 
 
 class IndexerSettings(Settings):
@@ -10,3 +11,4 @@ class IndexerSettings(Settings):
     control: ControlSection = ControlSection(port=8002)
     index: IndexSection = IndexSection()
     telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()

@@ -28,6 +28,7 @@ from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
 from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
+from indexer.service.tracing import ApplyTracer
 from indexer.service.tree_routes import BadParameter, tree_routes
 from indexer.shared import READERS_MAX, IndexReader, SharedIndex
 from kv_protocol import subjects
@@ -39,6 +40,7 @@ from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
+from kv_runtime.tracing.service import EventTracing
 
 if TYPE_CHECKING:
     from indexer.native.index import NativeIndex
@@ -152,8 +154,11 @@ class EmbeddedIndex:
         *,
         logs_announced: bool = True,
         shared: SharedIndex | None = None,
+        tracing: EventTracing | None = None,
     ) -> None:
         """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` is that of `IndexFeed`.
+
+        `tracing`: None: applied messages have no spans.
 
         With `shared` this process is the writer of that index; its readers see this one once it has caught up.
 
@@ -179,7 +184,16 @@ class EmbeddedIndex:
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
         applied = None if self._shared is None else self._tell_readers
-        self._feed = IndexFeed(self._fold, log, clock, snapshots, gate, logs_announced=logs_announced, applied=applied)
+        self._feed = IndexFeed(
+            self._fold,
+            log,
+            clock,
+            snapshots,
+            gate,
+            logs_announced=logs_announced,
+            applied=applied,
+            tracer=None if tracing is None else ApplyTracer(tracing),
+        )
         limits = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,

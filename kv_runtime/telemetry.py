@@ -223,9 +223,9 @@ class Distribution:
         """Add an observation."""
         self.exemplars: dict[int, Exemplar] = {}
 
-    def exemplify(self, seen: float, trace_id: str) -> None:
+    def exemplify(self, seen: float, labels: dict[str, str]) -> None:
         """Say which trace an observation belongs to; it was or will be observed, too."""
-        self.exemplars[bisect_left(self.bounds, seen)] = Exemplar({"trace_id": trace_id}, seen)
+        self.exemplars[bisect_left(self.bounds, seen)] = Exemplar(labels, seen)
 
     def __len__(self) -> int:
         return len(self._waiting)

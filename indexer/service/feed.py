@@ -27,8 +27,9 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.messages import read_message
+from indexer.follow.messages import Message, read_message
 from indexer.service.snapshot_store import SnapshotStore
+from indexer.service.tracing import ApplyTracer
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
@@ -65,12 +66,15 @@ class IndexFeed:
         *,
         logs_announced: bool = True,
         applied: Callable[[], None] | None = None,
+        tracer: ApplyTracer | None = None,
     ) -> None:
         """Nothing is read yet.
 
         `logs_announced`: log refused fleet events and heartbeats here; False if another reader of the process does.
-        `applied` is called after each fact and each tick.
+        `applied` is called after each fact and each tick. `tracer`: None: messages are not traced; those that the log
+        had at the start never are.
         """
+        self._tracer = tracer
         self._applied = applied
         self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
@@ -191,11 +195,20 @@ class IndexFeed:
             self._log_refusal(message, error)
             await self._apply(BytesRefused(rank))
             return
+        came_ns = 0 if self._tracer is None else self._tracer.wall_ns()
         await self._apply(MessageArrived(rank, read))
+        self._trace(rank, read, came_ns)
         for refused, reason in self._fold.take_refusals():
             self._refusals.warning("message_refused_by_index", key=refused, rank=str(refused), reason=reason)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
+
+    def _trace(self, rank: WorkerRank, read: Message, came_ns: int) -> None:
+        if self._tracer is None or read.span is None or self.catching_up():
+            return
+        view = self._fold.overlap((), (rank,))[0]
+        is_applied = view.epoch == read.span.epoch and view.seq >= read.span.last_seq
+        self._tracer.done(rank, read.span, came_ns, is_applied=is_applied)
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

@@ -1,8 +1,8 @@
-"""The handler of `/metrics`, which yields to the event loop between families."""
+"""The handler of `/metrics`, which yields to the event loop between families, and within large ones."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from aiohttp import web
@@ -18,6 +18,8 @@ SERVER_FAMILIES: web.AppKey[Callable[[], Iterable[Family]]] = web.AppKey("server
 """Where a server leaves the families of its connections."""
 _METRICS_TURN_S = 0.001
 """How long a scrape computes before it yields to the event loop."""
+SAMPLES_AT_ONCE = 100
+"""Samples that are encoded in one go: 2 ms; a family of 10,000 ranks may have 30,000."""
 
 
 class _Some(Collector):
@@ -33,21 +35,42 @@ class _Some(Collector):
 def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time.perf_counter) -> Handler:
     """Return a handler that serves `registry` in the format that the scraper accepts; `now` is in seconds.
 
-    Families are made one by one; after each millisecond the handler yields to the event loop: for a large fleet all
-    take 10 ms and more. Yielding after each family would be too often: a loaded loop is slow, and scrapers time out.
+    Families are made one by one, and encoded in parts of `SAMPLES_AT_ONCE`; after each millisecond the handler yields
+    to the event loop: for a large fleet all take 10 ms and more. Yielding after each part would be too often: a loaded
+    loop is slow, and scrapers time out.
     """
 
     async def metrics(request: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         parts, end, turn_ends_s = [], encoder(_Some()), now() + _METRICS_TURN_S
         for family in chain(_server_families(request), registry.collect()):
-            parts.append(encoder(_Some(family)).removesuffix(end))
-            if now() >= turn_ends_s:
-                await asyncio.sleep(0)
-                turn_ends_s = now() + _METRICS_TURN_S
+            for number, some in enumerate(_parts(family)):
+                encoded = encoder(_Some(some)).removesuffix(end)
+                parts.append(_without_head(encoded) if number else encoded)
+                if now() >= turn_ends_s:
+                    await asyncio.sleep(0)
+                    turn_ends_s = now() + _METRICS_TURN_S
         return web.Response(body=b"".join((*parts, end)), headers={"Content-Type": content_type})
 
     return metrics
+
+
+def _parts(family: Metric) -> Iterator[Metric]:
+    """Yield the family in parts of its samples, which come in the same order."""
+    if len(family.samples) <= SAMPLES_AT_ONCE:
+        yield family
+        return
+    for first in range(0, len(family.samples), SAMPLES_AT_ONCE):
+        part = Metric(family.name, family.documentation, family.type, family.unit)
+        part.samples = family.samples[first : first + SAMPLES_AT_ONCE]
+        yield part
+
+
+def _without_head(encoded: bytes) -> bytes:
+    """Return the samples' lines: the lines of the family's name and type came with its first part."""
+    while encoded.startswith(b"# "):
+        encoded = encoded.partition(b"\n")[2]
+    return encoded
 
 
 def _server_families(request: web.Request) -> Iterable[Family]:

@@ -66,13 +66,15 @@ class SpanExporter:
         """`batch_s`: how long the first request of a batch waits for others."""
         self._sender, self._requests_max, self._batch_s = sender, requests_max, batch_s
         self._waiting: SimpleQueue[TraceData] = SimpleQueue()
-        self._sent = 0
+        self._sent, self._has_ended = 0, False
         self._dropped = Counter[str](dict.fromkeys(DROP_REASONS, 0))
         self._failures = RateLimitedLog(_log, clock or SystemClock())
 
     def put(self, trace: TraceData) -> None:
         """Hand over the spans of a request; never blocks."""
-        if self._waiting.qsize() >= self._requests_max:
+        if self._has_ended:
+            self._dropped["stopped"] += len(trace.spans)
+        elif self._waiting.qsize() >= self._requests_max:
             self._dropped["queue_full"] += len(trace.spans)
         else:
             self._waiting.put(trace)
@@ -92,6 +94,7 @@ class SpanExporter:
         ends_s = monotonic() + LAST_S
         while not self._waiting.empty() and monotonic() < ends_s:
             self._send(list(self._batch(stop)))
+        self._has_ended = True
         while not self._waiting.empty():
             self._dropped["stopped"] += len(self._waiting.get().spans)
         self._sender.close()

@@ -17,10 +17,17 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from kv_runtime.tracing.spans import SpanData, TraceData
+from kv_runtime.tracing.spans import SpanKind as SpanDataKind
 
 _GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _SCOPE = "kv_router"
-_KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
+_KINDS: Mapping[SpanDataKind, SpanKind] = {
+    "server": SpanKind.SERVER,
+    "internal": SpanKind.INTERNAL,
+    "client": SpanKind.CLIENT,
+    "producer": SpanKind.PRODUCER,
+    "consumer": SpanKind.CONSUMER,
+}
 
 
 class _LastWords(logging.Handler):

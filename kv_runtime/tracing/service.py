@@ -1,7 +1,8 @@
 """Opens tracing as the configuration and the environment say; nothing of OpenTelemetry is imported while it is off."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from time import time_ns
 from typing import NamedTuple
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from kv_runtime.config.sections import Section
 from kv_runtime.extras import DISTRIBUTION, install_command, missing
 from kv_runtime.tracing.exporter import SpanExporter
 from kv_runtime.tracing.sampling import SamplerInvalid, Sampling, sampling
+from kv_runtime.tracing.spans import TraceData
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -35,6 +37,13 @@ class TracingSection(Section):
         description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
         " all; more costs CPU",
     )
+    events_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of messages of KV events whose way from the engine to the index is traced, 0 none; the same"
+        " in agents and routers shows whole ways; more costs CPU",
+    )
     requests_max: int = Field(
         2048,
         ge=1,
@@ -43,11 +52,24 @@ class TracingSection(Section):
     )
 
 
+class EventTracing(NamedTuple):
+    """Which messages of KV events are traced, and what takes their spans without blocking."""
+
+    ratio: float
+    send: Callable[[TraceData], None]
+    wall_ns: Callable[[], int] = time_ns
+
+    def is_sampled(self, trace_id: int) -> bool:
+        """Return whether the message with this trace is."""
+        return Sampling(follows_parent=False, ratio=self.ratio).is_sampled(trace_id, parent=None)
+
+
 class Tracing(NamedTuple):
-    """Which requests are sampled, and what sends their spans."""
+    """Which requests are sampled, and what sends their spans; `events` is None if none of KV events are traced."""
 
     sampling: Sampling
     exporter: SpanExporter
+    events: EventTracing | None = None
 
 
 def opened_tracing(
@@ -87,7 +109,20 @@ def opened_tracing(
         name = "opentelemetry-exporter-otlp-proto-grpc"
         raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
     exporter = SpanExporter(sender, requests_max=settings.requests_max)
-    return Tracing(rule, exporter)
+    events = EventTracing(settings.events_ratio, exporter.put) if settings.events_ratio else None
+    return Tracing(rule, exporter, events)
+
+
+def opened_event_tracing(
+    settings: TracingSection, environ: Mapping[str, str], instance: str, *, service: str = DISTRIBUTION
+) -> Tracing | None:
+    """Return the same for a process that has no requests to trace; None if none of KV events are traced either."""
+    return opened_tracing(settings, environ, instance, service=service) if settings.events_ratio else None
+
+
+def events_of(tracing: Tracing | None) -> EventTracing | None:
+    """Return what traces KV events; None while that is off."""
+    return None if tracing is None else tracing.events
 
 
 def _sampling(settings: TracingSection, environ: Mapping[str, str], ttft_target_s: float | None) -> Sampling | None:

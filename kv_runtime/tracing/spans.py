@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 TEXT_CHARACTERS_MAX = 256
 """A model's name, a request's id or a reason in a span is cut to this length."""
 
-SpanKind = Literal["server", "internal", "client"]
+SpanKind = Literal["server", "internal", "client", "producer", "consumer"]
 Attributes = dict[str, str | int | float | bool]
 
 
@@ -38,7 +38,7 @@ class SpanData(NamedTuple):
 
 
 class TraceData(NamedTuple):
-    """The spans of one request, the SERVER span first; it is the others' parent, `parent_id` (0: none) its own."""
+    """Spans of one trace that were made together; the first is the others' parent, `parent_id` (0: none) its own."""
 
     trace_id: int
     parent_id: int

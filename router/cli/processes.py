@@ -35,6 +35,8 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import events_of, opened_event_tracing
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import trust_families
 from router.cli.router_parts import RouterParts, ServingPlace, state_settings, watches
@@ -184,8 +186,16 @@ class _IndexParts:
     ) -> None:
         self._settings, self._log, self._policies = settings, log, policies
         self._clock, self._registry = SystemClock(), new_registry()
+        name = f"index-{uuid.uuid4().hex[:8]}"
+        self._tracing = opened_event_tracing(settings.tracing, os.environ, name)
         self._index = EmbeddedIndex(
-            settings.index, log, self._clock, settings.nats, logs_announced=False, shared=shared
+            settings.index,
+            log,
+            self._clock,
+            settings.nats,
+            logs_announced=False,
+            shared=shared,
+            tracing=events_of(self._tracing),
         )
         self._routed = RoutedCounts()
         self._routing = Routing(
@@ -200,7 +210,6 @@ class _IndexParts:
         )
         self._gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, self._gate)
-        name = f"index-{uuid.uuid4().hex[:8]}"
         self._replicas = Replicas(
             log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another
         )
@@ -238,7 +247,14 @@ class _IndexParts:
         )
         rows_max = settings.report.rows_max
         front = Front(plane, links, tally, self._registry, policy, shadows, report_rows_max=rows_max)
-        for each in (lambda: trust_families(self._routing), self._index.families, self._live.families, front.families):
+        families = [
+            lambda: trust_families(self._routing),
+            lambda: span_families(None if self._tracing is None else self._tracing.exporter),
+            self._index.families,
+            self._live.families,
+            front.families,
+        ]
+        for each in families:
             Projection(self._registry, each)
         self._server = HttpServer(
             front.app(token=settings.control.token.get_secret_value()),
@@ -261,5 +277,6 @@ class _IndexParts:
             *watches(self._routing, self._clock, 2),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             Part("replicas", self._replicas.run, 2),
+            *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
         ]

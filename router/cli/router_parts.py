@@ -24,7 +24,7 @@ from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import opened_tracing
+from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import (
     RequestMetrics,
@@ -119,14 +119,22 @@ class RouterParts:
         self._settings, self._log, self._place = settings, log, place
         self._clock, self._registry = SystemClock(), new_registry()
         instance = uuid.uuid4().hex
+        name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
+        self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
         own: EmbeddedIndex | None = None
         self._index: EmbeddedIndex | ReadIndex
         if place is None:
-            self._index = own = EmbeddedIndex(settings.index, log, self._clock, settings.nats, logs_announced=False)
+            self._index = own = EmbeddedIndex(
+                settings.index,
+                log,
+                self._clock,
+                settings.nats,
+                logs_announced=False,
+                tracing=events_of(self._tracing),
+            )
         else:
             self._index = ReadIndex(place.shared, place.number, log)
         folds = state_settings(settings, text)
-        name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
         state = folds.state(policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
@@ -147,7 +155,6 @@ class RouterParts:
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret)
         new_id = Names(instance).new
         recent = RecentPrompts(settings.handover.prompts_bytes_max)
-        self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
         serving = Serving(
             self._routing,
             self._prompts,

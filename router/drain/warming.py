@@ -186,7 +186,7 @@ class WarmingRequest(RequestDriver):
             of_rank(fact.attempt).lease.first_token()
         elif isinstance(fact, AttemptOver):
             attempt = of_rank(fact.attempt)
-            self._serving.attempt_over(attempt, fact, ())
+            self._serving.attempt_over(attempt, fact, (), {})
             if attempt.verdict.request.phase != "decode":
                 self.fault = _fault(attempt, fact)
                 self._route = replace(self._route, prefill_worker=attempt.rank.worker_id)

@@ -57,6 +57,10 @@ class RequestReader(ABC):
     def _refuse(self, refusal: Refusal) -> None:
         """End the request with this refusal."""
 
+    def _log_names(self) -> dict[str, str]:
+        """Return the ids that a log line of this request has, as far as they are known."""
+        return {}
+
     @property
     def model(self) -> str:
         """The requested model's name; empty until the body is parsed."""
@@ -115,5 +119,5 @@ class RequestReader(ABC):
         except RequestRejected as refused:
             self._refuse(refused.refusal)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=self.exchange.path)
+            _log.exception("request_failed", path=self.exchange.path, **self._log_names())
             self._refuse(refusals.our_fault(error))

@@ -107,6 +107,8 @@ class Served(RequestDriver):
         serving, inbound = self.serving, self.inbound
         if prompt is not None:
             serving.metrics.stage("tokenize", prompt_s)
+            if self._trace is not None:
+                self._trace.prompted(prompt_s)
         self._prompt = prompt
         route = self.route = self._initial_route = self._routed(prompt)
         serving.record_prompt(route, inbound, prompt)
@@ -138,7 +140,7 @@ class Served(RequestDriver):
         if ticket is not None:
             self.serving.metrics.queue_waited(ticket.waited_s)
             if self._trace is not None:
-                self._trace.queued_s = ticket.waited_s
+                self._trace.waited(ticket.waited_s)
 
     def _make_route(self) -> None:
         self.route = self.serving.route_of(self._initial_route, self._plan, self.inbound, self._prefill)
@@ -256,14 +258,14 @@ class Served(RequestDriver):
     def _first_token(self, attempt: RankAttempt, ttft_s: float | None) -> None:
         if ttft_s is not None and self._decided_s is not None:
             ttft_s += attempt.verdict.now_s - self._decided_s
-            self.serving.metrics.first_token(self._mode, ttft_s)
+            self.serving.metrics.first_token(self._mode, self.model, attempt.rank.worker_id, ttft_s)
             if self._trace is not None:
                 self._trace.ttft_s = ttft_s
 
     def _attempt_over(self, fact: AttemptOver) -> None:
         attempt = of_rank(fact.attempt)
         self._attempts, self._usage = (*self._attempts, attempt), fact.usage
-        self.serving.attempt_over(attempt, fact, self._erred_at)
+        self.serving.attempt_over(attempt, fact, self._erred_at, self._log_names() if attempt.reason else {})
         if self._trace is not None:
             self._trace.attempt_over(attempt, fact.outcome, fact.usage)
         if attempt.outcome == "erred":
@@ -290,12 +292,22 @@ class Served(RequestDriver):
                     fact.refusal,
                     e2e_s,
                     len(self.exchange.body),
-                    "" if self._trace is None else self._trace.hex_id,
+                    self._trace_id(),
                 )
             )
         trace = self._trace
         if trace is not None and trace.ended(self._request_end(fact)):
-            serving.metrics.traced(self._mode, trace.hex_id, e2e_s, trace.ttft_s)
+            decision_id = self.route.decision_id if hasattr(self, "route") else ""
+            serving.metrics.traced(self._mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+
+    def _trace_id(self) -> str:
+        return "" if self._trace is None else self._trace.hex_id
+
+    def _log_names(self) -> dict[str, str]:
+        names = {"trace_id": self._trace_id()}
+        if hasattr(self, "route"):
+            names["request_id"] = self.route.request_id
+        return {name: value for name, value in names.items() if value}
 
     def _request_end(self, fact: RequestOver) -> RequestEnd:
         """Return what a trace says of the end."""

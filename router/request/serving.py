@@ -312,10 +312,12 @@ class Serving:
         self.inflight -= 1
         self.metrics.end(model, mode, outcome, duration_s)
 
-    def attempt_over(self, attempt: RankAttempt, over: AttemptOver, erred_before: tuple[WorkerRank, ...]) -> None:
+    def attempt_over(
+        self, attempt: RankAttempt, over: AttemptOver, erred_before: tuple[WorkerRank, ...], names: dict[str, str]
+    ) -> None:
         """An attempt ended: end its lease, update the rank's breaker, and poke the queue.
 
-        `erred_before`: ranks that failed the same request, possibly by its fault.
+        `erred_before`: ranks that failed the same request, possibly by its fault. `names`: its ids, for the log.
         """
         usage = over.usage
         attempt.lease.end(
@@ -338,6 +340,7 @@ class Serving:
                 dp_rank=rank.dp_rank,
                 phase=attempt.phase,
                 reason=attempt.reason,
+                **names,
             )
             self.metrics.worker_failed(rank.worker_id, attempt.phase)
         self.routing.apply(

@@ -1,6 +1,8 @@
 """The spans of an ended request, made from its record.
 
     chat {model}                        SERVER     the request, from its first byte to its end
+      prompt                            INTERNAL   rendering, encoding and hashing, where the mode needs it
+      queue                             INTERNAL   the wait in the queue, if there was one
       decide                            INTERNAL   one for each decision
       chat | prefill | decode {model}   CLIENT     one for each upstream request; events first_token, last_token
         link                                       to the upstream request before: retry, migration or handoff
@@ -38,6 +40,10 @@ def projected(trace: RequestTrace, end: RequestEnd, *, epoch_ns: int, new_span_i
     `epoch_ns` is when the clock of the record was 0, in nanoseconds since 1970; `new_span_id` returns an id, never 0.
     """
     spans, before = [_server(trace, end, epoch_ns)], None
+    for name, stretch in (("prompt", trace.prompt), ("queue", trace.queue)):
+        if stretch is not None:
+            at = (_at(stretch.began_s, epoch_ns), _at(stretch.ended_s, epoch_ns))
+            spans.append(SpanData(name, "internal", new_span_id(), *at, {}))
     for turn in trace.turns[-TURNS_MAX:]:
         spans.append(_decision(turn, epoch_ns, new_span_id()))
         if turn.span_id:
@@ -69,8 +75,8 @@ def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:
             attributes["gen_ai.request.max_tokens"] = route.max_tokens
     if end.status:
         attributes["http.response.status_code"] = end.status
-    if trace.queued_s:
-        attributes["kvrouter.queue_wait_s"] = trace.queued_s
+    if trace.queue is not None:
+        attributes["kvrouter.queue_wait_s"] = trace.queue.ended_s - trace.queue.began_s
     if trace.ttft_s is not None:
         attributes["kvrouter.ttft_s"] = trace.ttft_s
     if end.error:

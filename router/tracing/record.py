@@ -54,6 +54,13 @@ class Turn:
         self.usage: Usage = NO_USAGE
 
 
+class Stretch(NamedTuple):
+    """From one moment to another."""
+
+    began_s: float
+    ended_s: float
+
+
 class RequestEnd(NamedTuple):
     """How a request ended. `status` is that of the client's answer; 0: unknown, the client left."""
 
@@ -81,7 +88,7 @@ class RequestEnd(NamedTuple):
 class RequestTrace:
     """The record of one request: its place in the trace, and its turns, first one first."""
 
-    __slots__ = ("began_s", "is_sampled", "parent", "queued_s", "span_id", "trace_id", "ttft_s", "turns")
+    __slots__ = ("began_s", "is_sampled", "parent", "prompt", "queue", "span_id", "trace_id", "ttft_s", "turns")
 
     def __init__(
         self, parent: TraceParent | None, trace_id: int, span_id: int, began_s: float, *, is_sampled: bool
@@ -90,7 +97,10 @@ class RequestTrace:
         self.parent, self.trace_id, self.span_id = parent, trace_id, span_id
         self.began_s, self.is_sampled = began_s, is_sampled
         self.turns: list[Turn] = []
-        self.queued_s = 0.0
+        self.prompt: Stretch | None = None
+        """While the prompt was rendered, encoded and hashed; None: the mode needs none of it."""
+        self.queue: Stretch | None = None
+        """While the request waited in the queue; None: it did not."""
         self.ttft_s: float | None = None
 
     @property

@@ -16,7 +16,7 @@ from router.request.rank_attempt import RankAttempt, of_rank
 from router.request.usage import Usage
 from router.server.heads import Headers
 from router.tracing.projection import projected
-from router.tracing.record import RequestEnd, RequestTrace, Turn
+from router.tracing.record import RequestEnd, RequestTrace, Stretch, Turn
 
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
@@ -70,6 +70,17 @@ class TracedRequest(RequestTrace):
     ) -> None:
         super().__init__(parent, trace_id, tracer.new_span_id(), began_s, is_sampled=is_sampled)
         self._tracer = tracer
+
+    def prompted(self, seconds: float) -> None:
+        """The prompt is ready, after this time."""
+        now_s = self._tracer.now_s()
+        self.prompt = Stretch(max(self.began_s, now_s - seconds), now_s)
+
+    def waited(self, seconds: float) -> None:
+        """The request left the queue, after this time; 0: it never waited."""
+        if seconds > 0:
+            now_s = self._tracer.now_s()
+            self.queue = Stretch(max(self.began_s, now_s - seconds), now_s)
 
     def deciding(self) -> None:
         """A decision begins."""

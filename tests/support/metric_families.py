@@ -126,6 +126,10 @@ def _log() -> Iterator[MadeFamily]:
     return _of_function(log_families)
 
 
+def _spans() -> Iterator[MadeFamily]:
+    return _families_of(span_families, span_families(None))
+
+
 def _index() -> Iterator[MadeFamily]:
     yield from _of_function(index_families, 3)
     yield from _of_function(keeper_families)
@@ -159,7 +163,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
     yield from _families_of(picker_families, picker_families(PickerStatistics()))
-    yield from _families_of(span_families, span_families(None))
+    yield from _spans()
     yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))
 
 
@@ -179,7 +183,7 @@ def _serve() -> Iterator[MadeFamily]:
     yield from _of_function(media_families, 2)
     yield from _of_function(encode_families, 4)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _families_of(span_families, span_families(None))
+    yield from _spans()
 
 
 def _attach() -> Iterator[MadeFamily]:
@@ -190,12 +194,13 @@ def _attach() -> Iterator[MadeFamily]:
     yield from _families_of(thread_family, [thread_family("", {})])
     yield from _of_object(AttachMetrics("", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _families_of(span_families, span_families(None))
+    yield from _spans()
 
 
 def _consolidate() -> Iterator[MadeFamily]:
     yield from (*_server(), *_log())
     yield from _of_object(ConsolidatorMetrics(()))
+    yield from _spans()
 
 
 def _each_once(families: Iterable[MadeFamily]) -> dict[str, MadeFamily]:
@@ -215,7 +220,7 @@ def shown_families(exposition: str) -> set[str]:
 COMMANDS = {
     "router": _each_once(_router()),
     "router pools": _each_once(_pools()),
-    "indexer serve": _each_once((*_server(), *_index())),
+    "indexer serve": _each_once((*_server(), *_index(), *_spans())),
     "worker-agent serve": _each_once(_serve()),
     "worker-agent attach": _each_once(_attach()),
     "worker-agent consolidate": _each_once(_consolidate()),

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple, Self
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
-KINDS = {SpanMessage.SPAN_KIND_SERVER: "server", SpanMessage.SPAN_KIND_INTERNAL: "internal"}
+KINDS = {
+    SpanMessage.SPAN_KIND_SERVER: "server",
+    SpanMessage.SPAN_KIND_INTERNAL: "internal",
+    SpanMessage.SPAN_KIND_CLIENT: "client",
+    SpanMessage.SPAN_KIND_PRODUCER: "producer",
+    SpanMessage.SPAN_KIND_CONSUMER: "consumer",
+}
 
 
 class Span(NamedTuple):
@@ -26,8 +32,8 @@ class Span(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """server, internal or client."""
-        return KINDS.get(self.message.kind, "client")
+        """One of `KINDS`."""
+        return KINDS[self.message.kind]
 
     @property
     def trace_id(self) -> str:

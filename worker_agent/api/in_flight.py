@@ -1,4 +1,4 @@
-"""Bounds requests in flight, counts each once by outcome, and traces them.
+"""Bounds requests in flight, counts each once by outcome, traces them, and names them in the log.
 
 end of the request                                       counted as
 the handler answered it                                  the handler's outcome
@@ -6,6 +6,9 @@ beyond the bound: 503, to be tried again                 refused
 the framework refused it (a body that is too large)      refused
 the client disconnected                                  cancelled
 unexpected error                                         failed
+
+A log line that is written while a request is served has its `trace_id`, if the caller named a trace or this process
+traces, and its `request_id`, if the router named one.
 """
 
 import asyncio
@@ -14,9 +17,10 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from aiohttp import web
+from structlog.contextvars import bound_contextvars
 
 from kv_runtime.http.answers import error_response
-from worker_agent.api.tracing import WorkerTracer
+from worker_agent.api.tracing import WorkerTracer, log_names
 
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]
@@ -43,9 +47,10 @@ class InFlight:
         self.running += 1
         outcome: RequestOutcome = "failed"
         span = None if self._tracer is None or http.method != "POST" else self._tracer.begin(http)
-        status = 0
+        served, status = http if span is None else span.http, 0
         try:
-            answered, outcome = await answer(http if span is None else span.http)
+            with bound_contextvars(**log_names(served)):
+                answered, outcome = await answer(served)
             status = answered.status
         except web.HTTPException as error:
             outcome, status = "refused", error.status

@@ -51,8 +51,7 @@ class WorkerTracer:
 
     def begin(self, http: web.Request) -> WorkerSpan:
         """Return the span of a request that came; its body was not read yet."""
-        given = http.headers.get(TRACEPARENT.decode())
-        parent = None if given is None else parsed_trace_parent(given.encode("utf-8", "surrogateescape"))
+        parent = _trace_of(http)
         trace_id = self._bits(_TRACE_ID_BITS) or 1 if parent is None else parent.trace_id
         span = WorkerSpan(http, parent, trace_id, self._bits(_SPAN_ID_BITS) or 1)
         span.is_sampled = self._sampling.is_sampled(trace_id, parent=None if parent is None else parent.is_sampled)
@@ -91,6 +90,21 @@ class WorkerTracer:
         return SpanData(
             f"{operation} {self._model}", "server", span.span_id, span.began_ns, time_ns(), attributes, error
         )
+
+
+def log_names(http: web.Request) -> dict[str, str]:
+    """Return the ids by which log lines of a request name it, as far as its headers have them."""
+    names, parent = dict[str, str](), _trace_of(http)
+    if parent is not None:
+        names["trace_id"] = f"{parent.trace_id:032x}"
+    if found := http.headers.get(_REQUEST_ID):
+        names["request_id"] = text(found)
+    return names
+
+
+def _trace_of(http: web.Request) -> TraceParent | None:
+    given = http.headers.get(TRACEPARENT.decode())
+    return None if given is None else parsed_trace_parent(given.encode("utf-8", "surrogateescape"))
 
 
 def worker_tracer(tracing: Tracing | None, worker_id: str, role: str, model: str) -> WorkerTracer | None:

@@ -36,7 +36,7 @@ from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import Tracing, opened_tracing
+from kv_runtime.tracing.service import Tracing, events_of, opened_event_tracing, opened_tracing
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.status import StatusApi
 from worker_agent.api.tracing import SERVICE, worker_tracer
@@ -135,6 +135,7 @@ class _Attached(NamedTuple):
     found: asyncio.Event
     """Set whenever the log was found again."""
     worker_id: WorkerId
+    tracing: Tracing | None
 
 
 class _Fronted(NamedTuple):
@@ -144,7 +145,6 @@ class _Fronted(NamedTuple):
     membership: Membership
     loads: EngineLoads | None
     forwarder: Forwarder | None
-    tracing: Tracing | None
     parts: list[Part]
 
 
@@ -166,9 +166,14 @@ async def _run(
         await until(stop, worker_id.check())
     context = zmq.asyncio.Context()
     cleanup.callback(context.destroy, linger=0)
-    streams = EventStreams(worker, settings.events, log, context, clock, polled=_polled(settings))
+    is_forwarded = access is not None and settings.engine.is_forwarded
+    opened = opened_tracing if is_forwarded else opened_event_tracing
+    tracing = opened(settings.tracing, os.environ, worker.instance, service=SERVICE)
+    streams = EventStreams(
+        worker, settings.events, log, context, clock, polled=_polled(settings), tracing=events_of(tracing)
+    )
     parts = streams.parts(first_stage=2)
-    attached = _Attached(settings, facts, worker, access, clock, log, found, worker_id)
+    attached = _Attached(settings, facts, worker, access, clock, log, found, worker_id, tracing)
     async with AsyncExitStack() as until_run:
         until_run.push_async_callback(end_unrun, parts)
         others = await _others(attached, streams, cleanup, report)
@@ -187,7 +192,8 @@ async def _others(
     await streams.consolidator.start()
     report(f"streams of {worker.id}, status on http://{attached.settings.control.host}:{http.port}")
     parts = [] if fronted is None else fronted.parts
-    return [*parts, Part("http", http.run, _LAST_STAGE, dict), Part("event-log", log.run, _LAST_STAGE)]
+    spans = [] if attached.tracing is None else [attached.tracing.exporter.part(2)]
+    return [*parts, *spans, Part("http", http.run, _LAST_STAGE, dict), Part("event-log", log.run, _LAST_STAGE)]
 
 
 async def _connected(
@@ -207,22 +213,20 @@ async def _connected(
 async def _fronted(attached: _Attached, access: _EngineAccess, cleanup: AsyncExitStack) -> _Fronted:
     """Build the parts that watch and front the engine; forwarded requests are accepted from now on."""
     settings, client = attached.settings, access.client
-    parts, base_url, forwarder, tracing = list[Part](), client.base_url, None, None
+    parts, base_url, forwarder = list[Part](), client.base_url, None
     loads = _loads(attached, client)
     if loads is not None:
         parts.append(Part("engine-loads", loads.run, 2))
     if settings.engine.is_forwarded:
-        tracing = opened_tracing(settings.tracing, os.environ, attached.worker.instance, service=SERVICE)
-        forwarder = await cleanup.enter_async_context(_forwarder(attached, base_url, tracing))
+        forwarder = await cleanup.enter_async_context(_forwarder(attached, base_url))
         served = await _served(settings, forwarder)
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
         parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
-        parts += [] if tracing is None else [tracing.exporter.part(2)]
     membership = _membership(attached, access, base_url)
     watch = _health_watch(attached, access, membership, base_url)
     cleanup.push_async_callback(watch.leave, "stopped")
     parts += [Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
-    return _Fronted(watch, membership, loads, forwarder, tracing, parts)
+    return _Fronted(watch, membership, loads, forwarder, parts)
 
 
 def _membership(attached: _Attached, access: _EngineAccess, base_url: str) -> Membership:
@@ -252,9 +256,9 @@ def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted |
     Projection(registry, ConsolidatorMetrics([streams.consolidator]).families)
     Projection(registry, AttachMetrics(attached.worker.id, streams, client, watch, loads, forwarder).families)
     Projection(registry, lambda: log_families(attached.log.statistics()))
+    Projection(registry, lambda: span_families(None if attached.tracing is None else attached.tracing.exporter))
     if fronted is not None:
         Projection(registry, fronted.membership.families)
-        Projection(registry, lambda: span_families(None if fronted.tracing is None else fronted.tracing.exporter))
     sources = list if streams.path is None else streams.path.status
     status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
     app = status.app(registry, token=control.token.get_secret_value())
@@ -289,14 +293,14 @@ def _loads(attached: _Attached, client: EngineClient) -> EngineLoads | None:
     )
 
 
-def _forwarder(attached: _Attached, base_url: str, tracing: Tracing | None) -> Forwarder:
+def _forwarder(attached: _Attached, base_url: str) -> Forwarder:
     settings, worker = attached.settings, attached.worker
     return Forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),
         dp_ranks=tuple(range(settings.engine.dp_ranks)),
         inflight_requests_max=settings.worker.inflight_requests_max,
-        tracer=worker_tracer(tracing, worker.id, settings.worker.role, worker.model),
+        tracer=worker_tracer(attached.tracing, worker.id, settings.worker.role, worker.model),
     )
 
 

@@ -1,6 +1,8 @@
 """`worker-agent consolidate`: streams of a host's engines that publish their KV events themselves."""
 
 import asyncio
+import os
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -14,7 +16,10 @@ from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import Tracing, events_of, opened_event_tracing
 from worker_agent.api.status import StatusApi
+from worker_agent.api.tracing import SERVICE
 from worker_agent.commands.unrun import end_unrun
 from worker_agent.engines.attached.config import ConsolidateSettings
 from worker_agent.engines.attached.consolidators import foreign_consolidator
@@ -28,7 +33,7 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
     """Publish the streams until `stop` is set; `report` receives the address of their status.
 
     Raises:
-        ConfigurationError: no worker is configured.
+        ConfigurationError: no worker is configured, or what is said of tracing is not allowed.
     """
     if not settings.workers:
         raise ConfigurationError(["workers: found none, allowed at least one"])
@@ -39,24 +44,30 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
         cleanup.push_async_callback(log.close)
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
+        tracing = opened_event_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE)
         heads = [
-            foreign_consolidator(worker, settings.events, log, context, SystemClock()) for worker in settings.workers
+            foreign_consolidator(worker, settings.events, log, context, SystemClock(), events_of(tracing))
+            for worker in settings.workers
         ]
         parts = [part for head in heads for part in head.parts(first_stage=1)]
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
-            http = await _begun(settings, heads, log)
+            http = await _begun(settings, heads, log, tracing)
             until_run.pop_all()  # from here on the parts own the sockets
         report(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
         parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
+        parts += [] if tracing is None else [tracing.exporter.part(5)]
         await run_parts(parts, stop=stop, drain_s=_DRAIN_S)
 
 
-async def _begun(settings: ConsolidateSettings, heads: Sequence[Consolidator], log: EventLog) -> HttpServer:
+async def _begun(
+    settings: ConsolidateSettings, heads: Sequence[Consolidator], log: EventLog, tracing: Tracing | None
+) -> HttpServer:
     """Start the status server and the consolidators, which accept recovery questions from now on."""
     control, registry = settings.control, new_registry()
     Projection(registry, ConsolidatorMetrics(heads).families)
     Projection(registry, lambda: log_families(log.statistics()))
+    Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
     api = StatusApi(heads, version("kv-router"))
     app = api.app(registry, token=control.token.get_secret_value())
     http = HttpServer(

@@ -36,7 +36,7 @@ from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import Tracing, opened_tracing
+from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi
 from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
@@ -122,7 +122,9 @@ async def run_served(
             if stop.is_set():
                 return
             names = served_names(settings, chosen)
-            events = ServedEvents(settings, chosen, built, names[0], instance, log, context, clock)
+            events = ServedEvents(
+                settings, chosen, built, names[0], instance, log, context, clock, tracing=events_of(tracing)
+            )
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
             worker = _WorkerParts(
                 settings, chosen, built, text, media, names, instance, clock, log, events, worker_id, tracing

@@ -6,6 +6,7 @@ from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.metrics import transfer_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.outputs import MeasuredTransfers
 from worker_agent.fleet.canary import CanaryWatch
 
 
@@ -41,6 +42,18 @@ class ServedMetrics:
         outcomes = [((self._worker, outcome), float(count)) for outcome, count in canary_requests.items()]
         if self._simulated is not None:
             yield from transfer_families(self._worker, self._simulated)
+        if engine is not None:
+            yield from _measured(self._worker, engine.transfers)
         yield counter(
             "engine_canaries", "Canary requests to the idle engine, by outcome", ("worker", "outcome"), outcomes
         )
+
+
+def _measured(worker: str, transfers: MeasuredTransfers) -> Iterator[Family]:
+    """Yield what TensorRT-LLM measured of transfers to it (`return_perf_metrics`), named as the simulated ones."""
+    done = [((worker, "done"), float(transfers.count))]
+    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), done)
+    fetched = [((worker,), float(transfers.transferred_bytes))]
+    yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), fetched)
+    meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
+    yield counter("kv_transfer_seconds", meaning, ("worker",), [((worker,), transfers.seconds)])

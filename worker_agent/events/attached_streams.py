@@ -11,6 +11,7 @@ import zmq.asyncio
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.config import EventsSection
 from worker_agent.engines.attached.config import PublisherSection, WorkerHeadSection, WorkerStreamsSection
 from worker_agent.engines.attached.consolidators import foreign_consolidator, new_epoch
@@ -47,16 +48,17 @@ class EventStreams:
         clock: Clock,
         *,
         polled: PolledEvents | None = None,
+        tracing: EventTracing | None = None,
     ) -> None:
         self.polled = polled
         self.rules: TrtllmRules | None = None
         self.path: EventPath | None = None
         if polled is None:
             assert isinstance(worker, WorkerStreamsSection)
-            self.consolidator = foreign_consolidator(worker, events, log, context, clock)
+            self.consolidator = foreign_consolidator(worker, events, log, context, clock, tracing)
             return
         self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-        self.path = _polled_path(worker, events, log, context, clock, polled, self.rules)
+        self.path = _polled_path(worker, events, log, context, clock, polled, self.rules, tracing)
         self.consolidator = self.path.consolidator
 
     def parts(self, first_stage: int) -> list[Part]:
@@ -72,6 +74,7 @@ def _polled_path(
     clock: Clock,
     polled: PolledEvents,
     rules: TrtllmRules,
+    tracing: EventTracing | None,
 ) -> EventPath:
     core = Consolidation(
         worker.dp_ranks,
@@ -95,4 +98,5 @@ def _polled_path(
         model=worker.model,
         worker_id=worker.id,
         poll_s=events.poll_s,
+        tracing=tracing,
     )

@@ -16,6 +16,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, until
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineBatch
@@ -27,7 +28,10 @@ _log = structlog.get_logger("consolidator")
 
 
 class Consolidator:
-    """Publishes one worker's ranks to the log. `source_stale` returns why a rank's own source may be wrong."""
+    """Publishes one worker's ranks to the log.
+
+    `source_stale` returns why a rank's own source may be wrong; `tracing` (None: off) traces the way of messages.
+    """
 
     def __init__(
         self,
@@ -39,13 +43,17 @@ class Consolidator:
         model: str,
         worker_id: str,
         source_stale: Callable[[int], str] | None = None,
+        tracing: EventTracing | None = None,
     ) -> None:
         self._core, self._readers, self._event_log, self._clock = core, tuple(readers), log, clock
         self._model, self._worker_id = model, worker_id
         self._source_stale = source_stale
         self._logged_stale: dict[int, str] = {}
         ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
-        self.streams = {at: RankStreamSender(model, rank, core.outbox(at), log, clock) for at, rank in ranks.items()}
+        self.streams = {
+            at: RankStreamSender(model, rank, core.outbox(at), log, clock, tracing=tracing)
+            for at, rank in ranks.items()
+        }
         self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
 
     @property

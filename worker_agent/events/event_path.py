@@ -16,6 +16,7 @@ import zmq.asyncio
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import RESTARTS, Part, Restarts
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import PublisherAt, reader_at
@@ -45,6 +46,7 @@ class EventPath:
         poll_s: float,
         published: Sequence[PublisherAt] = (),
         restarts: Restarts = RESTARTS,
+        tracing: EventTracing | None = None,
     ) -> None:
         self._sources = sources
         self._relearning = {name: Relearning() for name in sources}
@@ -61,6 +63,7 @@ class EventPath:
             model=model,
             worker_id=worker_id,
             source_stale=self._stale,
+            tracing=tracing,
         )
 
     def parts(self, first_stage: int) -> list[Part]:

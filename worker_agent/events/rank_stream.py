@@ -18,7 +18,9 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import until
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.outbox import Outbox, OutMessage
+from worker_agent.events.tracing import rank_tracer
 
 _RETRY_S = 0.1
 _RETRY_MAX_S = 2.0
@@ -29,9 +31,20 @@ _log = structlog.get_logger("rank_stream")
 class RankStreamSender:
     """A part of a process, `run`; `wake` signals new batches in the outbox."""
 
-    def __init__(self, model: str, rank: WorkerRank, outbox: Outbox, log: EventLog, clock: Clock) -> None:
+    def __init__(
+        self,
+        model: str,
+        rank: WorkerRank,
+        outbox: Outbox,
+        log: EventLog,
+        clock: Clock,
+        *,
+        tracing: EventTracing | None = None,
+    ) -> None:
+        """`tracing`: None: the way of messages is not traced."""
         self._rank, self._outbox, self._event_log, self._clock = rank, outbox, log, clock
         self._subject = subjects.events(model, rank)
+        self._tracer = rank_tracer(tracing, rank, self._subject)
         self._moved = asyncio.Event()
         self._failure: BaseException | None = None
         self._attempt = 0
@@ -47,6 +60,8 @@ class RankStreamSender:
 
     def wake(self) -> None:
         """Signal that the outbox has new batches."""
+        if self._tracer is not None:
+            self._tracer.arrived(self._outbox.last_seq)
         self._moved.set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -69,6 +84,8 @@ class RankStreamSender:
         while self._failure is None and not self._is_ahead and (message := self._outbox.next_message()) is not None:
             self._is_ahead = self._is_refused
             message_id = subjects.message_id(self._rank, self._outbox.epoch, message.first_seq)
+            if self._tracer is not None:
+                self._tracer.sending(self._outbox.epoch, message)
             try:
                 confirmed = await self._event_log.send(self._subject, message.payload, message_id)
             except BrokerUnavailable as error:
@@ -80,6 +97,8 @@ class RankStreamSender:
         error = confirmed.exception()
         if error is None:
             self._outbox.acknowledge(message)
+            if self._tracer is not None:
+                self._tracer.confirmed(message)
             self._succeed()
         elif attempt == self._attempt:
             self._fail(message, error)

@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.api.status import streams_status
 from worker_agent.commands.engine_choice import BuiltEngine, Chosen
 from worker_agent.config import HOST, AgentSettings
@@ -40,6 +41,8 @@ class ServedEvents:
         log: EventLog,
         context: zmq.asyncio.Context,
         clock: Clock,
+        *,
+        tracing: EventTracing | None,
     ) -> None:
         self._description, events = built.engine.describe(), settings.events
         block_size = self._description.block_size
@@ -67,6 +70,7 @@ class ServedEvents:
             worker_id=settings.worker.id,
             poll_s=events.poll_s,
             published=published,
+            tracing=tracing,
         )
 
     def status(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics of predicted and actual cached tokens, by worker.
+"""Metrics of predicted and actual cached tokens, of failures and of first tokens, by worker.
 
 error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
 """
@@ -11,17 +11,20 @@ from router.fleet.registry import Fleet
 
 PHASES = ("connect", "first_byte", "body")
 _ERROR_TOKENS = (-8192.0, -2048.0, -512.0, -128.0, -32.0, -1.0, 0.0, 32.0, 128.0, 512.0, 2048.0, 8192.0)
+_FIRST_TOKEN_SECONDS = (0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4.0, 10.0, 60.0)
+"""Fewer than those of all workers together: every worker has these."""
 
 
 class _OfWorker:
     """The counters of one worker."""
 
-    __slots__ = ("actual", "error", "failures", "predicted")
+    __slots__ = ("actual", "error", "failures", "predicted", "ttft")
 
     def __init__(self) -> None:
         self.predicted = 0
         self.actual = 0
         self.error = Distribution(_ERROR_TOKENS)
+        self.ttft = Distribution(_FIRST_TOKEN_SECONDS)
         self.failures = Counter(dict.fromkeys(PHASES, 0))
 
 
@@ -35,7 +38,7 @@ class WorkerMetrics:
     @property
     def distributions(self) -> tuple[Distribution, ...]:
         """Distributions with observations to be settled."""
-        return tuple(worker.error for worker in self._workers.values())
+        return tuple(seen for worker in self._workers.values() for seen in (worker.error, worker.ttft))
 
     def settled(self, worker_id: str, predicted_tokens: int, actual_tokens: int) -> None:
         """A worker answered, and stated how many tokens of the prompt it reused."""
@@ -44,6 +47,12 @@ class WorkerMetrics:
             worker.predicted += predicted_tokens
             worker.actual += actual_tokens
             worker.error.observe(predicted_tokens - actual_tokens)
+
+    def first_token(self, worker_id: str, ttft_s: float) -> None:
+        """A worker sent the first token of an answer."""
+        worker = self._workers.get(worker_id) or self._known(worker_id)
+        if worker is not None:
+            worker.ttft.observe(ttft_s)
 
     def worker_failed(self, worker_id: str, phase: str) -> None:
         """A worker failed a request."""
@@ -76,5 +85,10 @@ class WorkerMetrics:
         yield histogram(
             "prediction_error_tokens", "Predicted minus actual reused tokens of a request", ("worker",), errors
         )
+        first_tokens = [(at, seen.ttft) for at, seen in workers]
+        meaning = (
+            "Time from the routing of a request to its first token, where known, by the worker that sent the token"
+        )
+        yield histogram("worker_time_to_first_token_seconds", meaning, ("worker",), first_tokens)
         failures = [((*at, phase), float(count)) for at, seen in workers for phase, count in seen.failures.items()]
         yield counter("worker_failures", "Attempts that failed at a worker, by phase", ("worker", "phase"), failures)

@@ -48,6 +48,7 @@ class RequestMetrics:
         self._inflight = 0
         self._requests: dict[tuple[str, str, str], Count] = {}
         self._duration, self._ttft, self._itl = _ByMode(modes), _ByMode(modes), _ByMode(modes)
+        self._ttft_of_model = {UNKNOWN_MODEL: Distribution(_SECONDS)}
         self._input, self._output = Distribution(_TOKENS), Distribution(_TOKENS)
         self._queue_wait = Distribution(_SECONDS)
         self._rejected = Counter(dict.fromkeys(REJECTIONS, 0))
@@ -78,7 +79,7 @@ class RequestMetrics:
                 each.settle()
 
     def _distributions(self) -> Iterator[Distribution]:
-        for by_mode in (self._duration, self._ttft, self._itl):
+        for by_mode in (self._duration, self._ttft, self._itl, self._ttft_of_model):
             yield from by_mode.values()
         yield from (self._input, self._output, self._queue_wait)
         yield from self._decisions.distributions
@@ -107,15 +108,22 @@ class RequestMetrics:
         """A stream that had begun ended with an error."""
         self._streams_lost[why] += 1
 
-    def first_token(self, mode: str, ttft_s: float) -> None:
-        """The first token of an answer came this long after the request was routed."""
+    def first_token(self, mode: str, model: str, worker_id: str, ttft_s: float) -> None:
+        """The first token of an answer came from this worker this long after the request was routed."""
         self._ttft[mode].observe(ttft_s)
+        of_model = self._ttft_of_model.get(model)  # an empty one is false
+        (self._ttft_of(model) if of_model is None else of_model).observe(ttft_s)
+        self._workers.first_token(worker_id, ttft_s)
 
-    def traced(self, mode: str, trace_id: str, duration_s: float, ttft_s: float | None) -> None:
-        """The spans of a request that ended were sent: it becomes the exemplar of its latencies."""
-        self._duration[mode].exemplify(duration_s, trace_id)
+    def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
+        """The spans of a request that ended were sent: it becomes the exemplar of its latencies.
+
+        `decision_id` is that of its first decision; empty: it was not understood.
+        """
+        labels = {"trace_id": trace_id} | ({"decision_id": decision_id} if decision_id else {})
+        self._duration[mode].exemplify(duration_s, labels)
         if ttft_s is not None:
-            self._ttft[mode].exemplify(ttft_s, trace_id)
+            self._ttft[mode].exemplify(ttft_s, labels)
 
     def finished(self, mode: str, input_tokens: int, output_tokens: int | None, itl_s: float | None) -> None:
         """An answer is complete. `output_tokens` and `itl_s` are None if unknown."""
@@ -124,6 +132,10 @@ class RequestMetrics:
             self._output.observe(output_tokens)
         if itl_s is not None:
             self._itl[mode].observe(itl_s)
+
+    def _ttft_of(self, model: str) -> Distribution:
+        known = model if model in self._fleet.models() else UNKNOWN_MODEL
+        return self._ttft_of_model.setdefault(known, Distribution(_SECONDS))
 
     def _counted(self, model: str, mode: str, outcome: str) -> Count:
         known = model if model in self._fleet.models() else UNKNOWN_MODEL
@@ -135,6 +147,7 @@ class RequestMetrics:
         self._requests = {at: count for at, count in self._requests.items() if at[0] in models}
         for at in product(models, self._modes, OUTCOMES):
             self._requests.setdefault(at, Count())
+        self._ttft_of_model = {model: self._ttft_of(model) for model in models}
 
     def families(self) -> Iterator[Family]:
         """Yield all counters."""
@@ -152,6 +165,9 @@ class RequestMetrics:
             ("inter_token_latency_seconds", "Mean time between the tokens of an answer, where known", self._itl),
         ):
             yield histogram(name, meaning, ("mode",), [((mode,), seen) for mode, seen in by_mode.items()])
+        by_model = [((model,), seen) for model, seen in self._ttft_of_model.items()]
+        meaning = "The same time by the model that was asked for, of all modes"
+        yield histogram("model_time_to_first_token_seconds", meaning, ("model",), by_model)
         for name, meaning, seen in (
             ("input_tokens", "Prompt tokens of answered requests; the sum is the base of a hit rate", self._input),
             ("output_tokens", "Output tokens of answers that state their number", self._output),

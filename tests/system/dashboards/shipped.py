@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-BOARD_NAMES = ("agents", "decisions", "engines", "fleet", "index", "pools", "router", "tenants")
+BOARD_NAMES = ("agents", "decisions", "engines", "fleet", "index", "phases", "pools", "router", "tenants")
 _INSTANTS = ("stat", "bargauge")
 
 

@@ -1,17 +1,21 @@
 """The dashboards are what their content says, can be asked, and leave out nothing that our processes count."""
 
+import json
 import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import promql_parser
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from dashboards.__main__ import built
 from dashboards.boards import BOARDS
+from dashboards.command import dashboards
 from dashboards.files import RULES, write
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
@@ -67,6 +71,25 @@ def test_what_is_written_elsewhere_is_what_is_committed(tmp_path: Path) -> None:
     assert len(written) == len(BOARD_NAMES) + 3
 
 
+def test_kubernetes_objects_have_the_dashboards_and_the_rules_as_committed(tmp_path: Path) -> None:
+    result = CliRunner().invoke(dashboards, ["--write", str(tmp_path), "--kubernetes"])
+    assert result.exit_code == 0, result.output
+    objects = {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()}
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(result.output.split())
+    rules = objects.pop("rules.json")
+    assert (rules["kind"], rules["spec"]) == (
+        "PrometheusRule",
+        yaml.safe_load((ROOT / "dashboards" / RULES).read_text()),
+    )
+    for name in BOARD_NAMES:
+        each = objects.pop(f"dashboard-{name}.json")
+        assert each["metadata"]["labels"] == {"grafana_dashboard": "1"}
+        assert each["metadata"]["annotations"] == {"grafana_folder": "KV router"}
+        assert json.loads(each["data"][f"{name}.json"]) == board(name)
+        assert len(json.dumps(each)) < 1 << 20, "what a ConfigMap may have"
+    assert not objects
+
+
 @pytest.mark.parametrize("name", BOARD_NAMES)
 def test_ids_and_ref_ids_are_set_and_unique(name: str) -> None:
     ids = [panel["id"] for panel in board(name)["panels"]]
@@ -110,8 +133,9 @@ def test_every_query_asks_the_data_source_that_the_reader_chose(name: str) -> No
 
 @pytest.mark.parametrize("name", BOARD_NAMES)
 def test_variables_take_several_values_and_all(name: str) -> None:
-    source, *others = board(name)["templating"]["list"]
+    source, *others, router = board(name)["templating"]["list"]
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    assert (router["type"], router["name"], router["query"]) == ("textbox", "router", "http://127.0.0.1:8001")
     assert [each["name"] for each in others] == ["model", "worker"]
     assert all(each["multi"] and each["includeAll"] and each["allValue"] == ".*" for each in others)
 
@@ -121,6 +145,41 @@ def test_dashboards_lead_to_one_another_with_time_and_variables(name: str) -> No
     (link,) = board(name)["links"]
     assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
     assert all(set(link["tags"]) <= set(board(other)["tags"]) for other in BOARD_NAMES)
+
+
+def data_links(name: str) -> list[tuple[str, str]]:
+    """Return where the panels of a dashboard lead."""
+    each = [panel.get("fieldConfig", {}).get("defaults", {}) for panel in panels(name)]
+    return [(link["title"], link["url"]) for defaults in each for link in defaults.get("links") or []]
+
+
+def test_panels_lead_to_decisions_and_to_traces() -> None:
+    led = {name: {title for title, _ in data_links(name)} for name in BOARD_NAMES}
+    assert led["fleet"] == led["phases"] == {"Decisions", "Traces of requests"}
+    assert led["decisions"] == {"Decisions"}
+    assert led["index"] == {"Traces of KV events"}
+
+
+@pytest.mark.parametrize("name", BOARD_NAMES)
+def test_a_data_link_is_an_address_at_the_router_or_a_query_of_the_provisioned_tempo(name: str) -> None:
+    sources = yaml.safe_load((ROOT / "dashboards" / "provisioning" / "datasources" / "prometheus.yaml").read_text())
+    (tempo,) = [each["uid"] for each in sources["datasources"] if each["type"] == "tempo"]
+    for _, url in data_links(name):
+        if url.startswith("${router}/ui/"):
+            continue
+        address, panes = url.split("?schemaVersion=1&panes=")
+        (pane,) = json.loads(unquote(panes)).values()
+        assert (address, pane["datasource"], pane["queries"][0]["datasource"]["uid"]) == ("/explore", tempo, tempo)
+        assert pane["range"] == {"from": "${__from}", "to": "${__to}"}
+        assert re.fullmatch(r"\{ .* \}", pane["queries"][0]["query"])
+
+
+def test_a_traced_request_s_point_leads_to_its_decision_and_its_trace() -> None:
+    sources = yaml.safe_load((ROOT / "dashboards" / "provisioning" / "datasources" / "prometheus.yaml").read_text())
+    (prometheus,) = [each for each in sources["datasources"] if each["type"] == "prometheus"]
+    leads = {each["name"]: each for each in prometheus["jsonData"]["exemplarTraceIdDestinations"]}
+    assert leads["trace_id"]["datasourceUid"] == "tempo"
+    assert leads["decision_id"]["url"] == "http://127.0.0.1:8001/ui/#/decisions/$${__value.raw}", "$$ is Grafana's $"
 
 
 @pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)

@@ -1,8 +1,9 @@
 """Every query of the dashboards, asked of a real Prometheus that scraped a real fleet which lived through something.
 
 The fleet: a router and `router pools` before it, a stand-alone index, three simulated workers with small caches, a
-nats-server. While requests flow, streamed ones too, a worker is killed in the middle of some and comes back, the router
-is restarted, and another worker is killed for good.
+prefill and a decode worker of another model, a nats-server. While requests flow, streamed ones too, a worker is killed
+in the middle of some and comes back, the log discards what a second index has not read, so that it resyncs, the router
+has a burst in its queue and is restarted, and another worker is killed for good.
 """
 
 import asyncio
@@ -45,14 +46,23 @@ from tests.system.dashboards.shipped import (
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
 from tests.system.faults.nats_servers import NatsServer
+from tests.system.faults.stream_reader import squeezed
 from tests.system.faults.traffic import MODEL, TENANTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+"""The first test waits for all that the fleet lives through."""
 
 INTERVAL, WINDOW = "10s", "5m"
 """What Grafana puts in place of `$__rate_interval` for a scrape every second or two, and of `$__range`."""
-SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4"))
-"""Answers take so long that a scrape finds some on their way."""
+SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4", "events.batch_ring_bytes_max=0"))
+"""Answers take so long that a scrape finds some on their way; agents keep no batches, so that recoveries are dumps."""
+QUEUE = ("queue.threshold=0", "queue.requests_max=100")
+FEW_BYTES = 4096
+"""Of the log, while it discards."""
+BURST = 130
+"""Requests at once, of which the queue has room for few."""
+PHASES_MODEL = "sim-phases"
+PHASES = {"p0": "prefill", "d0": "decode"}
 OFFSET_S = 90.0
 """Annotations look a minute back; asked about the future, Prometheus answers from what it scraped last."""
 SHADOWS = "[{name: blocks, policy: {mode: kv-blocks}}, {name: patient, policy: {ttft_weight: 1}}]"
@@ -89,7 +99,6 @@ WITHOUT_SERIES = {
     "encode_requests_total": _MEDIA,
     "media_loaded_total": _MEDIA,
     "media_refused_total": _MEDIA,
-    "stream_last_healing_seconds": "a stream may need no recovery",
     **dict.fromkeys(OF_ENGINES, ATTACHED),
 }
 """Metrics of which this fleet has no series, and why: their queries must be understood, and may have no answer."""
@@ -114,16 +123,20 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         sink = cleanup.enter_context(OtlpSink())
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
-        settings = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}", "queue.fair_share_by=header"
+        tracing, shadows = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
+        settings = (tracing, shadows, "queue.fair_share_by=header", *QUEUE)
         running = await cleanup.enter_async_context(
             fleet(children, [server.url], SHAPE._replace(router_settings=settings))
         )
+        for worker_id, role in PHASES.items():
+            await running.start_worker(worker_id, model=PHASES_MODEL, settings=(f"worker.role={role}",))
         prometheus = Prometheus(session, directory)
+        running.urls["index-2"] = f"http://127.0.0.1:{free_ports(1)[0]}"
         pools_url, pools_control_url = await start_pools(children, running, directory)
         jobs = {
             "kv-router": [running.urls["router"]],
-            "kv-router-agents": [running.urls[worker_id] for worker_id in running.worker_ids],
-            "kv-router-indexes": [running.urls["index"]],
+            "kv-router-agents": [running.urls[worker_id] for worker_id in (*running.worker_ids, *PHASES)],
+            "kv-router-indexes": [running.urls["index"], running.urls["index-2"]],
             "kv-router-pools": [pools_control_url],
         }
         await prometheus.start(children, jobs)
@@ -133,7 +146,7 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
 
 
 async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
-    """Requests flow, a worker dies and comes back, the router is restarted; Prometheus has seen all of it."""
+    """Requests flow, a worker dies, an index resyncs, the router restarts, its queue is full; Prometheus saw it."""
     async with running.traffic() as sent:
         await sent.more(_ANSWERS)
         await prometheus.until('sum(kvrouter_requests_total{outcome="ok"}) > 0', READY_S)
@@ -144,6 +157,13 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
         await prometheus.until('kvrouter_rank_fit{worker="w1"} == 0', READY_S)
         await running.start_worker("w1")
         await prometheus.until('kvrouter_rank_fit{worker="w1"} == 1', READY_S)
+        async with squeezed(running.nats_urls, FEW_BYTES):
+            await sent.more(2 * _ANSWERS)
+            await running.start_index("index-2", port=port_of(running.urls["index-2"]))
+            resynced = "sum(kvrouter_stream_resyncs_total) > 0 and max(kvrouter_stream_last_healing_seconds) > 0"
+            await prometheus.until(resynced, READY_S)
+        await asyncio.gather(*(complete(running, number) for number in range(BURST)))
+        await asyncio.gather(*(stream(running, running.data_url, number, PHASES_MODEL) for number in range(_STREAMED)))
         await running.processes["router"].end()
         await running.start_router()
         await running.until_ready()
@@ -156,6 +176,10 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
         await prometheus.until(f"{answers} and sum(resets(kvrouter_event_loop_lag_seconds_count[1m])) > 0", READY_S)
 
 
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
 async def until_promised(running: Fleet, worker_id: str) -> None:
     """Return once the worker was given requests that are not over."""
     async with asyncio.timeout(READY_S):
@@ -163,11 +187,18 @@ async def until_promised(running: Fleet, worker_id: str) -> None:
             await SystemClock().sleep(_LOOK_S)
 
 
-async def stream(running: Fleet, data_url: str, number: int) -> None:
+async def complete(running: Fleet, number: int) -> None:
+    """One request of a burst: it is answered, or refused because the queue is full."""
+    body = {"model": MODEL, "prompt": [number] * 900, "max_tokens": 1}
+    async with running.session.post(f"{running.data_url}/v1/completions", json=body) as response:
+        assert response.status in (200, 503), await response.text()
+
+
+async def stream(running: Fleet, data_url: str, number: int, model: str = MODEL) -> None:
     """One request whose answer comes token by token, and says how many there were."""
     prompt = [number, *range(200), *range(number)]
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12}
-    body = {"model": MODEL, "prompt": prompt, **options}
+    body = {"model": model, "prompt": prompt, **options}
     async with running.session.post(f"{data_url}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         assert (await response.read()).endswith(b"data: [DONE]\n\n")
@@ -218,6 +249,7 @@ async def test_exemplars_lead_to_traces_that_the_collector_has(lived: Lived, sho
     traces = {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]}
     assert traces
     assert traces & lived.traces, "the newest may still wait to be sent"
+    assert all(exemplar["labels"]["decision_id"] for series in found for exemplar in series["exemplars"])
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -252,10 +284,20 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
         'kvrouter_worker_failures_total{worker="w1"}',
         "kvrouter_retries_total",
         'kvrouter_shadow_decisions_total{shadow="blocks"}',
+        'kvrouter_rank_fit{worker="w1"} == 0',
+        "kvrouter_stream_resyncs_total",
+        "kvrouter_stream_gaps_total",
+        "kvrouter_queued_requests",
+        "kvrouter_queue_wait_seconds_count",
+        'kvrouter_rejected_total{reason="queue_full"}',
+        'kvrouter_worker_time_to_first_token_seconds_count{worker="d0"}',
+        'kvrouter_model_time_to_first_token_seconds_count{model="sim-phases"}',
+        'kvrouter_kv_transfer_bytes_total{worker="d0"}',
     ],
 )
 async def test_what_the_fleet_lived_through_was_counted(lived: Lived, counted: str) -> None:
-    await lived.prometheus.range(f"{counted} > 0", lived.began_s, lived.ended_s)
+    expr = counted if "==" in counted else f"{counted} > 0"
+    await lived.prometheus.range(expr, lived.began_s, lived.ended_s)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -282,7 +324,7 @@ async def test_objectives_are_recorded_and_a_dead_agent_is_on_its_way_to_an_aler
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("variable", variables(), ids=str)
 async def test_every_variable_has_values(lived: Lived, variable: LabelValues) -> None:
-    expected = {"model": {MODEL, "unknown"}, "worker": {"w0", "w1", "w2"}}[variable.name]
+    expected = {"model": {MODEL, PHASES_MODEL, "unknown"}, "worker": {"w0", "w1", "w2", *PHASES}}[variable.name]
     assert set(await lived.prometheus.label_values(variable.metric, variable.label)) == expected
 
 

@@ -29,7 +29,7 @@ async def test_a_router_sends_the_spans_of_its_requests_before_it_ends(processes
         spans = sink.spans
     (server,) = [span for span in spans if span.kind == "server"]
     assert (server.trace_id, server.parent_id) == (TRACE, CALLER)
-    assert [span.name.split()[0] for span in spans] == ["text_completion", "decide", "text_completion"]
+    assert [span.name.split()[0] for span in spans] == ["text_completion", "prompt", "decide", "text_completion"]
     assert {span.parent_id for span in spans if span is not server} == {server.span_id}
     assert server.attributes["kvrouter.outcome"] == "ok"
 
@@ -65,7 +65,7 @@ async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> 
             assert answered.status == 200
             for process in (fleet.router, *fleet.workers.values()):
                 await process.end(signal.SIGTERM)
-        spans = {span.span_id: span for span in sink.spans if span.name.partition(" ")[0] != "decide"}
+        spans = {span.span_id: span for span in sink.spans if span.kind != "internal"}
 
     def path(span: Span) -> list[object]:
         above = spans.get(span.parent_id)
@@ -79,3 +79,30 @@ async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> 
     )
     assert {span.trace_id for span in spans.values()} == {TRACE}
     assert {span.service["service.name"] for span in spans.values()} == {"kv-router", "kv-router-worker"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_the_way_of_kv_events_is_one_tree_of_worker_and_index(processes: int) -> None:
+    with OtlpSink() as sink:
+        tracing = (f"tracing.endpoint={sink.url}", "tracing.ratio=0", "tracing.events_ratio=1")
+        router = (*QUIET_ROUTER, *tracing, f"data.processes={processes}")
+        shape = FleetShape(workers=1, worker_settings=(*FAST_WORKER, *tracing), router_settings=router)
+        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+            client = Client(session, fleet.data_url, fleet.control_url)
+            assert (await client.complete([7] * 40)).status == 200
+            await client.until_index_has("w0")
+            for process in (fleet.router, *fleet.workers.values()):
+                await process.end(signal.SIGTERM)
+        spans = {span.span_id: span for span in sink.spans}
+    applied = [span for span in spans.values() if span.name == "apply"]
+    assert applied
+    for span in applied:
+        above = spans[span.parent_id]
+        assert (above.name, above.trace_id, above.service["service.name"]) == (
+            "kv_events",
+            span.trace_id,
+            "kv-router-worker",
+        )
+        assert above.attributes["kvrouter.first_seq"] == span.attributes["kvrouter.first_seq"]
+    assert {span.name for span in spans.values()} == {"kv_events", "consolidate", "outbox", "publish", "apply"}

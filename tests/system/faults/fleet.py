@@ -84,17 +84,17 @@ class Fleet:
         self.urls["router"] = f"http://127.0.0.1:{self._control_port}"
         self._compare(IndexAt("router", self.urls["router"]))
 
-    async def start_index(self, name: str, *, nats_url: str = "") -> None:
-        """A stand-alone index listens; `until_equal` asks it, too."""
-        index = ("indexer", "serve", "--port", "0", "--nats-url", nats_url or self.nats_urls[0])
+    async def start_index(self, name: str, *, nats_url: str = "", port: int = 0) -> None:
+        """A stand-alone index listens; `until_equal` asks it, too. `port` 0: any free one."""
+        index = ("indexer", "serve", "--port", str(port), "--nats-url", nats_url or self.nats_urls[0])
         line = await self._start(name, *index, ready="index on", settings=(_QUIET, *self._shape.nats_settings))
         self.urls[name] = line.split()[-1]
         self._compare(IndexAt(name, self.urls[name]))
 
-    async def start_worker(self, worker_id: str) -> None:
-        """The worker serves; the router may not know of it yet."""
-        worker = ("worker_agent", "serve", "--worker-id", worker_id, "--model", MODEL, "--nats-url", self.nats_urls[0])
-        settings = (*_WORKER, *self._shape.worker_settings)
+    async def start_worker(self, worker_id: str, model: str = MODEL, settings: tuple[str, ...] = ()) -> None:
+        """The worker serves; the router may not know of it yet. `settings` are further ones."""
+        worker = ("worker_agent", "serve", "--worker-id", worker_id, "--model", model, "--nats-url", self.nats_urls[0])
+        settings = (*_WORKER, *self._shape.worker_settings, *settings)
         line = await self._start(worker_id, *worker, ready=f"worker {worker_id} on", settings=settings)
         self.urls[worker_id] = line.split()[-1]
         rank = WorkerRank(worker_id, 0)
@@ -135,7 +135,8 @@ class Fleet:
         fit = [worker["registration"]["worker_id"] for worker in workers if not worker["unfit"]]
         async with self.session.get(f"{self.data_url}/ready") as response:
             found = await response.text()
-            return "" if response.status == 200 and len(fit) == self._shape.workers else f"{fit} are fit, {found}"
+            is_ready = response.status == 200 and set(self.worker_ids) <= set(fit)
+            return "" if is_ready else f"{fit} are fit, {found}"
 
     async def until_equal(self, within_s: float, *, moved: bool = True, only: Sequence[str] = ()) -> float:
         """Return after how many seconds every index (of those in `only`) was proven equal to the mirrors of all ranks.

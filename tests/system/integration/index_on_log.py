@@ -19,6 +19,7 @@ from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import Projection, new_registry
+from kv_runtime.tracing.service import EventTracing
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import ScriptedRank
 
@@ -79,13 +80,14 @@ async def running_index(
     settings: IndexSection | None = None,
     nats: NatsSection = NATS,
     shared: SharedIndex | None = None,
+    tracing: EventTracing | None = None,
 ) -> AsyncIterator[Index]:
     manual, stop = ManualClock(), asyncio.Event()
     async with AsyncExitStack() as cleanup:
         log = await EventLog.connect(url, name="index")
         cleanup.push_async_callback(log.close)
         await ensure_streams(log, nats)
-        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, shared=shared)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, shared=shared, tracing=tracing)
         await index.start()
         group = await cleanup.enter_async_context(asyncio.TaskGroup())
         group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))

@@ -494,6 +494,10 @@ async def test_decode_counts_reused_blocks_where_the_engine_measures(trtllm: Fak
             answer = await handed_over(prefill, name)
             told = await outputs(decode, request(name, handoff=answer.handoff))
             assert told[-1].cached_tokens == cached
+        assert decode.transfers.count == 2
+        assert decode.transfers.transferred_bytes > 0
+        assert decode.transfers.seconds > 0
+        assert prefill.transfers.count == 0
 
 
 @pytest.mark.asyncio

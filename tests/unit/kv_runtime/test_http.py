@@ -18,9 +18,9 @@ from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_body, json_response, openai_errors
 from kv_runtime.http.hosts import is_loopback
-from kv_runtime.http.metrics import metrics_handler
+from kv_runtime.http.metrics import SAMPLES_AT_ONCE, metrics_handler
 from kv_runtime.http.server import HttpServer
-from kv_runtime.telemetry import Projection, counter, gauge, new_registry
+from kv_runtime.telemetry import Distribution, Projection, counter, gauge, histogram, new_registry
 
 TOKEN = "t0ken"
 BODY_BYTES_MAX = 1000
@@ -362,6 +362,29 @@ async def test_what_is_scraped_is_the_whole_registry_and_everybody_goes_on_each_
     assert response.body == encoder(registry)
     assert response.headers["Content-Type"] == content_type
     assert turns_min <= turns <= turns_max
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+@pytest.mark.parametrize("samples", [SAMPLES_AT_ONCE, SAMPLES_AT_ONCE + 1, 10 * SAMPLES_AT_ONCE])
+async def test_a_large_family_is_encoded_in_parts_with_one_head(accept: str, samples: int) -> None:
+    registry, waits = new_registry(), 0
+
+    def now() -> float:
+        nonlocal waits
+        waits += 1
+        return 0.0
+
+    seen = Distribution((1.0, 2.0))
+    at = [(f"# {number}",) for number in range(samples)]
+    Projection(registry, lambda: [gauge("g", "G", ("x",), [(each, 1.0) for each in at])])
+    Projection(registry, lambda: [histogram("h", "H", ("x",), [(each, seen) for each in at])])
+    response = await metrics_handler(registry, now)(make_mocked_request("GET", "/metrics", headers={"Accept": accept}))
+    encoder, _ = choose_encoder(accept)
+    assert isinstance(response, web.Response)
+    assert response.body == encoder(registry)
+    of_histogram = samples * 5
+    assert waits == 1 + -(-samples // SAMPLES_AT_ONCE) + -(-of_histogram // SAMPLES_AT_ONCE)
 
 
 # ---------------------------------------------------------------- the address

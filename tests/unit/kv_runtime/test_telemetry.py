@@ -254,7 +254,7 @@ def test_the_newest_traced_observation_of_a_bucket_is_its_exemplar() -> None:
     seen = Distribution((1.0, 2.0))
     for value, trace_id in ((0.5, "a"), (1.0, "b"), (9.0, "c")):
         seen.observe(value)
-        seen.exemplify(value, trace_id)
+        seen.exemplify(value, {"trace_id": trace_id})
     family = histogram("wait_seconds", "Waits", (), [((), seen)])
     buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
     found = [each.exemplar and (each.exemplar.labels["trace_id"], each.exemplar.value) for each in buckets]

@@ -1,10 +1,15 @@
 """What is counted of requests, decisions and workers: from 0, in the right place, and no longer than there is one."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import WorkerLeft
@@ -73,6 +78,8 @@ def test_every_label_set_is_there_at_0_before_anything_was_counted() -> None:
         ("time_to_first_token_seconds_count", MODES),
         ("cost_term_blocks_count", TERMS),
         ("predicted_cached_tokens_total", ("w0", "w1")),
+        ("worker_time_to_first_token_seconds_count", ("w0", "w1")),
+        ("model_time_to_first_token_seconds_count", (MODEL, "unknown")),
     ):
         assert told.series(name) == {(value,): 0 for value in values}, name
     assert told.series("decisions_total") == {(mode, reason): 0 for mode in MODES for reason in REASONS}
@@ -110,9 +117,30 @@ def test_what_was_counted_of_a_model_goes_with_its_last_worker() -> None:
     assert told("requests_total", model="b", mode="kv", outcome="ok") == 1
 
 
+def test_a_first_token_counts_for_its_mode_its_model_and_its_worker() -> None:
+    told = counted(registered(), registered("w1"))
+    told.metrics.first_token("kv", MODEL, "w1", 0.3)
+    for labels in ({"mode": "kv"}, {"model": MODEL}, {"worker": "w1"}):
+        (name,) = labels
+        family = "time_to_first_token_seconds" if name == "mode" else f"{name}_time_to_first_token_seconds"
+        assert told(f"{family}_bucket", **labels, le="0.25") == 0, name
+        assert told(f"{family}_bucket", **labels, le="0.6") == 1, name
+        assert sum(told.series(f"{family}_count").values()) == 1, name
+
+
+def test_first_tokens_of_what_left_make_no_series() -> None:
+    told = counted(registered(served_names=("a",)), registered("w1", served_names=("b",)))
+    told.metrics.first_token("kv", "a", "w0", 0.3)
+    told.leave("w0")
+    for number in range(100):
+        told.metrics.first_token("kv", f"a name {number}", f"w{number + 2}", 0.3)
+    assert told.series("model_time_to_first_token_seconds_count") == {("b",): 0, ("unknown",): 100}
+    assert told.series("worker_time_to_first_token_seconds_count") == {("w1",): 0}
+
+
 def test_a_mode_of_the_users_own_is_counted_like_any() -> None:
     told = counted()
-    told.metrics.first_token("mine:choose", 0.5)
+    told.metrics.first_token("mine:choose", MODEL, "w0", 0.5)
     told.metrics.end(MODEL, "mine:choose", "ok", 1.0)
     assert told("time_to_first_token_seconds_count", mode="mine:choose") == 1
     assert told("requests_total", model=MODEL, mode="mine:choose", outcome="ok") == 1
@@ -160,7 +188,7 @@ def test_workers_that_come_and_go_leave_nothing_behind_without_a_scrape() -> Non
         told.bench.state.apply(FleetApplied(now_s=100.0, event=registered(worker_id)))
         workers.settled(worker_id, 1, 1)
         told.leave(worker_id)
-    assert len(workers.distributions) == 2
+    assert len(workers.distributions) == 2 * 2, "of the worker that stays, and of the last one that left"
 
 
 def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:
@@ -298,3 +326,24 @@ def test_sockets_and_refusals_of_the_data_plane_are_there_at_0() -> None:
     assert told.series("http_connections") == {("clients",): 0, ("workers",): 0, ("workers_idle",): 0}
     assert told.series("http_refused_total") == {(str(status),): 0 for status in REFUSED_STATUSES}
     assert told("http_clients_gone_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("encoded", "families"),
+    [
+        pytest.param(generate_latest, text_string_to_metric_families, id="text"),
+        pytest.param(openmetrics.generate_latest, openmetrics_families, id="OpenMetrics"),
+    ],
+)
+def test_a_served_name_with_any_characters_is_read_as_it_is(
+    encoded: Callable[[CollectorRegistry], bytes], families: Callable[[str], Iterable[Metric]]
+) -> None:
+    name = 'm"\\\n{a="b"} 1\r,é\t# EOF'
+    told = counted(registered(served_names=(name,)))
+    told.metrics.end(name, "kv", "ok", 0.3)
+    lines = encoded(told.registry).decode().split("\n")
+    page = "\n".join([*(line for line in lines if "kvrouter_requests" in line), "# EOF", ""])
+    samples = [each for family in families(page) for each in family.samples]
+    counts = [each.value for each in samples if each.name == "kvrouter_requests_total" and each.labels["model"] == name]
+    assert sum(counts) == 1
+    assert len(counts) == len(MODES) * len(OUTCOMES)

@@ -8,7 +8,9 @@ from structlog.testing import capture_logs
 
 from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.tracing.sampling import Sampling
-from kv_runtime.tracing.spans import TEXT_CHARACTERS_MAX
+from kv_runtime.tracing.spans import TEXT_CHARACTERS_MAX, TraceData
+from router.request.usage import NO_USAGE
+from router.tracing.record import RequestEnd
 from router.tracing.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import CHAT, PROMPT, until
@@ -24,7 +26,10 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
 
 
 def one_tree(spans: list[Span]) -> tuple[Span, list[Span], list[Span]]:
-    """Return the SERVER span, the decisions and the CLIENT spans of one request, which are its children."""
+    """Return the SERVER span, the decisions and the CLIENT spans of one request, which are its children.
+
+    The others are `prompt`, first, and `queue`.
+    """
     (server,) = [span for span in spans if span.kind == "server"]
     rest = [span for span in spans if span is not server]
     assert {span.trace_id for span in spans} == {server.trace_id}
@@ -34,7 +39,8 @@ def one_tree(spans: list[Span]) -> tuple[Span, list[Span], list[Span]]:
         assert 0 < span.message.start_time_unix_nano <= span.message.end_time_unix_nano
         assert server.message.start_time_unix_nano <= span.message.start_time_unix_nano
         assert span.message.end_time_unix_nano <= server.message.end_time_unix_nano
-    decisions = [span for span in rest if span.kind == "internal"]
+    assert {span.name for span in rest if span.kind == "internal"} <= {"prompt", "queue", "decide"}
+    decisions = [span for span in rest if span.name == "decide"]
     return server, decisions, [span for span in rest if span.kind == "client"]
 
 
@@ -100,6 +106,37 @@ async def test_a_request_is_a_server_span_with_its_decision_and_its_upstream_req
     assert client.message.start_time_unix_nano >= decision.message.end_time_unix_nano
     assert not server.error
     assert not client.error
+
+
+@pytest.mark.asyncio
+async def test_what_is_encoded_has_a_span_before_the_decision() -> None:
+    async with traced_plane() as traced, Upstream(GOOD) as worker:
+        traced.plane.join("w0", worker.base_url)
+        await traced.plane.post()
+        _, (decision,), _ = await tree(traced)
+        (prompt,) = [span for span in await traced.spans() if span.name == "prompt"]
+    assert prompt.kind == "internal"
+    assert prompt.message.end_time_unix_nano <= decision.message.start_time_unix_nano
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "shown"),
+    [
+        pytest.param(2.0, [("queue", 11, 13)], id="it waited"),
+        pytest.param(20.0, [("queue", 10, 13)], id="longer than the request is old, by another clock"),
+        pytest.param(0.0, [], id="it did not wait"),
+    ],
+)
+def test_the_wait_in_the_queue_is_a_span(waited_s: float, shown: list[tuple[str, int, int]]) -> None:
+    sent = list[TraceData]()
+    tracer = Tracer(ALL, sent.append, now_s=lambda: 13.0, wall_ns=lambda: 13_000_000_000)
+    trace = tracer.begin({}, began_s=10.0)
+    trace.waited(waited_s)
+    trace.ended(RequestEnd(None, MODEL, "/v1/completions", "kv", "ok", 200, "", NO_USAGE, ended_s=14.0))
+    server, *rest = sent[0].spans
+    assert [(span.name, span.start_ns // 10**9, span.end_ns // 10**9) for span in rest] == shown
+    expected = [(end - start) for _, start, end in shown]
+    assert [server.attributes[name] for name in ("kvrouter.queue_wait_s",) if name in server.attributes] == expected
 
 
 @pytest.mark.asyncio
@@ -343,3 +380,15 @@ async def test_the_request_log_names_the_trace() -> None:
             await until(lambda: traced.plane.serving.inflight == 0)
     (line,) = [line for line in logged if line["event"] == "request_ended"]
     assert line["trace_id"] == TRACE
+
+
+@pytest.mark.asyncio
+async def test_the_line_of_a_failed_worker_names_the_request_and_its_trace() -> None:
+    async with traced_plane() as traced, Upstream(answers(500)) as bad, Upstream(GOOD) as good:
+        traced.plane.join("w0", bad.base_url, holds=3)
+        traced.plane.join("w1", good.base_url)
+        with capture_logs() as logged:
+            await traced.plane.post(traceparent=SAMPLED, x_request_id="r1")
+            await until(lambda: traced.plane.serving.inflight == 0)
+    (line,) = [line for line in logged if line["event"] == "worker_failed"]
+    assert (line["trace_id"], line["request_id"]) == (TRACE, "r1")

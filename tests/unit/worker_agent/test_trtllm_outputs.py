@@ -1,6 +1,7 @@
 """From all that the engine says so far to what is new."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.engines.trtllm.outputs import Outputs, finish_reason
+from worker_agent.engines.trtllm.outputs import Outputs, Transferred, finish_reason
 from worker_agent.engines.types import FinishReason
 
 PROMPT = (1, 2, 3, 4)
@@ -134,6 +135,27 @@ def test_after_a_transfer_they_are_the_share_of_reused_blocks(reused: int, misse
     said = Said(token_ids=[7], request_perf_metrics=SimpleNamespace(kv_cache_metrics=metrics))
     (output,) = Outputs(PROMPT, max_tokens=LONGEST, handed_over=True).new(Result([said], cached_tokens=4))
     assert output.cached_tokens == told
+
+
+@pytest.mark.parametrize(
+    ("moved", "handed_over", "told"),
+    [
+        pytest.param(4096, True, [Transferred(4096, 0.25), None], id="measured"),
+        pytest.param(0, True, [None, None], id="nothing was moved"),
+        pytest.param(4096, False, [None, None], id="a prompt of its own"),
+    ],
+)
+def test_a_measured_transfer_is_told_once(moved: int, handed_over: bool, told: list[Transferred | None]) -> None:
+    timing = SimpleNamespace(
+        kv_cache_size=moved, kv_cache_transfer_start=timedelta(seconds=2), kv_cache_transfer_end=timedelta(seconds=2.25)
+    )
+    perf = SimpleNamespace(timing_metrics=timing)
+    outputs = Outputs(PROMPT, max_tokens=LONGEST, handed_over=handed_over)
+    found = []
+    for count in (1, 2):
+        outputs.new(Result([Said(token_ids=[7] * count, request_perf_metrics=perf)]))
+        found.append(outputs.take_transferred())
+    assert found == told
 
 
 def test_log_probabilities_stand_at_their_tokens_best_first() -> None:

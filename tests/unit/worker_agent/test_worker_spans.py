@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.contextvars import get_contextvars
 
 from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.http.answers import error_response
@@ -27,13 +28,18 @@ def caller(flags: str) -> dict[str, str]:
 class Worker:
     """A worker that answers `status`, and keeps what it sent and what headers its engine would get."""
 
-    def __init__(self, sampling: Sampling, status: int = 200) -> None:
+    def __init__(self, sampling: Sampling | None, status: int = 200) -> None:
         self.sent: list[TraceData] = []
         self.engine_headers: list[dict[str, str]] = []
+        self.names_in_log: list[dict[str, str]] = []
+        """What a log line that is written while a request is served has of it."""
         self._status = status
-        self._in_flight = InFlight(
-            8, WorkerTracer(sampling, self.sent.append, worker_id="w0", role="decode", model="m")
+        tracer = (
+            None
+            if sampling is None
+            else WorkerTracer(sampling, self.sent.append, worker_id="w0", role="decode", model="m")
         )
+        self._in_flight = InFlight(8, tracer)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -52,6 +58,7 @@ class Worker:
 
     async def _answer(self, http: web.Request) -> HandledRequest:
         assert await http.read() == b"a body"
+        self.names_in_log.append(dict(get_contextvars()))
         self.engine_headers.append({name.lower(): value for name, value in http.headers.items()})
         if self._status == 200:
             return web.Response(), "ok"
@@ -136,3 +143,15 @@ async def test_what_is_no_generation_has_no_span() -> None:
     worker = Worker(ALL)
     assert "traceparent" not in await worker.ask({}, method="GET")
     assert worker.sent == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sampling", [None, NONE, ALL], ids=["tracing is off", "not sampled", "sampled"])
+async def test_log_lines_of_a_request_have_its_ids_and_later_lines_do_not(sampling: Sampling | None) -> None:
+    worker = Worker(sampling)
+    await worker.ask(caller("01") | {"x-request-id": "r1"})
+    await worker.ask({"traceparent": "nonsense"})
+    named, unnamed = worker.names_in_log
+    assert named == {"trace_id": f"{TRACE:032x}", "request_id": "r1"}
+    assert unnamed.keys() == (set() if sampling is None else {"trace_id"})
+    assert get_contextvars() == {}

@@ -78,6 +78,7 @@ class ConsolidateSettings(Settings):
     control: ControlSection = ControlSection(port=8003)
     nats: NatsSection = _NATS
     telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
     def _names_differ(self) -> "ConsolidateSettings":

@@ -14,6 +14,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.model import Text
+from kv_runtime.tracing.service import EventTracing
 from worker_agent.config import StreamsSection
 from worker_agent.engines.attached.config import (
     BLOCK_SIZES,
@@ -44,6 +45,7 @@ def foreign_consolidator(
     log: EventLog,
     context: zmq.asyncio.Context,
     clock: Clock,
+    tracing: EventTracing | None = None,
 ) -> Consolidator:
     """Return the consolidator of the worker's streams, with a subscriber for each of its publishers."""
     core = Consolidation(
@@ -57,7 +59,7 @@ def foreign_consolidator(
         ring_bytes_max=events.batch_ring_bytes_max,
     )
     readers = [_reader(publisher, context, clock) for publisher in worker.publishers]
-    return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id)
+    return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id, tracing=tracing)
 
 
 def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:

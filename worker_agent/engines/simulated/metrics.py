@@ -23,5 +23,5 @@ def transfer_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
     yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), samples)
     meaning = "Bytes of KV fetched"
     yield counter("kv_transfer_bytes", meaning, ("worker",), [(label, float(statistics.fetched_bytes_total))])
-    meaning = "Duration of complete fetches in simulated time, summed"
+    meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
     yield counter("kv_transfer_seconds", meaning, ("worker",), [(label, statistics.fetch_seconds_total)])

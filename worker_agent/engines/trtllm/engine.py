@@ -37,7 +37,7 @@ from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.encoding import LoadedEncoder, files_of, handles_of
 from worker_agent.engines.trtllm.loading import Loading, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
-from worker_agent.engines.trtllm.outputs import Outputs
+from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -108,6 +108,7 @@ class TensorRTLLMEngine:
         self._last_handoff_s: float | None = None
         self.load_s: float | None = None
         self.failed_requests_total = 0
+        self.transfers = MeasuredTransfers()
 
     @property
     def logits_errors_total(self) -> Mapping[str, int]:
@@ -297,6 +298,8 @@ class TensorRTLLMEngine:
             return stream.outputs.failed()
         except Exception as error:  # noqa: BLE001  what it means is said below
             return self._failed(stream, error)
+        if (moved := stream.outputs.take_transferred()) is not None:
+            self.transfers.add(moved)
         if stream.outputs.is_cancelled:
             raise EngineStopped(f"{stream.request_id}: the engine cancelled it")
         if any(output.handoff is not None for output in new):

@@ -13,6 +13,7 @@
     tokens of choice i    token_ids[sent:]; the list may shrink if the engine cuts off a stop word that was sent
     cached tokens         the engine's count, at most the prompt's; after a transfer, if the engine measures it
                           (`return_perf_metrics`), prompt * reused / (reused + missed) blocks
+    KV that was moved     bytes and time of the transfer, if the engine measures it
     log probabilities     by the token's position; None at an unknown position
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
@@ -20,7 +21,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from worker_agent.api.disaggregated import Handoff, handoff_of
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -28,6 +29,27 @@ from worker_agent.engines.types import EngineOutput, FinishReason
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "not_finished": "length"}
 CANCELLED = "cancelled"
+
+
+class Transferred(NamedTuple):
+    """What the engine measured of one transfer of KV to it."""
+
+    transferred_bytes: int
+    seconds: float
+
+
+class MeasuredTransfers:
+    """The transfers to an engine that it has measured, summed."""
+
+    def __init__(self) -> None:
+        self.count = self.transferred_bytes = 0
+        self.seconds = 0.0
+
+    def add(self, moved: Transferred) -> None:
+        """Count one."""
+        self.count += 1
+        self.transferred_bytes += moved.transferred_bytes
+        self.seconds += moved.seconds
 
 
 class SequenceOutput(Protocol):
@@ -83,6 +105,8 @@ class Outputs:
         self._open = set(range(choices))
         self._cached_tokens = 0
         self.is_cancelled = False
+        self._transferred: Transferred | None = None
+        self._has_told_transfer = False
 
     @property
     def has_begun(self) -> bool:
@@ -102,6 +126,12 @@ class Outputs:
         new = [self._of(each, result) for each in result.outputs if each.index in self._open]
         return [each for each in new if each is not None]
 
+    def take_transferred(self) -> Transferred | None:
+        """Return the engine's measure of the transfer to it, once: when it came."""
+        found = None if self._has_told_transfer else self._transferred
+        self._has_told_transfer = self._has_told_transfer or found is not None
+        return found
+
     def failed(self) -> list[EngineOutput]:
         """Return the last output of each choice that has not ended: an error."""
         ended, self._open = sorted(self._open), set()
@@ -120,6 +150,7 @@ class Outputs:
         is_first = choice.index not in self._sent
         self._sent[choice.index] = max(sent, len(tokens))
         self._cached_tokens = self._reused(choice, result)
+        self._transferred = self._transferred or self._measured_transfer(choice)
         if reason is not None:
             self._open.remove(choice.index)
         return EngineOutput(
@@ -144,6 +175,14 @@ class Outputs:
     def _handoff(self, choice: SequenceOutput) -> Handoff | None:
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
+
+    def _measured_transfer(self, choice: SequenceOutput) -> Transferred | None:
+        timing = getattr(choice.request_perf_metrics, "timing_metrics", None)
+        moved = getattr(timing, "kv_cache_size", 0)
+        if not self._handed_over or timing is None or not moved:
+            return None
+        took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
+        return Transferred(int(moved), max(0.0, took.total_seconds()))
 
     def _reused(self, choice: SequenceOutput, result: Result) -> int:
         measured = getattr(choice.request_perf_metrics, "kv_cache_metrics", None)
