@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus lock clean
+.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query and alert on a real Prometheus
+simulation: $(READY) prometheus browser  ## 2,000 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
@@ -102,8 +102,9 @@ native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native
 
 ## Writing files
-figures: $(READY) prometheus  ## docs/figures/dashboard_*.png: every dashboard, drawn from a real fleet's metrics
-	KVROUTER_FIGURES=$(CURDIR)/docs/figures $(BIN)/python -m pytest -q tests/system/dashboards/test_prometheus.py -k drawn -m slow
+figures: $(READY) prometheus browser  ## docs/figures/: every dashboard and the web page, drawn from real fleets
+	KVROUTER_FIGURES=$(CURDIR)/docs/figures $(BIN)/python -m pytest -q -k drawn -m slow \
+	  tests/system/dashboards/test_prometheus.py tests/system/web
 
 site: $(READY)  ## the documentation as pages in build/site; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build  # with --quiet its warnings would not count
@@ -120,6 +121,12 @@ prometheus:
 	@command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null \
 	  || { $(SUDO) apt-get update -qq \
 	    && $(SUDO) apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager; }
+
+browser:
+	@command -v chromium >/dev/null && command -v npm >/dev/null \
+	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium npm; }
+	@test -e build/axe/node_modules/axe-core \
+	  || npm install --silent --no-save --ignore-scripts --prefix build/axe axe-core@4.14.1
 
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -141,7 +148,7 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
 # with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
-$(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py))
+$(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py) router/web/assets/*)
 	@echo "building a wheel (some minutes) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build

@@ -1,6 +1,7 @@
 """Access to an aiohttp server: a bearer token, and checks of `Host` and `Origin` against pages of other sites."""
 
 import hmac
+from collections.abc import Set as AbstractSet
 
 from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Middleware
@@ -13,8 +14,8 @@ OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
 HOST_NAMES = web.AppKey("host_names", HostNames)
 
 
-def require_token(token: str) -> Middleware:
-    """Return a middleware that requires `Authorization: Bearer <token>` on all but `OPEN_PATHS`; "": no token.
+def require_token(token: str, open_paths: AbstractSet[str] = OPEN_PATHS) -> Middleware:
+    """Return a middleware that requires `Authorization: Bearer <token>` on all but `open_paths`; "": no token.
 
     A request without it must name the server in `Host`, and must not have the `Origin` of another site: a browser sends
     such requests for any page that its user visits.
@@ -26,7 +27,7 @@ def require_token(token: str) -> Middleware:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as aiohttp decoded it
         if token and hmac.compare_digest(given, expected):
             return await handler(request)
-        if token and request.path not in OPEN_PATHS:
+        if token and request.path not in open_paths:
             return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
         if (refusal := _host_refusal(request)) is not None:
             return refusal

@@ -17,6 +17,7 @@ GET    /v1/passed-requests        in a process without the index: the newest req
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live     the fleet now, before, and as events (`router/live/`)
 GET    /metrics, /health, /live, /ready, /version
+GET    /ui/                       the web page (`router/web/page.py`), and its files
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.http.access import require_token
+from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 from router.attribution.service import SavingsRecorder
@@ -66,6 +67,7 @@ from router.live.passed_requests import PassedRequests, warmth
 from router.live.routes import unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
+from router.web.page import WebPage
 
 _log = structlog.get_logger("router")
 
@@ -363,9 +365,11 @@ class ControlPlane:
 
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:
-    """Return an application of these routes, guarded by the token."""
-    app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=_BODY_BYTES_MAX)
-    app.add_routes(routes)
+    """Return an application of these routes, guarded by the token, and of the web page."""
+    page = WebPage()
+    guard = require_token(token, OPEN_PATHS | page.paths)
+    app = web.Application(middlewares=[openai_errors, guard], client_max_size=_BODY_BYTES_MAX)
+    app.add_routes([*routes, *page.routes()])
     return app
 
 

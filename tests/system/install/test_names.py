@@ -1,6 +1,7 @@
 """A wheel has no top-level name but ours, and its benches are there all the same."""
 
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_all_top_level_names_are_ours() -> None:
     others = {name for name in names - set(OURS) if not name.startswith(("kv_router-", "kv_router__mypyc."))}
     assert others == set()
     assert set(OURS) <= names
+
+
+def test_the_web_page_is_in_the_wheel_and_in_the_source() -> None:
+    expected = {f"router/web/assets/{each.name}" for each in (ROOT / "router" / "web" / "assets").iterdir()}
+    with zipfile.ZipFile(WHEELS[0]) as wheel:
+        assert expected <= set(wheel.namelist())
+    (source,) = WHEELS[0].parent.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        assert expected <= {name.partition("/")[2] for name in archive.getnames()}
 
 
 def test_the_benches_are_reached_here_and_in_children(python: Path) -> None:

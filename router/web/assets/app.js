@@ -1,0 +1,147 @@
+// The page: where one is (`#/decisions/ID`), what is drawn there, and when.
+
+import { AccuracyView } from "./accuracy.js";
+import { TokenNeeded, hasToken, setToken } from "./api.js";
+import { DecisionView } from "./decision.js";
+import { DecisionsView } from "./decisions.js";
+import { h, render } from "./dom.js";
+import { EventLogView } from "./event_log.js";
+import { FleetView } from "./fleet.js";
+import { Live } from "./live.js";
+import { message } from "./parts.js";
+import { PrefixesView } from "./prefixes.js";
+import { Timeline } from "./timeline.js";
+import { WorkerView } from "./worker.js";
+
+const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["log", "Event log"]];
+const REFRESH_MS = 2000;
+
+class App {
+  constructor() {
+    this.live = new Live(() => this.redraw());
+    this.timeline = new Timeline(this);
+    this.views = {
+      fleet: new FleetView(this), prefixes: new PrefixesView(this), decisions: new DecisionsView(this), accuracy: new AccuracyView(this),
+      log: new EventLogView(this), workers: new WorkerView(this), decision: new DecisionView(this),
+    };
+    this.problem = "";
+  }
+
+  start() {
+    addEventListener("hashchange", () => this.arrive());
+    setInterval(() => this.refresh(), REFRESH_MS);
+    this.arrive({ isFirst: true });
+    this.live.run();
+  }
+
+  /** Go to a place of the page. */
+  go(path) {
+    location.hash = `#/${path.map(encodeURIComponent).join("/")}`;
+  }
+
+  arrive({ isFirst = false } = {}) {
+    const [place = "", ...names] = placeOf(location.hash);
+    const key = place === "decisions" && names.length ? "decision" : place || "fleet";
+    this.view?.close?.();
+    this.key = key;
+    this.view = Object.hasOwn(this.views, key) ? this.views[key] : null;
+    this.problem = "";
+    this.view?.open?.(names);
+    document.title = this.view ? `${this.view.title} · kv-router` : "kv-router";
+    this.drawNow();
+    if (!isFirst) document.getElementById("title")?.focus();
+  }
+
+  /** Read decisions again where their outcomes are shown. */
+  refresh() {
+    if (this.live.state === "live" && this.view?.refreshes && !this.live.isPast && !document.hidden) this.live.refresh(this.view.refreshes).catch((error) => this.failed(error));
+  }
+
+  failed(error) {
+    if (error instanceof TokenNeeded) this.live.lost(error);
+    else this.problem = error.message;
+    this.redraw();
+  }
+
+  /** Show the fleet of a time; null: of now. */
+  showTime(at) {
+    this.live.show(at);
+    this.view?.moved?.();
+  }
+
+  /** Draw at the next frame, once for all changes until then. */
+  redraw() {
+    if (this.isWaiting) return;
+    this.isWaiting = true;
+    requestAnimationFrame(() => {
+      this.isWaiting = false;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
+    const { live } = this;
+    render(document.getElementById("page"), this.header(),
+      h("main", { key: "main", id: "content", "aria-busy": live.past?.isLoading ? "true" : undefined }, h("h1", { key: "title", id: "title", tabindex: "-1" }, this.view?.title ?? "There is no such page"), live.state === "token" ? this.asked() : this.content()),
+      live.state !== "token" && this.timeline.draw());
+  }
+
+  header() {
+    const current = this.view?.nav ?? this.key;
+    return h("header", { key: "header" },
+      h("a", { class: "brand", href: "#/fleet" }, "kv-router"),
+      h("nav", { "aria-label": "Pages" }, h("ul", null, NAVIGATION.map(([key, text]) =>
+        h("li", { key }, h("a", { href: `#/${key}`, "aria-current": key === current ? "page" : undefined }, text))))),
+      this.status());
+  }
+
+  status() {
+    const { live } = this, word = live.isPast ? "past" : { connecting: "connecting", live: "live", away: "away", token: "locked" }[live.state];
+    return h("p", { class: `status ${word}`, role: "status" }, h("span", { class: "dot", "aria-hidden": "true" }), word,
+      hasToken() && h("button", { type: "button", class: "plain", onclick: () => this.forget() }, "Forget token"));
+  }
+
+  content() {
+    const { live } = this;
+    if (!this.view) return message("", "There is no such page.", "Choose one above.");
+    const drawn = this.view.draw();
+    return [
+      live.state === "away" && message("bad", live.problem, live.now ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
+      this.problem && message("warn", this.problem),
+      live.past?.problem && message("warn", "This time is not recorded.", live.past.problem),
+      drawn ?? (live.state === "away" || live.past?.problem ? null : h("p", { class: "muted" }, "Reading the fleet.")),
+    ];
+  }
+
+  asked() {
+    const { live } = this;
+    return h("form", { key: "token", class: "panel token", onsubmit: (event) => {
+      event.preventDefault();
+      setToken(new FormData(event.target).get("token").trim());
+      live.state = "connecting";
+      this.drawNow();
+      live.run();
+      this.arrive();
+    } },
+      h("p", null, "The control plane has a token (", h("code", null, "control.token"), "). The page keeps it in this tab until the tab is closed."),
+      live.problem && message("bad", live.problem),
+      h("label", { for: "token" }, "Token"),
+      h("input", { id: "token", name: "token", type: "password", autocomplete: "off", required: true, autofocus: true }),
+      h("button", { type: "submit", class: "primary" }, "Connect"));
+  }
+
+  forget() {
+    setToken(null);
+    location.reload();
+  }
+}
+
+function placeOf(hash) {
+  try {
+    return hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent).filter(Boolean);
+  } catch {
+    return ["?"];
+  }
+}
+
+new App().start();

@@ -1,0 +1,169 @@
+// One decision: a sentence, what came of it beside what was predicted, and every candidate with every term of its cost.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { count, ms, percent, seconds, signed, UNKNOWN, clock } from "./format.js";
+import { badge, bar, facts, legend, link, message, name, trust } from "./parts.js";
+import { Table } from "./table.js";
+
+const AGAIN_MS = 2000;
+const TERMS = {
+  ms: [["wait", "wait_ms", "first-1"], ["prefill", "prefill_ms", "first-2"], ["lateness", "lateness_ms", "first-3"], ["stall", "stall_ms", "rest-1"], ["decode", "decode_ms", "rest-2"], ["slowdown", "slowdown_ms", "rest-3"]],
+  blocks: [["prefill", "prefill_blocks", "first-2"], ["decode", "decode_blocks", "rest-2"], ["requests", "request_blocks", "rest-1"], ["history", "history_blocks", "rest-3"]],
+};
+const HINTS = {
+  wait: "until the rank begins with the prompt", prefill: "to compute what is not cached", lateness: "by which the first token is expected after its target",
+  stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
+};
+
+export class DecisionView {
+  title = "Decision";
+  nav = "decisions";
+
+  constructor(app) {
+    this.app = app;
+    this.found = null;
+    this.problem = "";
+    this.tables = new Map();
+  }
+
+  open([id]) {
+    this.id = id;
+    this.found = null;
+    this.problem = "";
+    this.stop = new AbortController();
+    this.read();
+  }
+
+  close() {
+    this.stop.abort();
+    clearTimeout(this.again);
+  }
+
+  /** Read the decision; again while it has no outcome. */
+  async read() {
+    const { signal } = this.stop;
+    try {
+      this.found = await get(`/v1/decisions/${encodeURIComponent(this.id)}`, signal);
+      this.problem = "";
+    } catch (error) {
+      if (signal.aborted) return;
+      this.problem = error.message;
+    }
+    this.app.redraw();
+    if (!this.problem && !this.found.outcome) this.again = setTimeout(() => this.read(), AGAIN_MS);
+  }
+
+  draw() {
+    if (this.problem) return message("bad", "This decision is not shown.", this.problem, h("p", null, link(["decisions"], "All decisions")));
+    if (!this.found) return h("p", { class: "muted" }, "Reading the decision.");
+    const { decision, decisions } = this.found;
+    return [
+      h("p", { key: "sentence", class: "sentence" }, this.found.sentence),
+      h("div", { key: "beside", class: "columns" }, outcome(this.found), about(this.found)),
+      this.candidates(decision),
+      decision.excluded.length > 0 && this.excluded(decision),
+      decisions.length > 1 && siblings(decisions, decision),
+      h("details", { key: "words" }, h("summary", null, "The same in words"), h("pre", null, this.found.explanation)),
+    ];
+  }
+
+  candidates(decision) {
+    const terms = decision.cost_unit in TERMS ? TERMS[decision.cost_unit] : [];
+    const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
+    const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
+    const table = this.kept("candidates", () => new Table({
+      label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
+      select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
+    }));
+    table.columns = columnsOf(decision, terms, largest);
+    return h("section", { key: "candidates", class: "panel" },
+      h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
+        h("span", { class: "muted" }, unitText(decision)),
+        decision.candidates[decision.winner].is_weighed && legend(...terms.map(([text, , kind]) => [kind, text]))),
+      table.with(rows));
+  }
+
+  excluded(decision) {
+    const table = this.kept("excluded", () => new Table({
+      label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
+      columns: [
+        { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
+        { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
+      ],
+    }));
+    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), table.with(decision.excluded));
+  }
+
+  kept(key, make) {
+    if (!this.tables.has(key)) this.tables.set(key, make());
+    return this.tables.get(key);
+  }
+}
+
+function unitText(decision) {
+  return decision.cost_unit === "ms" ? "Cost: milliseconds of all requests; less is better." : "Cost: blocks; less is better.";
+}
+
+function columnsOf(decision, terms, largest) {
+  const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
+  const weighed = [
+    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Weighted sum of the terms, ${unit}` },
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, kind), kind]), largest, shares(row, terms)) },
+    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field]), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}` : unit })),
+    { name: "times", width: "60px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "Factor for its constraints" },
+  ];
+  return [
+    { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(`${row.worker_id}/${row.dp_rank}`), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: (row) => `${row.worker_id}/${row.dp_rank}` },
+    ...(isWeighed ? weighed : []),
+    { name: "Held", width: "64px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
+    { name: "Expected", width: "76px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
+    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too much is queued there")], sort: (row) => row.trust },
+  ];
+}
+
+function shares(row, terms) {
+  return terms.map(([text, field]) => `${text} ${ms(row.terms[field])}`).join(", ");
+}
+
+/** The weight of terms up to the first token, which the cost was made with; 1 for all others. */
+function weightOf(terms, kind) {
+  if (!kind.startsWith("first")) return 1;
+  const first = terms.wait_ms + terms.prefill_ms + terms.lateness_ms, rest = terms.stall_ms + terms.decode_ms + terms.slowdown_ms;
+  return first > 0 ? (terms.cost / terms.constraint_multiplier - rest) / first : 1;
+}
+
+function outcome({ decision, outcome: found, predicted, misses }) {
+  const rows = [
+    ["Cached tokens", count(predicted.cached_tokens), count(found?.cached_tokens), misses.cached_tokens === null ? UNKNOWN : signed(-misses.cached_tokens)],
+    ["First token", seconds(decision.ttft_target_s ?? predicted.ttft_s), seconds(found?.ttft_s), misses.ttft_s === null ? UNKNOWN : signed(misses.ttft_s, seconds)],
+    ["Between tokens", seconds(decision.candidates[decision.winner].predicted_itl_s), seconds(found?.itl_s), UNKNOWN],
+  ];
+  return h("section", { class: "panel" },
+    h("div", { class: "tools" }, h("h2", null, "Outcome"), found ? badge(found.outcome, found.outcome === "ok" ? "good" : "bad") : badge("running", "muted")),
+    h("table", { class: "small" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, ""), h("th", { scope: "col" }, decision.ttft_target_s === null ? "Predicted" : "Predicted, or target"), h("th", { scope: "col" }, "Measured"), h("th", { scope: "col" }, "Difference"))),
+      h("tbody", null, rows.map(([text, ...values]) => h("tr", { key: text }, h("th", { scope: "row" }, text), values.map((value, at) => h("td", { key: String(at) }, value)))))),
+    found && h("p", { class: "muted" }, `The whole answer took ${seconds(found.duration_s)}, ${count(found.output_tokens)} tokens.`));
+}
+
+function about({ decision, at_s: at, trace_url: traceUrl }) {
+  const chosen = decision.candidates[decision.winner];
+  const isHttp = typeof traceUrl === "string" && /^https?:\/\//.test(traceUrl);
+  return h("section", { class: "panel" }, h("h2", null, "Request"), facts([
+    ["Request", h("span", { class: "mono wrap" }, decision.request_id)],
+    ["Decision", h("span", { class: "mono wrap" }, decision.decision_id)],
+    at === undefined ? null : ["Time", clock(at)],
+    ["Model", name(decision.model)],
+    ["Rank", link(["workers", chosen.worker_id], `${chosen.worker_id}/${chosen.dp_rank}`)],
+    ["Policy", [decision.policy, decision.reason && ` (${decision.reason})`, decision.phase !== "whole" && `, ${decision.phase}`]],
+    ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(decision.reusable_blocks ? chosen.overlap_blocks[0] / decision.reusable_blocks : null)} held`],
+    isHttp ? ["Trace", h("a", { href: traceUrl, rel: "noreferrer noopener", target: "_blank" }, "Open its trace")] : null,
+  ]));
+}
+
+function siblings(decisions, decision) {
+  return h("section", { key: "siblings", class: "panel" }, h("h2", null, `All ${decisions.length} decisions of this request, eldest first`),
+    h("ol", { class: "list" }, decisions.map(({ decision: each, outcome: found, sentence }) => h("li", { key: each.decision_id, class: each.decision_id === decision.decision_id ? "current" : "" },
+      link(["decisions", each.decision_id], each.decision_id, { class: "mono" }), " ", found ? found.outcome : "running", h("br", null), sentence))));
+}

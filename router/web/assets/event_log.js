@@ -1,0 +1,110 @@
+// The event log: whether this router follows it, and the stream of each rank in it.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { age, bytes, clock, count, seconds, UNKNOWN } from "./format.js";
+import { badge, figures, link, message } from "./parts.js";
+import { Table } from "./table.js";
+import { natural } from "./fleet_rows.js";
+
+const EVERY_MS = 2000;
+const MARKS = 200;
+
+export class EventLogView {
+  title = "Event log";
+
+  constructor(app) {
+    this.app = app;
+    this.found = null;
+    this.table = new Table({
+      label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
+      open: (each) => app.go(["workers", each.workerId]),
+    });
+    this.marks = new Table({
+      label: "What happened, newest first", key: (each) => each.key, columns: MARK_COLUMNS, empty: "Nothing has happened since the router began.",
+      open: (each) => app.showTime(each.at_s),
+    });
+  }
+
+  open() {
+    this.stop = new AbortController();
+    this.read();
+  }
+
+  close() {
+    this.stop.abort();
+    clearTimeout(this.again);
+  }
+
+  async read() {
+    const { signal } = this.stop;
+    try {
+      this.found = await get("/v1/event-log", signal);
+      this.problem = "";
+    } catch (error) {
+      if (signal.aborted) return;
+      this.problem = error.message;
+    }
+    this.app.redraw();
+    this.again = setTimeout(() => this.read(), EVERY_MS);
+  }
+
+  draw() {
+    const { live } = this.app;
+    if (this.problem && !this.found) return message("bad", "The event log is not shown.", this.problem);
+    if (!this.found) return h("p", { class: "muted", role: "status" }, "Reading.");
+    const marks = (live.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();
+    return [
+      live.isPast && message("", "Streams are shown as they are now.", "What happened is shown up to the chosen time."),
+      this.problem && message("warn", "These figures are not current.", this.problem),
+      !this.found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
+      this.found.catching_up && message("warn", "The index is catching up.", this.found.catching_up),
+      summary(this.found),
+      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(streamsOf(this.found.ranks))),
+      h("section", { key: "marks", class: "panel" }, h("h2", null, "What happened"), h("p", { class: "muted" }, "Enter shows the fleet of that time."),
+        this.marks.with(marks.map((each, at) => ({ ...each, key: `${each.at_s} ${each.kind} ${each.worker_id} ${at}` })))),
+    ];
+  }
+}
+
+function summary({ connected, reconnects, applied_seq: applied, ranks, snapshot, journal }) {
+  const stale = ranks.stale.filter(Boolean).length, lag = ranks.seq.reduce((sum, seq, at) => sum + Math.max(0, ranks.logged_seq[at] - seq), 0);
+  const lost = journal && Object.values(journal.lost).reduce((sum, each) => sum + each, 0);
+  return figures(
+    ["Log", connected ? "connected" : "away", `${count(reconnects)} reconnections`, connected ? "" : "bad"],
+    ["Applied", count(applied), "Number of the newest message that is applied"],
+    ["Behind by", count(lag), "Batches known to be in the log that are not applied yet", lag > 100 ? "warn" : ""],
+    ["Not current", count(stale), "Streams of which the index is not sure", stale ? "warn" : ""],
+    ["Snapshot", snapshot?.age_s == null ? UNKNOWN : `${age(snapshot.age_s)} ago`, snapshot?.bytes == null ? "" : `${bytes(snapshot.bytes)}, up to message ${count(snapshot.stream_seq)}`],
+    ["Journal written", journal ? count(journal.written) : UNKNOWN],
+    ["Journal waiting", journal ? count(journal.waiting) : UNKNOWN],
+    ["Journal lost", journal ? count(lost) : UNKNOWN, "Records that a replay will miss", lost ? "bad" : ""]);
+}
+
+function streamsOf(ranks) {
+  return ranks.worker_id.map((workerId, at) => {
+    const row = { workerId, id: `${workerId}/${ranks.dp_rank[at]}` };
+    for (const [name, column] of Object.entries(ranks)) if (name !== "worker_id") row[name] = column[at];
+    return row;
+  }).sort((left, right) => (natural(left.id) < natural(right.id) ? -1 : 1));
+}
+
+const counted = (name, field, hint) => ({ name, width: "72px", align: "end", phone: field === "gaps" ? "48px" : undefined, cell: (each) => count(each[field]), sort: (each) => each[field], hint });
+const COLUMNS = [
+  { name: "Rank", width: "minmax(100px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => link(["workers", each.workerId], each.id, { class: "name", tabindex: "-1" }), sort: (each) => natural(each.id) },
+  { name: "State", width: "minmax(96px, 1fr)", phone: "84px", cell: (each) => (each.stale ? badge(each.stale, "warn") : badge("current", "good")), sort: (each) => each.stale },
+  { name: "Seq", width: "80px", phone: "60px", align: "end", cell: (each) => count(each.seq), sort: (each) => each.seq, hint: "Number of the newest batch that is applied" },
+  { name: "In log", width: "80px", align: "end", cell: (each) => count(each.logged_seq), sort: (each) => each.logged_seq, hint: "Number of the newest batch known to be in the log" },
+  counted("Batches", "applied", "Batches that were applied"),
+  counted("Gaps", "gaps", "Numbers that were missing"),
+  counted("Replays", "replays", "Missing batches requested again"),
+  counted("Repairs", "repairs", "Repairs after digests differed"),
+  counted("Dumps", "resyncs", "The whole state requested"),
+  counted("Digests", "digest_mismatches", "Digests that differed"),
+  { name: "Healed in", width: "80px", align: "end", cell: (each) => (each.heals ? seconds(each.last_healing_s) : UNKNOWN), sort: (each) => (each.heals ? each.last_healing_s : null), hint: "The last recovery took" },
+];
+const MARK_COLUMNS = [
+  { name: "Time", width: "76px", phone: "62px", cell: (each) => clock(each.at_s) },
+  { name: "Kind", width: "minmax(110px, 1fr)", cell: (each) => badge(each.kind.replaceAll("_", " "), "muted") },
+  { name: "What", width: "4fr", phone: "3fr", cell: (each) => h("span", { class: "name", title: each.text }, each.text) },
+];

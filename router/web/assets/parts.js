@@ -1,0 +1,75 @@
+// Pieces that several views show.
+
+import { h } from "./dom.js";
+import { UNKNOWN, bytes, count, seconds, short } from "./format.js";
+
+export const TRUST_CLASS = { EXACT: "good", DEGRADED: "warn", FALLBACK: "bad" };
+
+/** Figures in a row: [name, value, hint, class]. */
+export function figures(...found) {
+  return h("dl", { class: "figures" }, found.map(([name, value, hint, kind]) =>
+    h("div", { key: name, class: kind ?? "", title: hint }, h("dt", null, name), h("dd", null, value))));
+}
+
+/** A word with a mark: state is never shown by colour alone. */
+export function badge(word, kind, hint) {
+  return h("span", { class: `badge ${kind ?? ""}`, title: hint }, word);
+}
+
+export function trust(rank) {
+  return badge(rank.trust, TRUST_CLASS[rank.trust], rank.trustReason || rank.trust_reason);
+}
+
+/** A bar of shares of `of`, each with its class. */
+export function bar(shares, of, label) {
+  return h("span", { class: "bar", role: "img", "aria-label": label, title: label }, shares.map(([share, kind], at) =>
+    h("span", { key: String(at), class: kind, style: { width: `${of > 0 ? Math.max(0, Math.min(100, (100 * share) / of)) : 0}%` } })));
+}
+
+/** Blocks by tier, as a share of the GPU's blocks. */
+export function tiers(rank) {
+  const [gpu, host, disk, external] = rank.blocks;
+  const label = `${count(gpu)} of ${rank.totalBlocks ? count(rank.totalBlocks) : "?"} blocks on the GPU, ${count(host)} on the host, ${count(disk)} on disk, ${count(external)} external`;
+  return h("span", { class: "tiers" }, bar([[gpu, "accent"]], rank.totalBlocks || gpu, label), h("span", { class: "number" }, short(gpu)),
+    host + disk + external > 0 && h("span", { class: "muted" }, `+${short(host + disk + external)}`));
+}
+
+export function link(path, text, properties) {
+  return h("a", { href: `#/${path.map(encodeURIComponent).join("/")}`, ...properties }, text);
+}
+
+/** A name from the network: shown whole on hover, never longer than its place. */
+export function name(text) {
+  return h("span", { class: "name", title: text }, text);
+}
+
+export function message(kind, title, text, ...more) {
+  return h("div", { class: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, h("strong", null, title), text && h("p", null, text), more);
+}
+
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter((each) => each !== null).map(([term, value]) => h("div", { key: term }, h("dt", null, term), h("dd", null, value ?? UNKNOWN))));
+}
+
+export function legend(...found) {
+  return h("ul", { class: "legend" }, found.map(([kind, text]) => h("li", { key: text }, h("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
+}
+
+/** What a decision predicted of cached tokens; null where there is nothing to compare. */
+export function predictedCached(decision) {
+  const { outcome, misses } = decision;
+  return outcome?.cached_tokens != null && misses?.cached_tokens != null ? outcome.cached_tokens + misses.cached_tokens : null;
+}
+
+/** What a decision predicted of its time to the first token (or its target), seconds. */
+export function predictedTtft(decision) {
+  const { outcome, misses } = decision;
+  return outcome?.ttft_s != null && misses?.ttft_s != null ? outcome.ttft_s - misses.ttft_s : null;
+}
+
+export function outcomeOf(decision) {
+  const { outcome } = decision;
+  return outcome ? badge(outcome.outcome, outcome.outcome === "ok" ? "" : "bad") : badge("running", "muted");
+}
+
+export { bytes, seconds };

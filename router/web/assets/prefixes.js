@@ -1,0 +1,206 @@
+// The radix tree of all workers: which prefixes are held, where, how large, how old and how hot they are.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { age, count, short, UNKNOWN } from "./format.js";
+import { bar, facts, figures, link, message, name } from "./parts.js";
+import { Table } from "./table.js";
+import { TIERS } from "./fleet_rows.js";
+
+const PAGE = 100;
+const HOLDERS = 64;
+const AGAIN_MS = 5000;
+const ORDERS = { subtree: "size with all behind", heat: "heat", recent: "last use", blocks: "length" };
+
+export class PrefixesView {
+  title = "Prefixes";
+
+  constructor(app) {
+    this.app = app;
+    this.order = "subtree";
+    this.holders = new Table({
+      label: "Holders of the selected prefix", key: (each) => `${each.worker_id}/${each.dp_rank}`, open: (each) => app.go(["workers", each.worker_id]),
+      columns: HOLDER_COLUMNS, isWhole: true, empty: "No rank holds it now.",
+    });
+    this.table = new Table({
+      label: "Prefixes", key: (row) => row.key, select: (row) => this.choose(row), open: (row) => this.opened(row), columns: COLUMNS,
+      empty: "No prefix is held.",
+      tree: {
+        level: (row) => row.level, isOpen: (row) => (row.node && row.node.children > 0 ? this.branches.has(row.node.last) : null),
+        expand: (row) => this.expand(row.node.last), collapse: (row) => this.collapse(row.node.last),
+      },
+    });
+  }
+
+  open([behind]) {
+    this.behind = behind ?? null;
+    this.begin();
+  }
+
+  close() {
+    this.stop.abort();
+    clearTimeout(this.again);
+  }
+
+  /** Read the tree anew. */
+  begin() {
+    this.stop?.abort();
+    clearTimeout(this.again);
+    this.stop = new AbortController();
+    this.branches = new Map(); // children by the block they are behind; null: the roots
+    this.selected = null;
+    this.problem = null;
+    this.read(this.behind);
+  }
+
+  async read(behind, { isMore = false } = {}) {
+    const { signal } = this.stop, before = isMore ? this.branches.get(behind) : null;
+    const query = new URLSearchParams({ order_by: this.order, limit: String(PAGE), ranks: String(HOLDERS), offset: String(before ? before.nodes.length : 0) });
+    if (behind !== null) query.set("behind", behind);
+    try {
+      const found = await get(`/v1/prefix-tree?${query}`, signal);
+      const nodes = before ? [...before.nodes, ...found.nodes] : found.nodes;
+      this.branches.set(behind, { nodes, total: found.total });
+      if (behind === this.behind) this.path = found.path;
+      this.outline = found.outline;
+      this.problem = null;
+    } catch (error) {
+      if (signal.aborted) return;
+      this.problem = error;
+    }
+    this.app.redraw();
+    if (behind === this.behind) this.again = setTimeout(() => this.readAgain(), AGAIN_MS);
+  }
+
+  /** Read again what is open. */
+  async readAgain() {
+    for (const behind of [...this.branches.keys()]) if (behind !== this.behind && this.branches.get(behind).nodes.length <= PAGE) await this.read(behind);
+    if (!this.stop.signal.aborted && (this.branches.get(this.behind)?.nodes.length ?? 0) <= PAGE) await this.read(this.behind);
+  }
+
+  expand(last) {
+    this.branches.set(last, { nodes: [], total: 0, isReading: true });
+    this.read(last);
+    this.app.redraw();
+  }
+
+  collapse(last) {
+    this.branches.delete(last);
+    this.app.redraw();
+  }
+
+  choose(row) {
+    this.selected = row?.node ?? null;
+    this.app.redraw();
+  }
+
+  opened(row) {
+    if (row.more !== undefined) this.read(row.more, { isMore: true });
+    else if (row.node) this.choose(row);
+  }
+
+  // ------------------------------------------------------------------------------------------- drawing
+
+  draw() {
+    const shown = this.branches.get(this.behind);
+    if (this.problem && !shown) return this.refused();
+    if (!shown) return h("p", { class: "muted", role: "status" }, "Reading the tree.");
+    const rows = this.rows(this.behind, 1);
+    return [
+      this.app.live.isPast && message("", "The tree is shown as it is now.", "indexer at shows what ranks held at a past time."),
+      this.outlined(),
+      this.problem && message("warn", "The tree is not current.", this.problem.message),
+      h("div", { key: "tools", class: "tools" },
+        h("label", { for: "order" }, "Order by "),
+        h("select", { id: "order", value: this.order, onchange: (event) => {
+          this.order = event.target.value;
+          this.begin();
+        } }, Object.entries(ORDERS).map(([key, text]) => h("option", { key, value: key, selected: key === this.order }, text))),
+        h("span", { class: "muted" }, `${count(shown.total)} ${this.behind === null ? "roots" : "prefixes behind this one"}`)),
+      this.behind !== null && crumbs(this.path ?? [], this.behind),
+      h("div", { key: "split", class: "split" }, this.table.with(rows), this.detail()),
+    ];
+  }
+
+  refused() {
+    const title = this.problem.status === 404 ? "This prefix is not in the tree." : "The tree is not shown.";
+    return message("bad", title, this.problem.message, h("p", null, link(["prefixes"], "All prefixes")));
+  }
+
+  rows(behind, level) {
+    const branch = this.branches.get(behind);
+    if (!branch) return [];
+    const rows = branch.nodes.flatMap((node) => [{ key: node.last, node, level, largest: this.outline?.blocks ?? 0 }, ...(node.last === behind ? [] : this.rows(node.last, level + 1))]);
+    const missing = branch.total - branch.nodes.length;
+    if (branch.isReading) rows.push({ key: `reading ${behind}`, level, text: "Reading." });
+    else if (missing > 0) rows.push({ key: `more ${behind}`, level, more: behind, text: `${count(missing)} more: press Enter` });
+    return rows;
+  }
+
+  outlined() {
+    const { outline } = this;
+    return figures(
+      ["Blocks", count(outline.blocks), "Different blocks of all ranks"],
+      ["Nodes", count(outline.nodes), "Chains without a fork"],
+      ["Roots", this.behind === null ? count(this.branches.get(null).total) : UNKNOWN],
+      ["Requests counted", count(outline.heat_requests), "Each counts half after a minute"],
+      ["Sizes from", `${age(outline.age_s)} ago`, `It took ${age(outline.took_s)} to count them`]);
+  }
+
+  detail() {
+    const node = this.selected;
+    if (!node) return h("aside", { class: "panel detail", "aria-label": "Selected prefix" }, h("p", { class: "muted" }, "Select a prefix to see its holders."));
+    const isPartial = node.holders > node.ranks.length;
+    return h("aside", { class: "panel detail", "aria-label": "Selected prefix" },
+      h("h2", null, "Prefix ", h("span", { class: "mono" }, hashTail(node.last))),
+      facts([
+        ["Last block", h("span", { class: "mono wrap" }, node.last)],
+        ["First block", h("span", { class: "mono wrap" }, node.first)],
+        ["Length", `${count(node.blocks)} blocks, ${count(node.depth_blocks)} from the root`],
+        ["With all behind", `${count(node.subtree_blocks)} blocks`],
+        ["Heat", node.heat === null ? UNKNOWN : `${node.heat.toFixed(2)} requests`],
+        ["Used", node.used_ago_s === null ? UNKNOWN : `${age(node.used_ago_s)} ago`],
+        ["Stored", node.stored_ago_s === null ? UNKNOWN : `${age(node.stored_ago_s)} ago`],
+      ]),
+      node.children > 0 && h("p", null, link(["prefixes", node.last], `Show only the ${count(node.children)} behind it`)),
+      h("h3", null, `${count(node.holders)} ${node.holders === 1 ? "holder" : "holders"}${isPartial ? `, the deepest ${node.ranks.length} of them` : ""}`),
+      this.holders.with(node.ranks.map((each) => ({ ...each, of: node.blocks }))));
+  }
+}
+
+function crumbs(path, behind) {
+  return h("nav", { key: "crumbs", class: "crumbs", "aria-label": "Way from the root" }, h("ol", null,
+    h("li", { key: "root" }, link(["prefixes"], "all prefixes")),
+    path.map((each) => h("li", { key: each.last }, each.last === behind ? h("span", { "aria-current": "page", class: "mono" }, hashTail(each.last)) : link(["prefixes", each.last], hashTail(each.last), { class: "mono" }), h("span", { class: "muted" }, ` ${short(each.blocks)} bl`)))));
+}
+
+function hashTail(hash) {
+  return hash.length > 9 ? `…${hash.slice(-8)}` : hash;
+}
+
+function prefix(row) {
+  const indent = { "padding-inline-start": `${(row.level - 1) * 14}px` };
+  if (!row.node) return h("span", { class: "muted", style: indent }, row.text);
+  const { node } = row;
+  return h("span", { class: "prefix", style: indent, title: node.last },
+    h("span", { class: `twisty ${node.children ? "has" : ""}`, "aria-hidden": "true" }, node.children ? "▸" : ""), h("span", { class: "mono" }, hashTail(node.last)), node.children > 0 && h("span", { class: "muted" }, ` ${short(node.children)}`));
+}
+
+const heatShare = (node) => Math.min(1, Math.log2(1 + (node.heat ?? 0)) / 6);
+const inNode = (cell) => (row) => (row.node ? cell(row.node, row) : "");
+const COLUMNS = [
+  { name: "Prefix", width: "minmax(140px, 2fr)", phone: "minmax(128px, 2fr)", cell: prefix, hint: "End of the hash of its last block, and how many prefixes are behind it" },
+  { name: "Length", width: "64px", align: "end", cell: inNode((node) => count(node.blocks)), hint: "Blocks of the chain, to the next fork" },
+  { name: "Depth", width: "64px", align: "end", cell: inNode((node) => short(node.depth_blocks)), hint: "Blocks from the root" },
+  { name: "Size", width: "minmax(86px, 1fr)", phone: "80px", align: "end", cell: inNode((node, row) => [bar([[node.subtree_blocks, "accent"]], row.largest, `${count(node.subtree_blocks)} blocks with all behind`), h("span", { class: "number" }, short(node.subtree_blocks))]), hint: "Blocks with all behind it" },
+  { name: "Holders", width: "68px", phone: "52px", align: "end", cell: inNode((node) => count(node.holders)), hint: "Ranks that hold its first block" },
+  { name: "Heat", width: "minmax(72px, 1fr)", align: "end", cell: inNode((node) => (node.heat === null ? UNKNOWN : [bar([[heatShare(node), "accent"]], 1, `${node.heat.toFixed(2)} requests`), h("span", { class: "number" }, node.heat.toFixed(1))])), hint: "Requests through it; each counts half after a minute" },
+  { name: "Used", width: "64px", phone: "46px", align: "end", cell: inNode((node) => age(node.used_ago_s)), hint: "Since the newest request through it" },
+  { name: "Stored", width: "64px", align: "end", cell: inNode((node) => age(node.stored_ago_s)), hint: "Since the newest store of one of its blocks" },
+];
+
+const HOLDER_COLUMNS = [
+  { name: "Rank", width: "minmax(70px, 1fr)", cell: (each) => name(`${each.worker_id}/${each.dp_rank}`) },
+  { name: "GPU", width: "minmax(76px, 1fr)", cell: (each) => [bar([[each.blocks.gpu, "accent"]], each.of, `${each.blocks.gpu} of ${each.of} blocks`), h("span", { class: "number" }, short(each.blocks.gpu))], hint: "Leading blocks of the chain on its GPU" },
+  ...TIERS.slice(1).map((tier) => ({ name: { host: "Host", disk: "Disk", external: "Ext." }[tier], width: "36px", align: "end", cell: (each) => short(each.blocks[tier]), hint: "Leading blocks on this medium or a faster one" })),
+];

@@ -1,0 +1,52 @@
+// The time slider: over what is kept of the fleet, with marks of what happened.
+
+import { h } from "./dom.js";
+import { clock } from "./format.js";
+
+const KINDS = { worker_left: "--bad", worker_silent: "--bad", log_lost: "--bad", trust: "--warn", resync: "--warn", worker_draining: "--warn" };
+
+export class Timeline {
+  constructor(app) {
+    this.app = app;
+  }
+
+  /** Times of the two ends; null while nothing is kept. */
+  get span() {
+    const { live } = this.app, from = live.history?.ring.from_s ?? null, to = live.now?.at_s ?? live.history?.now_s ?? null;
+    return from === null || to === null || to <= from ? null : [from, to];
+  }
+
+  draw() {
+    const { live } = this.app, { span } = this;
+    if (!span) return h("footer", { class: "timeline", "aria-label": "Time" }, h("span", { class: "muted" }, "The past of the fleet is recorded from now on."));
+    const [from, to] = span, at = live.isPast ? live.past.at : to, last = Math.ceil(to - from);
+    return h("footer", { class: "timeline", "aria-label": "Time" },
+      h("button", { type: "button", class: live.isPast ? "primary" : "", "aria-pressed": String(!live.isPast), onclick: () => this.app.showTime(null) }, "Live"),
+      h("div", { class: "track" },
+        h("canvas", { class: "marks", "aria-hidden": "true", ref: (canvas) => this.marks(canvas, from, to, live.history.marks) }),
+        h("input", {
+          type: "range", "aria-label": "Time that is shown", min: "0", max: String(last), step: "1", value: String(live.isPast ? Math.min(last, Math.round(at - from)) : last),
+          "aria-valuetext": live.isPast ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
+        })),
+      h("output", { class: "time" }, live.isPast ? h("strong", null, clock(at)) : clock(at)),
+      h("span", { class: "muted from" }, `since ${clock(from)}`));
+  }
+
+  /** The end of the slider is the present. */
+  moved(input, from) {
+    this.app.showTime(input.value === input.max ? null : from + Number(input.value));
+  }
+
+  marks(canvas, from, to, marks) {
+    const width = canvas.clientWidth, ratio = devicePixelRatio || 1, style = getComputedStyle(canvas);
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(8 * ratio);
+    const paint = canvas.getContext("2d");
+    paint.scale(ratio, ratio);
+    for (const each of marks) {
+      if (each.at_s < from) continue;
+      paint.fillStyle = style.getPropertyValue(KINDS[each.kind] ?? "--muted");
+      paint.fillRect(8 + ((each.at_s - from) / (to - from)) * (width - 16) - 1, 0, 2, 8);
+    }
+  }
+}

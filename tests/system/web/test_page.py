@@ -1,0 +1,288 @@
+"""The web page in a real browser, on a real router with simulated workers under requests.
+
+`make figures` draws docs/figures/web_*.png with it.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from kv_runtime.clock import SystemClock
+from tests.support.paths import ROOT
+from tests.system.faults.children import Children
+from tests.system.faults.fleet import Fleet, Shape, fleet_on_one_server
+from tests.system.faults.traffic import MODEL, Traffic, TrafficShape
+from tests.system.web.browser import DESKTOP, PHONE, WAIT_MS, Size, chromium, screen
+from tests.unit.router.samples import registered
+
+expect.set_options(timeout=WAIT_MS)
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PLACES = ("fleet", "prefixes", "decisions", "accuracy", "log", "workers/w0", "decisions/{decision}", "nothing")
+HOSTILE = "<img src=x onerror=document.title='executed'>"
+SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=lambda size: size.name)
+_SHAPE = Shape(
+    workers=3,
+    worker_settings=("engine.dp_ranks=4", "engine.total_kv_blocks=1024", "engine.max_seq_len=4096", "engine.speed=4"),
+    requests=TrafficShape(requests_per_s=8.0, system_blocks=24, question_blocks=(3, 40)),
+    router_settings=("tracing.link=https://traces.example/{request_id}", "journal.decisions_max=50000"),
+)
+
+_SAMPLES = 6
+"""Of the fleet, that the router keeps."""
+
+
+class Watched(NamedTuple):
+    """A browser, and the fleet under requests that it looks at."""
+
+    browser: Browser
+    fleet: Fleet
+    sent: Traffic
+
+    @property
+    def url(self) -> str:
+        return self.fleet.urls["router"]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    async with AsyncExitStack() as cleanup:
+        directory = tmp_path_factory.mktemp("web")
+        _, running = await cleanup.enter_async_context(fleet_on_one_server(directory, _SHAPE))
+        sent = await cleanup.enter_async_context(running.traffic())
+        await sent.more(40)
+        await until_past(running)
+        yield Watched(await cleanup.enter_async_context(chromium()), running, sent)
+
+
+async def register_hostile(running: Fleet) -> None:
+    """A worker registers whose model is markup."""
+    body = msgspec.json.encode(registered("hostile", model=HOSTILE, base_url="http://127.0.0.1:1"))
+    async with running.session.post(f"{running.urls['router']}/v1/workers", data=body) as response:
+        assert response.status == 202, await response.text()
+
+
+async def until_past(running: Fleet) -> None:
+    """Return once the router recorded some seconds of the fleet with all workers."""
+    async with asyncio.timeout(60):
+        while True:
+            async with running.session.get(f"{running.urls['router']}/v1/history") as response:
+                ring = (await response.json())["ring"]
+            if ring["samples"] >= _SAMPLES:
+                return
+            await SystemClock().sleep(0.5)
+
+
+async def newest_decision(running: Fleet) -> str:
+    """Return a decision of the newest that has ended, that with the largest margin."""
+    async with running.session.get(f"{running.urls['router']}/v1/decisions?limit=50") as response:
+        rows = (await response.json())["decisions"]
+    ended = [row for row in rows if row["outcome"] is not None]
+    return str(max(ended, key=lambda row: float(row["margin"] or 0))["decision_id"])
+
+
+@SIZES
+async def test_by_keyboard_a_worker_and_a_decision_are_opened(watched: Watched, size: Size) -> None:
+    async with screen(watched.browser, watched.url, size) as shown:
+        page = shown.page
+        await shown.open()
+        await shown.is_live()
+        await shown.tab_to("[role=grid]")
+        await shown.press("Home", "ArrowDown", "ArrowUp", "Enter")
+        await expect(page.locator("main > h2")).to_have_text("w0")
+        await page.go_back()
+        await shown.tab_to("[role=grid]")
+        await shown.press("End", "Enter")
+        await expect(page.locator("main > h2")).to_have_text("w2")
+        await shown.tab_to("[role=grid][aria-label^=Decisions]")
+        await shown.press("Home", "Enter")
+        await expect(page.locator(".sentence")).to_contain_text(" went to w2/")
+        await page.go_back()
+        await expect(page.locator("#title")).to_be_focused()
+        await page.reload()
+        await shown.tab_to('a[href="#/decisions"]')
+        await shown.press("Enter")
+        await expect(page.locator("#title")).to_have_text("Decisions")
+        await shown.tab_to("#decisions-filter")
+        await page.keyboard.type("w1/")
+        await shown.tab_to("[role=grid]")
+        await shown.press("ArrowDown", "Enter")
+        await expect(page.locator(".sentence")).to_contain_text(" went to w1/")
+        await expect(page.get_by_role("grid", name="Candidates").get_by_role("row")).to_have_count(13)
+        await expect(page.locator(".tr.winner")).to_contain_text("chosen")
+
+
+@SIZES
+async def test_by_keyboard_the_tree_is_explored_and_the_slider_moved(watched: Watched, size: Size) -> None:
+    async with screen(watched.browser, watched.url, size) as shown:
+        page = shown.page
+        await shown.open()
+        await shown.is_live()
+        await shown.tab_to('a[href="#/prefixes"]')
+        await shown.press("Enter")
+        await expect(page.locator('[role=row][aria-expanded="false"]').first).to_be_visible()
+        await shown.tab_to("[role=treegrid]")
+        await shown.press("Home", "ArrowRight")
+        await expect(page.locator('[role=row][aria-level="2"]').first).to_be_visible()
+        await shown.press("ArrowDown")
+        await expect(page.locator('[role=row][aria-level="2"][aria-selected="true"]')).to_be_visible()
+        await expect(page.locator("aside [role=row]").nth(1)).to_contain_text("/")
+        await shown.press("ArrowLeft", "ArrowLeft")
+        await expect(page.locator('[role=row][aria-level="2"]')).to_have_count(0)
+        await page.goto(f"{watched.url}/ui/#/fleet")
+        await shown.tab_to("input[type=range]")
+        await shown.press(*["ArrowLeft"] * 6)
+        await expect(page.locator(".status.past")).to_be_visible()
+        await expect(page.locator("main[aria-busy]")).to_have_count(0)
+        await expect(page.locator(".message")).to_have_count(0)
+        await expect(page.get_by_role("grid").get_by_role("row")).to_have_count(13)
+        await page.go_back()
+        await shown.shows("The tree is shown as it is now.")
+        await shown.tab_to(".timeline button")
+        await shown.press("Enter")
+        await shown.is_live()
+
+
+async def test_a_prefix_has_an_address(watched: Watched) -> None:
+    async with watched.fleet.session.get(f"{watched.url}/v1/prefix-tree?limit=1") as response:
+        (node,) = (await response.json())["nodes"]
+    async with screen(watched.browser, watched.url) as shown:
+        await shown.open(f"prefixes/{node['last']}")
+        await expect(shown.page.get_by_role("navigation", name="Way from the root")).to_contain_text(node["last"][-8:])
+        await expect(shown.page.locator('[role=row][aria-level="1"]').first).to_be_visible()
+
+
+@SIZES
+async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_every_candidate_and_its_trace(
+    watched: Watched, size: Size
+) -> None:
+    decision_id = await newest_decision(watched.fleet)
+    async with watched.fleet.session.get(f"{watched.url}/v1/decisions/{decision_id}") as response:
+        found = await response.json()
+    async with screen(watched.browser, watched.url, size) as shown:
+        await shown.open(f"decisions/{decision_id}")
+        await shown.shows(found["sentence"])
+        for term in ("wait", "prefill", "lateness", "stall", "decode", "slowdown"):
+            await expect(shown.page.get_by_role("columnheader", name=term)).to_have_count(1)
+        for candidate in found["decision"]["candidates"]:
+            row = shown.page.get_by_role("row").filter(has_text=f"{candidate['worker_id']}/{candidate['dp_rank']}")
+            await expect(row.first).to_contain_text(f"{candidate['terms']['cost']:.1f}")
+        measured = shown.page.get_by_role("row", name="Cached tokens")
+        await expect(measured).to_contain_text("".join(str(found["outcome"]["cached_tokens"]).split())[-3:])
+        link = shown.page.get_by_role("link", name="Open its trace")
+        assert await link.get_attribute("href") == f"https://traces.example/{found['decision']['request_id']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "size"),
+    [
+        ("web_fleet", "fleet", DESKTOP),
+        ("web_decision", "decisions/{decision}", DESKTOP),
+        ("web_prefixes", "prefixes", DESKTOP),
+        ("web_accuracy", "accuracy", DESKTOP),
+        ("web_phone_fleet", "fleet", PHONE),
+        ("web_phone_decision", "decisions/{decision}", PHONE),
+    ],
+)
+async def test_every_picture_is_drawn(watched: Watched, name: str, place: str, size: Size, tmp_path: Path) -> None:
+    directory = Path(os.environ.get("KVROUTER_FIGURES", tmp_path))
+    async with screen(watched.browser, watched.url, size) as shown:
+        await shown.open(place.format(decision=await newest_decision(watched.fleet)))
+        await shown.is_live()
+        await expect(shown.page.get_by_text("Reading")).to_have_count(0)
+        if place == "prefixes":
+            await shown.page.get_by_role("treegrid").focus()
+            await shown.press("Home", "ArrowRight", "ArrowDown")
+        await watched.sent.more(5)
+        drawn = await shown.page.screenshot(path=directory / f"{name}.png", animations="disabled")
+    assert drawn.startswith(b"\x89PNG")
+    assert (ROOT / "docs" / "figures" / f"{name}.png").exists()
+
+
+async def test_hostile_names_are_text(watched: Watched) -> None:
+    await register_hostile(watched.fleet)
+    headers = {"x-request-id": "r-<script>document.title=1</script>"}
+    body = {"model": MODEL, "prompt": list(range(64)), "max_tokens": 2}
+    async with watched.fleet.session.post(
+        f"{watched.fleet.data_url}/v1/completions", json=body, headers=headers
+    ) as response:
+        given = response.headers["x-decision-id"]
+    async with screen(watched.browser, watched.url) as shown:
+        for place, text in (
+            ("fleet", HOSTILE),
+            ("workers/hostile", HOSTILE),
+            (f"decisions/{given}", MODEL),
+            ("workers/%3Cimg%20src=x%20onerror=alert(1)%3E", "There is no worker <img src=x onerror=alert(1)>."),
+            ("prefixes/%3Csvg%20onload=alert(1)%3E", "<svg onload=alert(1)>"),
+            ("decisions/%3Csvg%20onload=alert(1)%3E", "<svg onload=alert(1)>"),
+        ):
+            await shown.open(place)
+            await shown.shows(text)
+            assert await shown.page.locator("#page :is(img, svg, script)").count() == 0
+            assert "executed" not in await shown.page.title()
+        shown.complaints[:] = [each for each in shown.complaints if "status of 40" not in each]  # of the unknown ids
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+async def test_axe_finds_no_serious_fault(watched: Watched, size: Size, scheme: Literal["light", "dark"]) -> None:
+    decision = await newest_decision(watched.fleet)
+    async with screen(watched.browser, watched.url, size, scheme) as shown:
+        for place in PLACES:
+            await shown.open(place.format(decision=decision))
+            await shown.is_live()
+            await expect(shown.page.get_by_text("Reading")).to_have_count(0)
+            assert await shown.faults() == [], place
+            width = await shown.page.evaluate("document.documentElement.scrollWidth")
+            assert width <= size.width, f"{place} is wider than the screen"
+
+
+async def test_a_planted_fault_is_found_by_axe(watched: Watched) -> None:
+    async with screen(watched.browser, watched.url) as shown:
+        await shown.open()
+        await shown.is_live()
+        await shown.page.evaluate("document.querySelector('label[for=fleet-filter]').remove()")
+        await shown.page.evaluate("document.querySelector('#fleet-filter').placeholder = ''")
+        assert any("label" in each for each in await shown.faults())
+
+
+async def test_a_page_whose_router_is_restarted_says_so_and_goes_on(watched: Watched) -> None:
+    async with screen(watched.browser, watched.url) as shown:
+        await shown.open()
+        await shown.is_live()
+        await watched.fleet.processes["router"].end()
+        await shown.shows("The page tries again every two seconds.")
+        await watched.fleet.start_router()
+        await shown.is_live()
+        shown.complaints.clear()  # the browser reports each refused connection
+
+
+async def test_the_page_asks_for_the_token_and_keeps_it_in_its_tab() -> None:
+    ports = ("--port", "0", "--control-port", "0", "--set", "nats.port=0")
+    async with Children() as children, chromium() as browser:
+        command = ("router", "--mode", "kv", *ports)
+        router = await children.start_ours("router", *command, ready="running", settings=("control.token=a-token",))
+        url = (await router.line_with("control plane")).split()[-1]
+        async with screen(browser, url) as shown:
+            await shown.open()
+            await shown.page.get_by_label("Token").fill("another")
+            await shown.press("Enter")
+            await shown.shows("The token is not this control plane's.")
+            await shown.page.get_by_label("Token").fill("a-token")
+            await shown.press("Enter")
+            await shown.is_live()
+            await shown.shows("There is no worker.")
+            assert "a-token" not in shown.page.url
+            assert await shown.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
+                0,
+                1,
+                "",
+            ]
+            shown.complaints[:] = [each for each in shown.complaints if "status of 401" not in each]
