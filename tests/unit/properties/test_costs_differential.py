@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.decided import TERMS, RequestPhase
@@ -19,6 +19,8 @@ from router.fleet.rates import Factor, RateColumns, used, used_in_numpy
 from router.journal.records import costs_in_python, overlap_in_numpy
 from tests.unit.router.samples import Row, rank, route, view
 
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Under the sanitizers, drawing rows takes long."""
 _weights = st.sampled_from((0.0, 1.0, 0.1, 0.75, 1.3, 1e-3))
 _tokens = st.one_of(st.integers(0, 200), st.integers(0, (1 << 40) - 1))
 _parameters = st.builds(
@@ -57,6 +59,7 @@ _beliefs = st.floats(0.0, 1.0)
 _ages = st.sampled_from((-np.inf, -1e300, 1e300)) | st.floats(-5000.0, 5.0)
 
 
+@CALM
 @given(
     st.lists(_rows(), min_size=1, max_size=2 * LISTS_MAX),
     st.integers(1, 100_000),
@@ -123,6 +126,7 @@ def test_a_winner_or_columns_of_other_candidates_are_refused(winner: int, column
         required().packed_costs(np.zeros((8, 2)), winner, range(columns))
 
 
+@CALM
 @given(st.lists(_rows(), min_size=1, max_size=40), st.sampled_from((0, 1, 300)))
 def test_overlap_is_packed_alike_in_cpp_and_numpy(rows: list[Row], times: int) -> None:
     overlap = view(*rows).overlap * np.int32(times)
@@ -169,6 +173,7 @@ def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:
     return [None if each is None else (each.dtype.str, each.tobytes()) for each in (*found, columns.spilled)]
 
 
+@CALM
 @given(
     st.lists(_rows(), min_size=1, max_size=LISTS_MAX),
     st.integers(1, 100_000),
