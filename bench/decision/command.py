@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 STAGES = ("hash", "match", "view", "choose", "verdict", "record", "total", "cpu")
 TARGETS_US = {"total p50": 100.0, "total p99": 300.0, "match p50": 20.0}
 """At 64 ranks and 512 blocks, with the native index."""
-_TARGET_SHAPE = (64, 512, "native", "kv")
+_TARGET_SHAPE = DecisionShape(64, 512, "native", "kv")
 _PYTHON_CELLS_MAX = 64 * 512
 """Ranks times blocks: beyond it the index in Python is not measured; it is there where the native one is not."""
 _SEED = 1
