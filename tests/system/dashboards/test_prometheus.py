@@ -56,11 +56,11 @@ INTERVAL, WINDOW = "10s", "5m"
 """What Grafana puts in place of `$__rate_interval` for a scrape every second or two, and of `$__range`."""
 SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4", "events.batch_ring_bytes_max=0"))
 """Answers take so long that a scrape finds some on their way; agents keep no batches, so that recoveries are dumps."""
-QUEUE = ("queue.threshold=0", "queue.requests_max=100")
+QUEUE = ("queue.threshold=0", "queue.requests_max=64")
 FEW_BYTES = 4096
 """Of the log, while it discards."""
-BURST = 130
-"""Requests at once, of which the queue has room for few."""
+BURST = 300
+"""Requests of which a hundred are open at once, as many as a session opens; the queue has room for fewer."""
 PHASES_MODEL = "sim-phases"
 PHASES = {"p0": "prefill", "d0": "decode"}
 OFFSET_S = 90.0
