@@ -1,13 +1,15 @@
-"""What all tests have: a time limit of their clean-up.
+"""What all tests have: a time limit of their clean-up, and logs as they were.
 
 pytest-timeout ends its watch where a test fails, before its fixtures are torn down. A clean-up that waits for ever
 after a failure would hold the whole run.
 """
 
+import logging
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
+import structlog
 
 _TEARDOWN_S = 120.0
 _AGAIN_S = 10.0
@@ -27,3 +29,14 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Undo what a command that a test called in this process set: later tests read the log at every level."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers, root.level = handlers, level

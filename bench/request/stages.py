@@ -44,7 +44,12 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         f"{_CLIENT}:ClientConnection.write",
         f"{_CLIENT}:ClientConnection.finish",
     ),
-    "settle": (f"{_ROUTING}:Lease", "router.request.usage", "router.request.request_log"),
+    "settle": (
+        f"{_ROUTING}:Lease",
+        "router.request.usage",
+        "router.request.request_log",
+        "router.attribution",
+    ),
     "metrics": ("router.admin.metrics",),
     "request driver": (
         "router.request.machine",
@@ -55,6 +60,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.request.served",
         "router.request.serving",
         "router.drain.warming",
+        "router.endpoint_picker",
         "router.pools",
         "router.request.plan",
         "router.request.refusals",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from yarl import URL
 
 from tests.support.paths import ROOT
 
@@ -67,6 +68,7 @@ def test_grafana_finds_its_dashboards_and_its_data_source() -> None:
     source, traces = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
     tempo = yaml.safe_load(seen("tempo", "/etc/tempo.yaml").read_text())["server"]
     assert traces["url"] == f"http://{tempo['http_listen_address']}:{tempo['http_listen_port']}"
-    ((destination),) = source["jsonData"]["exemplarTraceIdDestinations"]
-    assert (destination["name"], destination["datasourceUid"]) == ("trace_id", traces["uid"])
+    trace, decision = source["jsonData"]["exemplarTraceIdDestinations"]
+    assert (trace["name"], trace["datasourceUid"]) == ("trace_id", traces["uid"])
+    assert (decision["name"], URL(decision["url"]).path) == ("decision_id", "/ui/")
     assert f"--web.listen-address={source['url'].removeprefix('http://')}" in SERVICES["prometheus"]["command"]

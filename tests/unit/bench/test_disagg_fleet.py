@@ -50,7 +50,7 @@ def test_aggregated_workers_are_the_fleet_of_the_routing_bench(seed: int, mode: 
     trace, policy = random_trace(seed), Policy(mode=mode)
     outcomes = VirtualFleet(VirtualFleetShape(workers=3, kv_tokens=24 * 512), policy, trace, seed=7).run()
     _, run = played(trace, "3a", SETTING._replace(policy=policy))
-    assert [each.outcome for each in run.answers] == outcomes
+    assert [each.outcome for each in run.answers] == [each._replace(number=0) for each in outcomes]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -20,7 +20,7 @@ from tests.unit.router.traced_plane import ALL, exporter_to, flushed
 from tests.unit.router.upstream import Upstream, answers, completion
 
 GOOD = answers(200, completion())
-SPANS = 3
+SPANS = 4
 """Of a request that one worker answers."""
 TRACE = TraceData(1, 0, (SpanData("chat m", "server", 2, 3, 4, {}),))
 
