@@ -8,7 +8,11 @@ from typing import Any
 import yaml
 
 Manifest = dict[str, Any]
-KNOWN = {"apiVersion", "kind", "resources", "components", "configMapGenerator", "patches"}
+KNOWN = {"apiVersion", "kind", "resources", "components", "configMapGenerator", "generatorOptions", "patches"}
+HASH = "-hash"
+"""Stands for the hash of its content that a generated ConfigMap's name ends with."""
+_BUILT_IN = ("v1", "apps/v1", "batch/v1")
+"""Versions of the kinds in which kustomize follows the name of a ConfigMap; it knows no other kinds' fields."""
 
 
 class NotBuilt(Exception):
@@ -20,14 +24,15 @@ def built(folder: Path) -> list[Manifest]:
     text = yaml.safe_load((folder / "kustomization.yaml").read_text())
     if unknown := text.keys() - KNOWN:
         raise NotBuilt(f"{folder.name}: {sorted(unknown)}")
-    return _applied(folder, text, [])
+    return _named(_applied(folder, text, []))
 
 
 def _applied(folder: Path, text: Manifest, objects: list[Manifest]) -> list[Manifest]:
     for name in text.get("resources", []):
         path = folder / name
         objects = [*objects, *(built(path) if path.is_dir() else yaml.safe_load_all(path.read_text()))]
-    objects = [*objects, *(_config_map(folder, each) for each in text.get("configMapGenerator", []))]
+    common = text.get("generatorOptions", {})
+    objects = [*objects, *(_config_map(folder, each, common) for each in text.get("configMapGenerator", []))]
     for name in text.get("components", []):
         component = folder / name
         objects = _applied(component, yaml.safe_load((component / "kustomization.yaml").read_text()), objects)
@@ -38,16 +43,30 @@ def _applied(folder: Path, text: Manifest, objects: list[Manifest]) -> list[Mani
 
 def with_component(folder: Path, component: Path) -> list[Manifest]:
     """Return the objects of the overlay in `folder`, where it would name the component too."""
-    return _applied(component, yaml.safe_load((component / "kustomization.yaml").read_text()), built(folder))
+    return _named(_applied(component, yaml.safe_load((component / "kustomization.yaml").read_text()), built(folder)))
 
 
-def _config_map(folder: Path, generator: Manifest) -> Manifest:
+def _named(objects: list[Manifest]) -> list[Manifest]:
+    """Return the objects; volumes of built-in kinds name generated ConfigMaps with their hash."""
+    objects = copy.deepcopy(objects)
+    hashed = {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}
+    for spec in [spec for each in objects if each["apiVersion"] in _BUILT_IN for spec in pod_specs(each)]:
+        for volume in spec.get("volumes", []):
+            config_map = volume.get("configMap", {})
+            if (name := f"{config_map.get('name')}{HASH}") in hashed:
+                config_map["name"] = name
+    return objects
+
+
+def _config_map(folder: Path, generator: Manifest, common: Manifest) -> Manifest:
     data = {}
     for entry in generator["files"]:
         name, _, path = entry.rpartition("=")
         data[name or Path(path).name] = (folder / path).read_text()
-    labels = generator.get("options", {}).get("labels", {})
-    metadata = {"name": generator["name"], "labels": labels}
+    options = common | generator.get("options", {})
+    metadata: Manifest = {"name": generator["name"] + ("" if options.get("disableNameSuffixHash") else HASH)}
+    if labels := options.get("labels"):
+        metadata["labels"] = labels
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 

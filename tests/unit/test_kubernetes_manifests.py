@@ -17,7 +17,7 @@ import worker_agent.__main__
 from bench.sweep.command import sweep
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from router.config import RouterSettings
-from tests.support.kustomize import built, pod_specs, with_component
+from tests.support.kustomize import HASH, built, pod_specs, with_component
 from tests.support.metric_families import COMMANDS
 from tests.support.paths import ROOT
 from worker_agent.config import AgentSettings
@@ -81,7 +81,7 @@ def test_engine_files_are_those_of_the_overlay(container: dict[str, Any]) -> Non
     ]
     assert overlays
     for folder in overlays:
-        (engine,) = [each for each in built(folder) if each["metadata"]["name"] == "engine"]
+        (engine,) = [each for each in built(folder) if each["metadata"]["name"] in ("engine", f"engine{HASH}")]
         named = {word.rpartition("/")[2] for word in re.findall(r"/etc/engine/[\w.-]+", str(arguments(container)))}
         assert named
         assert named <= engine["data"].keys()
