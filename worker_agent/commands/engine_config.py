@@ -69,13 +69,17 @@ def convert(
     Example:  worker-agent config convert decode.yaml --to aggregated --tensor-parallel-size 8 --check
     """  # noqa: D301  (click reads the character, not its name)
     try:
-        source = dict(read_file(file, "file").values)
+        layer = read_file(file, "file")
+        effective_args([layer], Circumstances())
+        source = dict(layer.values)
         result = converted(source, target, transceiver)
         if tensor_parallel_size is not None:
             result = resized(result, tensor_parallel_size)
-        warnings = _warnings(result, target)
-    except (EngineArgsInvalid, NotConvertible) as error:
+        warnings = _warnings(result, target, f"{file}, converted")
+    except EngineArgsInvalid as error:
         _end(error)
+    except NotConvertible as error:
+        _end(f"{file}: {error}")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if check:
@@ -83,7 +87,10 @@ def convert(
     elif output is None:
         click.echo(_dumped(result), nl=False)
     else:
-        output.write_text(_dumped(result), encoding="utf-8")
+        try:
+            output.write_text(_dumped(result), encoding="utf-8")
+        except OSError as error:
+            _end(f"--output: found {output} ({error.strerror}), allowed a file that can be written")
 
 
 @config.command("slurm")
@@ -138,7 +145,7 @@ def _slurm_files(output: Path, **options: Any) -> dict[str, str]:  # noqa: ANN40
     for shape in shapes:
         per_node = next(worker.gpus_per_node for worker in workers if worker.role == shape.role)
         arguments = engine_arguments(shape, moe_backend(gpu, precision, shape), per_node)
-        for warning in _warnings(arguments, shape.role):
+        for warning in _warnings(arguments, shape.role, f"{shape.role}.yaml"):
             click.echo(f"warning: {warning}", err=True)
         files[f"{shape.role}.yaml"] = _dumped(arguments)
     files["start.sh"] = _script(workers, output, options["model"], options["nats_url"])
@@ -182,9 +189,9 @@ def _script(workers: list[Placed], output: Path, model: str, nats_url: str) -> s
     return "\n".join([*lines, "wait -n", ""])
 
 
-def _warnings(arguments: dict[str, Any], role: Target) -> list[str]:
+def _warnings(arguments: dict[str, Any], role: Target, place: str) -> list[str]:
     """Return the warnings; raise `EngineArgsInvalid` for what no worker of the role would take."""
-    layer = Layer(name="file", values=arguments, place="result")
+    layer = Layer(name="file", values=arguments, place=place)
     around = Circumstances(role=role, publishes_kv_events=True)
     return [str(warning) for warning in effective_args([layer], around).warnings]
 
@@ -198,6 +205,6 @@ def _difference(before: str, after: str, old: str, new: str) -> str:
     return "".join(lines)
 
 
-def _end(error: Exception) -> NoReturn:
+def _end(error: Exception | str) -> NoReturn:
     click.echo(f"worker-agent: {error}", err=True)
     sys.exit(INVALID)

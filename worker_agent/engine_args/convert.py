@@ -59,7 +59,7 @@ def resized(arguments: Mapping[str, Any], tensor_parallel_size: int) -> dict[str
         if size == old and old > 1:
             result[name] = tensor_parallel_size
         elif size not in (None, -1) and tensor_parallel_size % size:
-            raise NotConvertible(f"{name} {size} does not divide {_TENSOR} {tensor_parallel_size}")
+            raise NotConvertible(f"{name}: found {size}, allowed a divisor of {_TENSOR}, {tensor_parallel_size}")
     _check_slots(result)
     return result
 
@@ -84,7 +84,8 @@ def _check_slots(arguments: dict[str, Any]) -> None:
     balancer, experts = _section(arguments, "moe_config").get("load_balancer"), arguments.get(_MOE[0])
     slots = balancer.get("num_slots") if isinstance(balancer, dict) else None
     if slots and experts and experts > 0 and slots % experts:
-        raise NotConvertible(f"{slots} slots of the load balancer are no multiple of {_MOE[0]} {experts}")
+        found = f"moe_config.load_balancer.num_slots: found {slots}"
+        raise NotConvertible(f"{found}, allowed a multiple of {_MOE[0]}, {experts}")
 
 
 def _section(arguments: dict[str, Any], name: str) -> dict[str, Any]:
@@ -92,5 +93,5 @@ def _section(arguments: dict[str, Any], name: str) -> dict[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, dict):
-        raise NotConvertible(f"{name} is no mapping")
+        raise NotConvertible(f"{name}: found a {type(section).__name__}, allowed a mapping")
     return section

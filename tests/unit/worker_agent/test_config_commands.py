@@ -66,6 +66,62 @@ def test_an_invalid_file_or_result_ends_with_2(tmp_path: Path) -> None:
     assert config("convert", str(tmp_path / "none.yaml"), "--to", "aggregated").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("kv_cache_config: 3", (), ":1: kv_cache_config: expected"),
+        (
+            "tensor_parallel_size: eight",
+            (),
+            ":1: tensor_parallel_size: expected an integer of 1 or more, found",
+        ),
+        ("max_seq_len: 9\nmoe_expert_parallel_size: x", (), ":2: moe_expert_parallel_size: expected"),
+        ("moe_expert_parallel_size: 0", (), ":1: moe_expert_parallel_size: expected"),
+        (
+            "tensor_parallel_size: 8\nmoe_expert_parallel_size: 4",
+            ("--tensor-parallel-size", "6"),
+            ": moe_expert_parallel_size: found 4, allowed a divisor of tensor_parallel_size, 6",
+        ),
+        (
+            "max_seq_len: 9000\ncache_transceiver_config: {backend: UCX, max_tokens_in_buffer: 64}",
+            (),
+            ", converted: cache_transceiver_config.max_tokens_in_buffer: expected 8999 or more",
+        ),
+    ],
+)
+def test_a_bad_value_is_said_with_file_place_found_and_allowed(
+    tmp_path: Path, text: str, flags: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(f"{text}\n")
+    done = config("convert", str(file), "--to", "prefill", "--tensor-parallel-size", "2", *flags)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{file}{said}" in done.stderr
+
+
+def test_a_result_that_cannot_be_written_ends_with_2(tmp_path: Path) -> None:
+    done = config("convert", DECODE, "--to", "aggregated", "--output", str(tmp_path / "none" / "agg.yaml"))
+    assert done.exit_code == 2
+    assert f"--output: found {tmp_path / 'none' / 'agg.yaml'} (No such file or directory), allowed" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b/decode", "gpt-oss-120b/prefill"])
+def test_a_file_goes_to_aggregated_of_twice_the_size_and_back(tmp_path: Path, name: str) -> None:
+    source = ROOT / "configs" / "engines" / f"{name}.yaml"
+    first = yaml.safe_load(source.read_text())
+    role, size = name.rpartition("/")[2], first["tensor_parallel_size"]
+    there, back = tmp_path / "agg.yaml", tmp_path / "back.yaml"
+    for file, to, gpus, output in ((source, "aggregated", 2 * size, there), (there, role, size, back)):
+        flags = ("--to", to, "--tensor-parallel-size", str(gpus))
+        assert config("convert", str(file), *flags, "--output", str(output)).exit_code == 0
+        again = config("convert", str(output), *flags, "--check")
+        assert (again.exit_code, again.stdout) == (0, ""), "a converted file would be changed again"
+    last = yaml.safe_load(back.read_text())
+    assert {**last, "enable_chunked_prefill": True, "disable_overlap_scheduler": False} == {
+        **first, "enable_chunked_prefill": True, "disable_overlap_scheduler": False,
+    }  # fmt: skip
+
+
 def test_an_allocation_gets_two_files_and_a_script(tmp_path: Path) -> None:
     done = config(*SLURM, "--nodes", "node[01-03,07]", "--output", str(tmp_path))
     assert done.exit_code == 0, done.stderr
