@@ -117,6 +117,10 @@ Commands = tuple[ToGateway | ToRouter, ...]
 _NOTHING: Commands = ()
 
 
+class OutOfOrder(Exception):
+    """A gateway sent a message that may not come at this place of the stream."""
+
+
 class GatewayStream:
     """One stream. `body_bytes_max` bounds the request's body."""
 
@@ -143,7 +147,11 @@ class GatewayStream:
         return len(self._body)
 
     def receive(self, event: FromGateway | Placed | Answered | Accepted) -> Commands:
-        """Take an event; return what is to be sent to the gateway and done by the router, in this order."""
+        """Take an event; return what is to be sent to the gateway and done by the router, in this order.
+
+        Raises:
+            OutOfOrder: the request's head is missing, or is the second one.
+        """
         return _STEPS[type(event)](self, event)
 
     def closed(self) -> Commands:
@@ -154,6 +162,8 @@ class GatewayStream:
     # ------------------------------------------------------------------------------------------- the request
 
     def _request_came(self, event: RequestCame) -> Commands:
+        if self._head is not None:
+            raise OutOfOrder("request_headers: found a second message, allowed one a stream")
         self._head, modes = event, event.modes
         if modes is not None:
             self._request_mode, self._answer_mode = modes.request, modes.answer
@@ -179,7 +189,8 @@ class GatewayStream:
         return (TrailersReply("request"),)
 
     def _begin(self) -> Commands:
-        assert self._head is not None, "a gateway sends the head first"
+        if self._head is None:
+            raise OutOfOrder("request_body or request_trailers: found as the first message, allowed request_headers")
         self._state = "placing"
         return (Begin(self._head, bytes(self._body)),)
 

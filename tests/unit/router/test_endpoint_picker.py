@@ -32,6 +32,7 @@ from router.endpoint_picker.stream import (
     GatewayStream,
     JudgeHead,
     Left,
+    OutOfOrder,
     Placed,
 )
 from router.endpoint_picker.wire import UnknownMessage, decode, encode
@@ -119,6 +120,12 @@ def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> N
     assert (reply.status, b"body_too_large" in reply.body) == (413, True)
     assert stream.receive(RequestBody(b"x", is_last=True)) == ()
     assert (stream.closed(), stream.body_bytes) == ((), 10)
+
+
+@pytest.mark.parametrize("first", [RequestBody(BODY, is_last=True), RequestTrailers()])
+def test_a_request_without_a_head_is_refused(first: RequestBody | RequestTrailers) -> None:
+    with pytest.raises(OutOfOrder, match="allowed request_headers"):
+        GatewayStream(1 << 20).receive(first)
 
 
 def test_the_routers_own_answer_takes_the_place_of_a_workers() -> None:

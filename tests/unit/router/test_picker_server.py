@@ -134,6 +134,26 @@ async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane)
+        plane.join("w0", "http://127.0.0.1:1")
+        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+            stream = process(channel)
+            head, body = asked(PROMPT)
+            for message in (head, body):
+                await stream.write(message)
+                await stream.read()
+            assert plane.serving.inflight == 1
+            await stream.write(head)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stream.read()
+            await until(lambda: plane.serving.inflight == 0)
+        assert plane.outcomes() == {"cancelled": 1}
+        assert picker.statistics().failed == 1
+
+
+@pytest.mark.asyncio
 async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane)
