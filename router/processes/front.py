@@ -146,7 +146,7 @@ class Front:
         async with self._changing:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
-            if all(answer.is_ok for answer in answers.values()):
+            if answers and all(answer.is_ok for answer in answers.values()):
                 await asyncio.to_thread(_keep, self._shadows_path, body)
             return _pooled(answers)
 
