@@ -121,7 +121,8 @@ class Recorded:
         self.left_out: Counter[str] = Counter()
         self.speeds = SpeedLearner()
         self._decisions: list[Decided] = []
-        self._outcomes: dict[str, OutcomeKnown] = {}
+        self._outcomes: dict[str, OutcomeKnown | None] = {}
+        """Of the decisions above, and of no others: a journal may have any number. None: not known yet."""
 
     @property
     def requests(self) -> int:
@@ -136,7 +137,8 @@ class Recorded:
             self._decided(record, found.verdict, policy)
         elif isinstance(record, OutcomeKnown):
             self.speeds.ended(record)
-            self._outcomes[record.decision_id] = record
+            if record.decision_id in self._outcomes:
+                self._outcomes[record.decision_id] = record
         elif isinstance(record, LedgerApplied) and record.router and isinstance(record.event, Routed):
             self.left_out["of other routers"] += 1
         elif isinstance(record, FleetApplied | PolicyChanged) and self._decisions:
@@ -161,6 +163,7 @@ class Recorded:
             self.left_out[reason] += 1
         else:
             self._decisions.append(record)
+            self._outcomes[request.decision_id] = None
 
     def trace(self) -> list[TraceRequest]:
         """Return the requests from time 0 on; each id of their blocks stands for a block of the fleet's size.
