@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import msgspec
 
 from indexer.embedded import EmbeddedIndex
-from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
@@ -124,13 +123,10 @@ class Live:
                 for each in fleet.workers()
             },
             trust=self._routing.trust(),
-            resyncs=self._resyncs(),
+            resyncs=self._index.resyncs(),
             policy=fields_of(self._routing.policy),
             is_log_connected=fleet.is_log_connected,
         )
-
-    def _resyncs(self) -> dict[WorkerRank, int]:
-        return self._index.resyncs()
 
     def families(self) -> Iterator[Family]:
         """Yield the figures of live clients and of the ring."""

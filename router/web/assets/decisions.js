@@ -65,6 +65,6 @@ function pair(actual, predicted, text) {
   return [h("span", null, text(actual)), predicted !== null && h("span", { class: "muted beside" }, ` / ${text(predicted)}`)];
 }
 
-export function tail(id) {
+function tail(id) {
   return id.length > 12 ? `…${id.slice(-11)}` : id;
 }

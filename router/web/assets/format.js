@@ -69,7 +69,7 @@ export function clock(unixSeconds) {
   return new Date(1e3 * unixSeconds).toLocaleTimeString("en-GB");
 }
 
-export function pad(value, width) {
+function pad(value, width) {
   return String(value).padStart(width, "0");
 }
 

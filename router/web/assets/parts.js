@@ -1,9 +1,9 @@
 // Pieces that several views show.
 
 import { h } from "./dom.js";
-import { UNKNOWN, bytes, count, seconds, short } from "./format.js";
+import { UNKNOWN, count, short } from "./format.js";
 
-export const TRUST_CLASS = { EXACT: "good", DEGRADED: "warn", FALLBACK: "bad" };
+const TRUST_CLASS = { EXACT: "good", DEGRADED: "warn", FALLBACK: "bad" };
 
 /** Figures in a row: [name, value, hint, class]. */
 export function figures(...found) {
@@ -71,5 +71,3 @@ export function outcomeOf(decision) {
   const { outcome } = decision;
   return outcome ? badge(outcome.outcome, outcome.outcome === "ok" ? "" : "bad") : badge("running", "muted");
 }
-
-export { bytes, seconds };
