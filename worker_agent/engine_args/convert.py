@@ -93,5 +93,5 @@ def _section(arguments: dict[str, Any], name: str) -> dict[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, dict):
-        raise NotConvertible(f"{name}: found a {type(section).__name__}, allowed a mapping")
+        raise NotConvertible(f"{name}: found {type(section).__name__}, allowed a mapping")
     return section

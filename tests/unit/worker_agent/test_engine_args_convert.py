@@ -88,7 +88,7 @@ def test_what_does_not_divide_the_new_size_is_refused() -> None:
 
 @pytest.mark.parametrize("target", ["aggregated", "decode"])
 def test_a_section_that_is_no_mapping_is_refused(target: Target) -> None:
-    with pytest.raises(NotConvertible, match="kv_cache_config: found a int, allowed a mapping"):
+    with pytest.raises(NotConvertible, match="kv_cache_config: found int, allowed a mapping"):
         converted({"kv_cache_config": 3}, target)
 
 
