@@ -24,6 +24,7 @@ from router.cli.options import NothingRead, moment, run_on_log, swept, with_sett
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.decision.policy import Policy
+from router.decision.policy_swap import swapped
 from router.journal.reader import read_journal
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
@@ -111,7 +112,10 @@ def what_if(
 
 
 def named_policies(modes: str | None, sweep: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return the fields of each policy that is named, by its name; raise `ConfigurationError`."""
+    """Return the fields of each policy that is named, by its name; raise `ConfigurationError`.
+
+    Fields are checked with the defaults of the others, before a long journal is read.
+    """
     found = dict[str, dict[str, Any]]()
     for mode in (modes or "").split(",") if modes else ():
         if mode not in MODES:
@@ -119,6 +123,8 @@ def named_policies(modes: str | None, sweep: tuple[str, ...]) -> dict[str, dict[
         found[mode] = {"mode": mode}
     for each in sweep:
         found |= swept(each)
+    for fields in found.values():
+        swapped(Policy(), fields, MODES, replace_all=False)
     return found
 
 

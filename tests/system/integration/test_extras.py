@@ -25,11 +25,12 @@ import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
         if not module.name.startswith((
-            "router.compiled.__main__", "indexer.native.", "router.top.terminal", "kv_runtime.tracing.otlp"
+            "router.compiled.__main__", "indexer.native.", "router.top.terminal", "kv_runtime.tracing.otlp",
+            "router.endpoint_picker.schema", "router.endpoint_picker.service", "router.endpoint_picker.wire"
         )):
             importlib.import_module(module.name)
 """
-"""What builds and tests machine code is not for an installation; screens and traces need an extra."""
+"""What builds and tests machine code is not for an installation; screens, traces and gateways need an extra."""
 
 
 def installed(directory: Path, *extras: str) -> Path:
