@@ -217,6 +217,17 @@ WATCHED = Row(
             queries=(Query(f"sum({selected('live_history_bytes')})", "bytes"),),
             width=12,
         ),
+        Panel(
+            title="Past moments of the index",
+            description="kvrouter_moments: kept, each by a process of its own, at most 2; a second, "
+            "kvrouter_moments_failed_total: not restored, or their process ended.",
+            queries=(
+                Query(f"sum({selected('moments')})", "kept"),
+                Query(rate("moments_failed_total"), "failed, a second", right=True),
+            ),
+            unit="none",
+            width=12,
+        ),
     ),
 )
 

@@ -23,6 +23,7 @@ from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native import hash_blocks
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
+from indexer.service.moment import MomentProgress
 from indexer.service.prefix_explorer import HeatSource, PrefixExplorer
 from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
@@ -52,6 +53,7 @@ __all__ = [
     "FoldStatistics",
     "HeatSource",
     "IndexReader",
+    "MomentProgress",
     "OverlapColumns",
     "PassedRequest",
     "RankView",

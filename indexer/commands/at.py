@@ -1,5 +1,6 @@
 """`indexer at`: the index as it was."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from indexer.index.implementations import make_index
 from indexer.index.prefix_views import PrefixView
 from indexer.service.history import moment_at, seq_at
 from indexer.service.moment import Moment
+from indexer.service.moment_server import serve_moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -51,6 +53,13 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
 @click.option("--time", "time_ns", type=_read_time, metavar="AGO|ISO",
               help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
+@click.option(
+    "--serve",
+    "socket",
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="serve the tree (GET /v1/prefix-tree) on this new Unix socket until standard input, a pipe, ends",
+)
 @ranks_option
 @click.option(
     "--overlap",
@@ -72,6 +81,7 @@ def at(
     settings: IndexerSettings,
     seq: int | None,
     time_ns: int | None,
+    socket: Path | None,
     ranks: tuple[WorkerRank, ...],
     overlap: list[int] | None,
     prefixes: tuple[list[int], ...],
@@ -92,6 +102,9 @@ def at(
     """  # noqa: D301
     if (seq is None) == (time_ns is None):
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
+    if socket is not None:
+        _serve(settings, time_ns, socket)
+        return
     query = _Query(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
 
     async def work() -> Moment:
@@ -105,6 +118,20 @@ def at(
 
     report = _report(run_to_end(work), query)
     click.echo(msgspec.json.encode(report) if as_json else "\n".join(_lines(report, query)))
+
+
+def _serve(settings: IndexerSettings, time_ns: int | None, socket: Path) -> None:
+    if time_ns is None:
+        raise click.UsageError("found --serve with --seq, allowed with --time")
+
+    async def work() -> None:
+        log = await connected(settings)
+        try:
+            await serve_moment(settings, log, time_ns, socket)
+        finally:
+            await log.close()
+
+    run_to_end(work)
 
 
 def _report(moment: Moment, query: _Query) -> _Report:

@@ -73,7 +73,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     children: int
     heat: float | None
     used_ago_s: float | None
-    stored_ago_s: float
+    stored_ago_s: float | None
     holders: int
     ranks: list[NodeHolder]
 
@@ -107,9 +107,21 @@ class _Found(NamedTuple):
 class PrefixExplorer:
     """Pages of one index's tree. Without `heat` no request counts."""
 
-    def __init__(self, fold: IndexFold, clock: Clock, *, in_threads: bool, heat: HeatSource | None = None) -> None:
-        """`in_threads`: the index may be used from several threads."""
+    def __init__(
+        self,
+        fold: IndexFold,
+        clock: Clock,
+        *,
+        in_threads: bool,
+        heat: HeatSource | None = None,
+        is_past: bool = False,
+    ) -> None:
+        """`in_threads`: the index may be used from several threads.
+
+        `is_past`: the index does not change, and does not know when its blocks were stored.
+        """
         self._fold, self._clock, self._heat, self._in_threads = fold, clock, heat, in_threads
+        self._is_past = is_past
         self._made: _Made | None = None
         self._making = asyncio.Lock()
         self._drop: asyncio.TimerHandle | None = None
@@ -128,7 +140,7 @@ class PrefixExplorer:
 
     async def _current(self) -> _Made:
         async with self._making:
-            if self._made is None or self._clock.now() - self._made.at_s >= FRESH_S:
+            if self._made is None or (not self._is_past and self._clock.now() - self._made.at_s >= FRESH_S):
                 self._made = await self._make()
             if self._drop is not None:
                 self._drop.cancel()
@@ -179,7 +191,7 @@ class PrefixExplorer:
             children=node.children,
             heat=round(node.heat, 4) if is_warm else None,
             used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
-            stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
+            stored_ago_s=None if self._is_past else round(max(0.0, now_s - node.stored_s), 3),
             holders=holders[0],
             ranks=[_holder(rank, depths) for rank, depths in ranks if rank is not None],
         )

@@ -1,10 +1,12 @@
 """The HTTP route of the prefix tree, in every control plane with an index.
 
 GET /v1/prefix-tree?behind=&order_by=&offset=&limit=&ranks=     a page of a node's children (`prefix_explorer.py`)
+
+With `moment=` another process answers where the control plane keeps moments; elsewhere it is refused.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -27,13 +29,25 @@ class BadParameter(Exception):
         self.field = field
 
 
-def tree_routes(explorer: PrefixExplorer) -> Sequence[web.RouteDef]:
-    """Return the route, for an application to add."""
+PastTree = Callable[[web.Request], Awaitable[web.Response]]
+"""Answers a request for the tree of a past moment."""
+
+
+def tree_routes(explorer: PrefixExplorer, past: PastTree | None = None) -> Sequence[web.RouteDef]:
+    """Return the route, for an application to add; `past` answers requests with `moment`."""
 
     async def page(request: web.Request) -> web.Response:
-        return await tree_page(explorer, request.query)
+        if "moment" not in request.query:
+            return await tree_page(explorer, request.query)
+        return _without_moments(request.query["moment"]) if past is None else await past(request)
 
     return [web.get("/v1/prefix-tree", page)]
+
+
+def _without_moments(found: str) -> web.Response:
+    allowed = "none: the control plane of a router keeps past moments, this process does not"
+    error = BadParameter("moment", found, allowed)
+    return error_response(400, str(error), "invalid_request_error", param=error.field)
 
 
 async def tree_page(explorer: PrefixExplorer, parameters: Mapping[str, str]) -> web.Response:

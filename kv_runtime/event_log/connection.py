@@ -102,6 +102,11 @@ class EventLog:
         await log._connect(name, user, token)
         return log
 
+    @property
+    def url(self) -> str:
+        """What `connect` was given; it may contain a password."""
+        return self._url
+
     async def _connect(self, name: str, user: str, token: str) -> None:
         with mapped(f"nats.url {self._shown_url}"), self._credentials_named():
             await self._client.connect(

@@ -16,6 +16,7 @@ GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node 
 GET    /v1/passed-requests        in a process without the index: the newest requests, which make prefixes warm
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live     the fleet now, before, and as events (`router/live/`)
+POST   /v1/moments                restore the index of a past moment (`router/live/moments.py`)
 GET    /metrics, /health, /live, /ready, /version
 GET    /ui/                       the web page (`router/web/page.py`), and its files
 """
@@ -63,6 +64,7 @@ from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, outcome_of, rows
 from router.live.evidence import prediction_routes
+from router.live.moments import Moments
 from router.live.passed_requests import PassedRequests, warmth
 from router.live.routes import unix_time
 from router.planner.service import Planner
@@ -100,6 +102,7 @@ class ControlPlane:
         savings: SavingsRecorder | None = None,
         passed: PassedRequests | None = None,
         heat: HeatSource | None = None,
+        moments: Moments | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
@@ -109,6 +112,8 @@ class ControlPlane:
         Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
 
         `passed` are this process's requests; `heat` those of all processes, if other ones have them.
+
+        `moments` answers for past moments of the index; without it there are none.
 
         `watched` are routes of what is watched (`router/live/`).
 
@@ -122,7 +127,7 @@ class ControlPlane:
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
         self._planner, self._shadows, self._savings = planner, shadows, savings
-        self._watched = watched
+        self._watched, self._moments = watched, moments
         self._passed = passed or PassedRequests()
         self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
@@ -163,7 +168,8 @@ class ControlPlane:
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
             *rank_routes(index),
-            *tree_routes(index.explorer(self._heat)),
+            *tree_routes(index.explorer(self._heat), None if self._moments is None else self._moments.tree),
+            *([] if self._moments is None else self._moments.routes()),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:

@@ -48,6 +48,7 @@ from router.decision.routing import Routing
 from router.fleet.feeds import RouterFeeds
 from router.live.evidence import event_log_routes
 from router.live.fleet_columns import RoutedCounts
+from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.processes.front import Front
@@ -215,6 +216,7 @@ class _IndexParts:
         )
         self._server: HttpServer
         self._live: Live
+        self._moments = Moments(log.url, settings.nats, settings.index, self._clock)
 
     def _model_of(self, worker_id: str) -> str | None:
         worker = self._routing.state.fleet.worker(worker_id)
@@ -243,6 +245,7 @@ class _IndexParts:
             self._gate,
             self._policies,
             heat=PassedElsewhere(links, self._clock),
+            moments=self._moments,
             watched=[*LiveRoutes(self._live, self._clock).routes(), *event_log_routes(self._index)],
         )
         rows_max = settings.report.rows_max
@@ -252,6 +255,7 @@ class _IndexParts:
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
             self._index.families,
             self._live.families,
+            self._moments.families,
             front.families,
         ]
         for each in families:
@@ -272,6 +276,7 @@ class _IndexParts:
         """Return the parts to run."""
         return [
             Part("live", self._live.run, 0),
+            Part("moments", self._moments.run, 0),
             Part("control-plane", self._server.run, 1),
             Part("feeds", self._feeds.run, 2),
             *watches(self._routing, self._clock, 2),

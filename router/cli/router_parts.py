@@ -59,6 +59,7 @@ from router.journal.writer import JournalWriter, ensure_journal, journal_familie
 from router.live.decision_rows import TailOfDecisions
 from router.live.evidence import event_log_routes
 from router.live.fleet_columns import RoutedCounts
+from router.live.moments import Moments
 from router.live.passed_requests import PassedRequests
 from router.live.routes import LiveRoutes
 from router.live.service import Live
@@ -173,6 +174,7 @@ class RouterParts:
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         self._live = None if own is None else self._watching(own)
+        self._moments = None if own is None else Moments(log.url, settings.nats, settings.index, self._clock)
         control = ControlPlane(
             self._routing,
             own,
@@ -185,6 +187,7 @@ class RouterParts:
             shadows=self._shadows,
             savings=self._savings,
             passed=self._passed,
+            moments=self._moments,
             watched=() if own is None or self._live is None else self._watched_routes(own, self._live),
         )
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
@@ -290,6 +293,8 @@ class RouterParts:
             families.append(lambda: process_families([alone], {alone.name: 0}))
         if self._live is not None:
             families.append(self._live.families)
+        if self._moments is not None:
+            families.append(self._moments.families)
         if (journal := self._journal) is not None:
             families.append(lambda: journal_families(journal.statistics()))
         if (replicas := self._replicas) is not None:
@@ -335,6 +340,7 @@ class RouterParts:
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
             *([] if self._live is None else [Part("live", self._live.run, 0)]),
+            *([] if self._moments is None else [Part("moments", self._moments.run, 0)]),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             *self._bodies.parts(1),

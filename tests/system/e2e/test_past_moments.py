@@ -1,0 +1,122 @@
+"""The tree of a past moment, restored by a process of its own: a real router on a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from bench.ports import free_ports
+from kv_runtime.clock import SystemClock
+from tests.system.faults.children import Children
+from tests.system.integration.broker import running_broker
+from tests.system.integration.event_path import connected
+from tests.system.integration.scripted_rank import ScriptedRank
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+
+WAIT_S = 60.0
+QUIET = ("telemetry.log_level=error", "index.memory_bytes_max=268435456")
+
+
+class Past:
+    """A router, and a rank that does on its log what a test says."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, told: ScriptedRank, pid: int) -> None:
+        self._url, self._session, self.told, self.pid = url, session, told, pid
+
+    async def call(self, path: str, status: int = 200, body: Any = None) -> Any:
+        """Return the JSON of a GET, or with a body of a POST."""
+        method = "GET" if body is None else "POST"
+        async with self._session.request(method, self._url + path, json=body) as response:
+            assert response.status == status, await response.text()
+            return await response.json()
+
+    async def until_roots(self, roots: set[str]) -> None:
+        """Return once the live tree has these roots."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.roots() != roots:
+                await SystemClock().sleep(0.1)
+
+    async def roots(self, moment: str = "") -> set[str]:
+        """Return the first blocks of the tree, now or of a moment."""
+        tree = await self.call("/v1/prefix-tree" + (f"?moment={moment}" if moment else ""))
+        return {node["first"] for node in tree["nodes"]}
+
+    async def moment(self, at_s: float) -> Any:
+        """Return the moment's status once it is not being read."""
+        status = await self.call("/v1/moments", 202, {"at_s": at_s})
+        async with asyncio.timeout(WAIT_S):
+            while status["state"] == "reading":
+                await SystemClock().sleep(0.05)
+                status = await self.call(f"/v1/moments/{status['id']}")
+        return status
+
+    def restorers(self) -> int:
+        """Return how many processes restore or serve a moment."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return sum("--serve" in child.cmdline() for child in children)
+
+
+@asynccontextmanager
+async def past(store: Path, processes: int) -> AsyncIterator[Past]:
+    """The router runs, in so many serving processes; the rank told nothing yet."""
+    data, control = free_ports(2)
+    async with running_broker(store) as broker, connected(broker.url) as log, Children() as children:
+        ports = ("--port", str(data), "--control-port", str(control), "--processes", str(processes))
+        router = ("router", *ports, "--nats-url", broker.url)
+        child = await children.start_ours("router", *router, ready="control plane", settings=QUIET)
+        told = ScriptedRank(log)
+        await told.start()
+        async with aiohttp.ClientSession() as session:
+            yield Past(f"http://127.0.0.1:{control}", session, told, child.pid)
+
+
+async def test_the_tree_of_a_past_moment_has_what_was_removed_since(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with past(tmp_path, 2) as shown:
+        before_s = clock.wall_ns() / 1e9
+        await shown.told.store(11, 12, 13)
+        then_s = clock.wall_ns() / 1e9
+        await shown.told.remove(13, 12, 11)
+        await shown.told.store(21, 22)
+        await shown.until_roots({"21"})
+        moment = await shown.moment(then_s)
+        assert (moment["state"], moment["stream_seq"], moment["progress"]) == ("ready", 1, {"messages": 1, "of": 1})
+        tree = await shown.call(f"/v1/prefix-tree?moment={moment['id']}")
+        (node,) = tree["nodes"]
+        assert (node["first"], node["last"], node["blocks"], node["holders"]) == ("11", "13", 3, 1)
+        assert (node["heat"], node["stored_ago_s"]) == (None, None)
+        assert "11" not in await shown.roots()
+        earlier = await shown.moment(before_s)
+        assert earlier["state"] == "failed"
+        assert earlier["message"].startswith("time: found ")
+        refused = await shown.call(f"/v1/prefix-tree?moment={earlier['id']}", 409)
+        assert (refused["error"]["code"], refused["error"]["message"]) == ("moment_not_ready", earlier["message"])
+
+
+async def test_two_moments_are_kept_and_the_least_recently_used_one_is_dropped(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with past(tmp_path, 1) as shown:
+        times = []
+        for first in (10, 20, 30):
+            await shown.told.store(first)
+            times.append(clock.wall_ns() / 1e9)
+        first, second = [await shown.moment(at_s) for at_s in times[:2]]
+        assert await shown.roots(first["id"]) == {"10"}
+        assert (await shown.moment(times[0]))["id"] == first["id"]
+        third = await shown.moment(times[2])
+        kept = (await shown.call("/v1/moments"))["moments"]
+        assert [each["id"] for each in kept] == [first["id"], third["id"]]
+        assert await shown.roots(third["id"]) == {"10", "20", "30"}
+        gone = await shown.call(f"/v1/prefix-tree?moment={second['id']}", 404)
+        assert gone["error"]["code"] == "moment_unknown"
+        async with asyncio.timeout(WAIT_S):
+            while shown.restorers() > 2:
+                await clock.sleep(0.1)
+        for bad in (-1, 1e12, "yesterday"):
+            assert (await shown.call("/v1/moments", 400, {"at_s": bad}))["error"]["param"] == "at_s"
