@@ -162,7 +162,7 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
             await running.start_index("index-2", port=port_of(running.urls["index-2"]))
             resynced = "sum(kvrouter_stream_resyncs_total) > 0 and max(kvrouter_stream_last_healing_seconds) > 0"
             await prometheus.until(resynced, READY_S)
-        await asyncio.gather(*(complete(running, number) for number in range(BURST)))
+        await overflow(running, prometheus)
         await asyncio.gather(*(stream(running, running.data_url, number, PHASES_MODEL) for number in range(_STREAMED)))
         await running.processes["router"].end()
         await running.start_router()
@@ -185,6 +185,13 @@ async def until_promised(running: Fleet, worker_id: str) -> None:
     async with asyncio.timeout(READY_S):
         while not (await running.scrape("router")).total("ledger_active_requests", worker=worker_id):
             await SystemClock().sleep(_LOOK_S)
+
+
+async def overflow(running: Fleet, prometheus: Prometheus) -> None:
+    """Send bursts until a scrape has found requests in the router's queue."""
+    async with asyncio.timeout(READY_S):
+        while not await prometheus.api("query", query="max_over_time(kvrouter_queued_requests[5m]) > 0"):
+            await asyncio.gather(*(complete(running, number) for number in range(BURST)))
 
 
 async def complete(running: Fleet, number: int) -> None:

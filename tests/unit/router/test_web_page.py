@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -12,11 +13,11 @@ from aiohttp import web
 
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import control_app
+from router.web import page
 from router.web.page import WebPage
-from tests.support.paths import ROOT
 
 TOKEN = "secret"
-ASSETS = ROOT / "router" / "web" / "assets"
+ASSETS = Path(page.__file__).parent / "assets"
 FILES = sorted(each.name for each in ASSETS.iterdir())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 PARSES_TEXT = re.compile(
