@@ -17,6 +17,7 @@ import structlog
 
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.telemetry import RateLimitedLog
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import endpoint_of
 from router.endpoint_picker.config import PickerSection
@@ -33,6 +34,7 @@ from router.endpoint_picker.stream import (
     GatewayStream,
     JudgeHead,
     Left,
+    OutOfOrder,
     Placed,
     ToRouter,
 )
@@ -68,6 +70,7 @@ class EndpointPicker:
         self._shares_port = shares_port
         self._outcomes = Counter[Outcome]()
         self._streams = self._body_bytes = self._moved = self._failed = 0
+        self._refused = RateLimitedLog(_log, serving.routing.clock)
         self._server: grpc.aio.Server
 
     async def start(self) -> None:
@@ -77,13 +80,12 @@ class EndpointPicker:
             PortUsed: it cannot be bound.
             OSError: a file of the certificate cannot be read.
         """
-        settings = self.settings
         options = (
             ("grpc.max_receive_message_length", self.limits.body_bytes_max + _MESSAGE_BYTES_MORE),
             ("grpc.so_reuseport", int(self._shares_port)),
         )
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.streams_max)
-        process = grpc.stream_stream_rpc_method_handler(self._process, wire.decode, wire.encode)
+        self._server = grpc.aio.server(options=options)
+        process = grpc.stream_stream_rpc_method_handler(self._process, None, wire.encode)
         check = grpc.unary_unary_rpc_method_handler(
             self._check, MESSAGES["HealthCheckRequest"].FromString, MESSAGES["HealthCheckResponse"].SerializeToString
         )
@@ -140,12 +142,18 @@ class EndpointPicker:
     # ------------------------------------------------------------------------------------------- the services
 
     async def _process(self, _messages: object, context: Any) -> None:  # noqa: ANN401 - grpcio has no types
+        if self._streams >= self.settings.streams_max:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "picker.streams_max streams are open; try again")
         stream = _Stream(self)
         self._streams += 1
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                for reply in await stream.replies(message):
+                for reply in await stream.replies(wire.decode(message)):
                     await context.write(reply)
+        except (OutOfOrder, wire.UnknownMessage) as error:
+            self._failed += 1
+            self._refused.warning("picker_message_refused", reason=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
             self._failed += 1
             _log.exception("picker_stream_failed")

@@ -124,7 +124,10 @@ class OutOfOrder(Exception):
 class GatewayStream:
     """One stream. `body_bytes_max` bounds the request's body."""
 
-    __slots__ = ("_answer_mode", "_body", "_head", "_request_mode", "_state", "_tally", "_trailers", "body_bytes_max")
+    __slots__ = (
+        "_answer_mode", "_body", "_complete", "_head", "_request_mode", "_state", "_tally", "_trailers",
+        "body_bytes_max",
+    )  # fmt: skip
 
     def __init__(self, body_bytes_max: int) -> None:
         self.body_bytes_max = body_bytes_max
@@ -133,6 +136,7 @@ class GatewayStream:
         self._answer_mode: BodyMode | None = None
         self._head: RequestCame | None = None
         self._body = bytearray()
+        self._complete = b""  # the body, which the router has too: once in memory
         self._trailers = False
         self._tally = AnswerTally()
 
@@ -144,7 +148,7 @@ class GatewayStream:
     @property
     def body_bytes(self) -> int:
         """Bytes of the request's body that came."""
-        return len(self._body)
+        return len(self._body) + len(self._complete)
 
     def receive(self, event: FromGateway | Placed | Answered | Accepted) -> Commands:
         """Take an event; return what is to be sent to the gateway and done by the router, in this order.
@@ -192,7 +196,8 @@ class GatewayStream:
         if self._head is None:
             raise OutOfOrder("request_body or request_trailers: found as the first message, allowed request_headers")
         self._state = "placing"
-        return (Begin(self._head, bytes(self._body)),)
+        self._complete, self._body = bytes(self._body), bytearray()
+        return (Begin(self._head, self._complete),)
 
     def refuse(self, refusal: Refusal) -> Commands:
         """Answer the client with an error."""
@@ -208,7 +213,7 @@ class GatewayStream:
         if self._head is not None and self._head.is_last:
             return (HeadersReply("request", *head),)
         if self._request_mode == "buffered":
-            return (BodyReply("request", *head, None if event.body == self._body else event.body),)
+            return (BodyReply("request", *head, None if event.body == self._complete else event.body),)
         chunks = self._chunks(event.body)
         return (HeadersReply("request", *head), *chunks, *((TrailersReply("request"),) if self._trailers else ()))
 

@@ -7,6 +7,8 @@ protocol 1.0.0 of the Gateway API inference extension (proposal 004); docs/SOURC
 from collections.abc import Iterable
 from typing import Any, get_args
 
+from google.protobuf.message import DecodeError
+
 from router.endpoint_picker.messages import (
     AnswerBody,
     AnswerCame,
@@ -45,19 +47,23 @@ _Response: Any = MESSAGES["ProcessingResponse"]
 _KINDS = (
     "request_headers", "request_body", "request_trailers", "response_headers", "response_body", "response_trailers",
 )  # fmt: skip
+_NONE = f"message: found none of {', '.join(_KINDS)}"
 
 
 class UnknownMessage(Exception):
-    """A gateway sent a message of a kind that the picker does not know."""
+    """A gateway sent no message, or one of a kind that the picker does not know."""
 
 
 def decode(data: bytes) -> FromGateway:
     """Return a message of a gateway.
 
     Raises:
-        UnknownMessage, google.protobuf.message.DecodeError: it is none.
+        UnknownMessage: it is none.
     """
-    message = _Request.FromString(data)
+    try:
+        message = _Request.FromString(data)
+    except DecodeError as error:
+        raise UnknownMessage(f"{_NONE}: {error}") from error
     kind = next((name for name in _KINDS if message.HasField(name)), None)
     if kind == "request_headers":
         return _request_came(message)
@@ -68,7 +74,7 @@ def decode(data: bytes) -> FromGateway:
     if kind == "response_trailers":
         return AnswerTrailers()
     if kind is None:
-        raise UnknownMessage(f"found none of {', '.join(_KINDS)}")
+        raise UnknownMessage(_NONE)
     body = getattr(message, kind)
     return (RequestBody if kind == "request_body" else AnswerBody)(body.body, body.end_of_stream)
 

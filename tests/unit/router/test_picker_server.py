@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.endpoint_picker.config import PickerSection
@@ -146,11 +147,43 @@ async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> N
                 await stream.read()
             assert plane.serving.inflight == 1
             await stream.write(head)
-            with pytest.raises(grpc.aio.AioRpcError):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stream.read()
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             await until(lambda: plane.serving.inflight == 0)
         assert plane.outcomes() == {"cancelled": 1}
         assert picker.statistics().failed == 1
+
+
+@pytest.mark.asyncio
+async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_without_a_traceback() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane)
+        with capture_logs() as logged:
+            async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+                for data in (b"", b"\xff"):  # a message of no kind, and no message
+                    stream = channel.stream_stream(f"/{PROCESSOR}/Process")()
+                    await stream.write(data)
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await stream.read()
+                    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                    assert "found none of request_headers" in (refused.value.details() or "")
+        (line,) = [each for each in logged if each["event"].startswith("picker_")]
+        assert (line["event"], line["log_level"]) == ("picker_message_refused", "warning")
+        assert picker.statistics().failed == 2
+
+
+@pytest.mark.asyncio
+async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane, streams_max=1)
+        plane.join("w0", "http://127.0.0.1:1")
+        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+            first = process(channel)
+            await first.write(asked(PROMPT)[0])
+            await first.read()
+            assert await process(channel).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await health(channel, "") == SERVING
 
 
 @pytest.mark.asyncio
