@@ -14,19 +14,18 @@ from indexer.index.outline import OUTLINE_ORDERS
 from indexer.service.prefix_explorer import PrefixExplorer, TreeQuery, TreeTooLarge
 from kv_protocol.openai.errors import as_json
 from kv_protocol.splitmix import U64_MASK
-from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.http.answers import BadRequest, error_response, json_response
 
 OFFSET_MAX, LIMIT_MAX, RANKS_SHOWN_MAX = 10_000, 200, 64
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _NUMBERS = {"behind": (0, U64_MASK), "offset": (0, OFFSET_MAX), "limit": (1, LIMIT_MAX), "ranks": (0, RANKS_SHOWN_MAX)}
 
 
-class BadParameter(Exception):
+class BadParameter(BadRequest):
     """A parameter of a request is not what it may be."""
 
     def __init__(self, field: str, found: str, allowed: str) -> None:
-        super().__init__(f"{field}: found {as_json(found)}, allowed {allowed}")
-        self.field = field
+        super().__init__(field, f"{field}: found {as_json(found)}, allowed {allowed}")
 
 
 PastTree = Callable[[web.Request], Awaitable[web.Response]]
@@ -39,24 +38,19 @@ def tree_routes(explorer: PrefixExplorer, past: PastTree | None = None) -> Seque
     async def page(request: web.Request) -> web.Response:
         if "moment" not in request.query:
             return await tree_page(explorer, request.query)
-        return _without_moments(request.query["moment"]) if past is None else await past(request)
+        if past is None:
+            allowed = "none: the control plane of a router keeps past moments, this process does not"
+            raise BadParameter("moment", request.query["moment"], allowed)
+        return await past(request)
 
     return [web.get("/v1/prefix-tree", page)]
 
 
-def _without_moments(found: str) -> web.Response:
-    allowed = "none: the control plane of a router keeps past moments, this process does not"
-    error = BadParameter("moment", found, allowed)
-    return error_response(400, str(error), "invalid_request_error", param=error.field)
-
-
 async def tree_page(explorer: PrefixExplorer, parameters: Mapping[str, str]) -> web.Response:
-    """Return the page that the parameters ask for, or an error response."""
+    """Return the page that the parameters ask for, or an error response; raise `BadParameter`."""
+    query = tree_query(parameters)
     try:
-        query = tree_query(parameters)
         found = await explorer.page(query)
-    except BadParameter as error:
-        return error_response(400, str(error), "invalid_request_error", param=error.field)
     except TreeTooLarge as error:
         return error_response(503, str(error), "server_error", code="tree_too_large")
     if found is None:

@@ -17,6 +17,14 @@ _PATH_CHARACTERS_MAX = 80
 _log = structlog.get_logger("http")
 
 
+class BadRequest(Exception):
+    """A field of a request is not what it may be; `openai_errors` answers with 400, the message, and the field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
     """Return the JSON of an OpenAI error."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
@@ -43,6 +51,8 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """
     try:
         return await handler(request)
+    except BadRequest as error:
+        return error_response(400, str(error), "invalid_request_error", param=error.field)
     except web.HTTPRequestEntityTooLarge as error:
         return error_response(413, f"body: {error.text}", "invalid_request_error", code="body_too_large")
     except BodyTooSlow as error:

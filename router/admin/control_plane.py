@@ -24,11 +24,10 @@ GET    /ui/                       the web page (`router/web/page.py`), and its f
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -48,25 +47,22 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
+from router.admin.rows import evidence_row, explained, trusted, worker_row
 from router.attribution.service import SavingsRecorder
 from router.compiled import hot_path
-from router.decision.explain import explain
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
-from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
-from router.decision.report_text import sentence
-from router.decision.routing import DecisionRecord, Routing
+from router.decision.routing import Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
-from router.fleet.calibration import Move
 from router.fleet.registry import Worker
-from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import DecisionFilter, outcome_of, rows
+from router.fleet.trust import Trust
+from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
 from router.live.moments import Moments
 from router.live.passed_requests import PassedRequests, warmth
-from router.live.routes import unix_time
+from router.live.routes import list_limit, unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
 from router.web.page import WebPage
@@ -78,7 +74,6 @@ _BODY_BYTES_MAX = 1 << 20
 _POLICY_BYTES_MAX = 1 << 16
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
-_LIST_DEFAULT, _LIST_MAX = 50, 1000
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
@@ -173,14 +168,8 @@ class ControlPlane:
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:
-        limit = request.query.get("limit", str(_LIST_DEFAULT))
-        if not _DECIMAL.fullmatch(limit) or not 1 <= int(limit) <= _LIST_MAX:
-            return _bad_query("limit", limit, f"1..{_LIST_MAX}")
         routing, query = self._routing, request.query
-        try:
-            at_s = unix_time("at", query.get("at"))
-        except BadParameter as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        limit, at_s = list_limit(query), unix_time("at", query.get("at"))
         behind_wall_s = routing.clock.wall_ns() / 1e9 - routing.clock.now()
         wanted = DecisionFilter(
             query.get("worker", ""),
@@ -190,51 +179,36 @@ class ControlPlane:
         )
         oldest = routing.decisions.oldest
         from_s = None if oldest is None else round(oldest.verdict.now_s + behind_wall_s, 3)
-        return json_response({"decisions": rows(routing, wanted, int(limit)), "from_s": from_s})
+        return json_response({"decisions": rows(routing, wanted, limit), "from_s": from_s})
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._routing.decisions.find(request.match_info["id"])
         if record is None:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
-        same_request = [self._explained(each) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
+        same_request = [explained(each, self._trace_link) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
         shadows = [] if self._shadows is None else self._shadows.beside(record.verdict)
-        return json_response({**self._explained(record), "decisions": same_request, "shadows": shadows})
-
-    def _explained(self, record: DecisionRecord) -> dict[str, object]:
-        decision = record.decision
-        outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
-        ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
-        return {
-            "decision": decision,
-            "outcome": outcome_of(record),
-            "explanation": explain(decision),
-            "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
-            "predicted": {
-                "cached_tokens": predicted_cached_tokens(decision),
-                "ttft_s": predicted_ttft_s(decision),
-            },
-            "misses": misses(decision, record.outcome),
-            "trace_url": trace_url(self._trace_link, ids),
-        }
+        return json_response({**explained(record, self._trace_link), "decisions": same_request, "shadows": shadows})
 
     async def workers(self, _: web.Request) -> web.Response:
         """Answer with the fleet, and the trust in each rank."""
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
         parity, trust, breakers = known.parity(now_s), self._routing.trust(), self._routing.state.breakers
-
-        def evidence(rank: WorkerRank) -> dict[str, object] | None:
-            move = self._routing.calibration.evidence.get(rank)
-            return None if move is None else _evidence(move)
+        evidence = self._routing.calibration.evidence
 
         def shown(worker: Worker) -> dict[str, object]:
             registration, unfit = worker.registration, known.unfit(worker, now_s)
             ranks = [
-                {**_trusted(rank, trust[rank]), "evidence": evidence(rank), "unfit": breakers.unfit(rank, now_s)}
+                {
+                    **trusted(rank, trust[rank]),
+                    "evidence": evidence_row(evidence.get(rank)),
+                    "unfit": breakers.unfit(rank, now_s),
+                }
                 for rank in registration.ranks
             ]
             reasons = [str(rank["unfit"]) for rank in ranks]
-            return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[registration.worker_id], ranks)
+            of_all = reasons[0] if all(reasons) else ""
+            return worker_row(worker, unfit or of_all, parity[registration.worker_id], ranks)
 
         return json_response({"workers": [shown(worker) for worker in known.workers()]})
 
@@ -279,7 +253,7 @@ class ControlPlane:
         statistics, trust = index.statistics(), self._routing.trust()
         ranks = [
             {
-                **_trusted(rank, trust.get(rank, _NOT_REGISTERED)),
+                **trusted(rank, trust.get(rank, _NOT_REGISTERED)),
                 "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
                 **msgspec.structs.asdict(stream),
             }
@@ -301,11 +275,11 @@ class ControlPlane:
         for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
             value = request.query.get(field, default)
             if not _DECIMAL.fullmatch(value):
-                return _bad_query(field, value, "a decimal number")
+                raise BadParameter(field, value, "a decimal number")
             numbers[field] = int(value)
         timeout_s = _seconds(request.query.get("timeout_s", "5"))
         if timeout_s is None:
-            return _bad_query("timeout_s", request.query["timeout_s"], "seconds")
+            raise BadParameter("timeout_s", request.query["timeout_s"], "seconds")
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
@@ -385,43 +359,3 @@ def _seconds(value: str) -> float | None:
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) else None
-
-
-def trace_url(link: str, ids: Mapping[str, str]) -> str | None:
-    """Return the link with the ids in their places, quoted; None without a link."""
-    for name, value in ids.items():
-        link = link.replace(f"{{{name}}}", quote(value, safe=""))
-    return link or None
-
-
-def _worker(
-    worker: Worker, unfit: str, disparities: Sequence[Disparity], ranks: list[dict[str, object]]
-) -> dict[str, object]:
-    return {
-        "unfit": unfit,
-        "draining": worker.draining,
-        "ranks": ranks,
-        "differs": [each._asdict() for each in disparities],
-        "registration": worker.registration,
-    }
-
-
-def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
-    return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
-
-
-def _evidence(move: Move) -> dict[str, object]:
-    """Return what requests showed when their rank's predictions were doubted."""
-    return {
-        "doubt": move.doubt,
-        "requests": move.requests,
-        "overpredicted": move.overpredicted,
-        "underpredicted": move.underpredicted,
-        "newest_decision": move.newest,
-    }
-
-
-def _bad_query(field: str, found: str, allowed: str) -> web.Response:
-    return error_response(
-        400, f"{field}: found {as_json(found)}, allowed {allowed}", "invalid_request_error", param=field
-    )

@@ -7,7 +7,7 @@ GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -22,6 +22,8 @@ from router.live.service import SEND_S, Live
 DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
 _RETRY_S = 5
 _DECIMAL = re.compile(r"[0-9]{1,2}")
+_LIMIT = re.compile(r"[0-9]{1,4}")
+_LIST_DEFAULT, _LIST_MAX = 50, 1000
 
 
 class LiveRoutes:
@@ -39,10 +41,7 @@ class LiveRoutes:
         ]
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        try:
-            at_s = unix_time("at", request.query.get("at"))
-        except BadParameter as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        at_s = unix_time("at", request.query.get("at"))
         if at_s is None:
             return json_response({"source": "now", **await self._live.fleet()})
         data = self._live.fleet_at(at_s)
@@ -74,8 +73,7 @@ class LiveRoutes:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         text = request.query.get("decisions", str(DECISIONS_DEFAULT))
         if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
-            error = BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
+            raise BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
         try:
             with self._live.clients.connected(int(text), request.transport) as client:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -90,6 +88,14 @@ class LiveRoutes:
             refusal.headers["Retry-After"] = str(_RETRY_S)
             return refusal
         return response
+
+
+def list_limit(query: Mapping[str, str]) -> int:
+    """Return how many decisions are asked for; raise `BadParameter`."""
+    text = query.get("limit", str(_LIST_DEFAULT))
+    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= _LIST_MAX:
+        raise BadParameter("limit", text, f"1..{_LIST_MAX}")
+    return int(text)
 
 
 def unix_time(field: str, text: str | None) -> float | None:

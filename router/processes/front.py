@@ -38,6 +38,7 @@ from kv_runtime.telemetry import Family
 from router.admin.control_plane import ControlPlane, control_app
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
+from router.live.routes import list_limit
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import process_families
@@ -105,11 +106,13 @@ class Front:
     # ---------------------------------------------------------------------------------------------- decisions
 
     async def _decisions(self, request: web.Request) -> web.Response:
+        limit = list_limit(request.query)
         answers = await self._links.all("GET", "/v1/decisions", query=request.query_string)
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
+        if not answers:
+            return _no_process_answers()
         found = [each for answer in answers.values() for each in _decode(answer.body)["decisions"]]
-        limit = int(request.query.get("limit", "50"))
         newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
         oldest_s = [_decode(answer.body)["from_s"] for answer in answers.values()]
         from_s = max((each for each in oldest_s if each is not None), default=None)

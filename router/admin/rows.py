@@ -1,0 +1,70 @@
+"""What the control plane shows of a worker, of trust in a rank, and of one decision, as values for JSON. Pure."""
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from kv_protocol.ids import WorkerRank
+from router.decision.explain import explain
+from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
+from router.decision.report_text import sentence
+from router.decision.routing import DecisionRecord
+from router.fleet.calibration import Move
+from router.fleet.registry import Worker
+from router.fleet.trust import Disparity, Trust
+from router.live.decision_rows import outcome_of
+
+
+def explained(record: DecisionRecord, trace_link: str) -> dict[str, object]:
+    """Return a decision with every candidate, what was predicted beside what came of it, and the link to its trace."""
+    decision = record.decision
+    outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
+    ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
+    return {
+        "decision": decision,
+        "outcome": outcome_of(record),
+        "explanation": explain(decision),
+        "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
+        "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},
+        "misses": misses(decision, record.outcome),
+        "trace_url": trace_url(trace_link, ids),
+    }
+
+
+def trace_url(link: str, ids: Mapping[str, str]) -> str | None:
+    """Return the link with the ids in their places, quoted; None without a link."""
+    for name, value in ids.items():
+        link = link.replace(f"{{{name}}}", quote(value, safe=""))
+    return link or None
+
+
+def worker_row(
+    worker: Worker, unfit: str, disparities: Sequence[Disparity], ranks: list[dict[str, object]]
+) -> dict[str, object]:
+    """Return a worker. `unfit`: why it takes no work; empty: it does."""
+    return {
+        "unfit": unfit,
+        "draining": worker.draining,
+        "ranks": ranks,
+        "differs": [each._asdict() for each in disparities],
+        "registration": worker.registration,
+    }
+
+
+def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
+    """Return the rank with the trust in it."""
+    return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
+
+
+def evidence_row(move: Move | None) -> dict[str, object] | None:
+    """Return what requests showed when their rank's predictions were doubted; None: they were not."""
+    if move is None:
+        return None
+    return {
+        "doubt": move.doubt,
+        "requests": move.requests,
+        "overpredicted": move.overpredicted,
+        "underpredicted": move.underpredicted,
+        "newest_decision": move.newest,
+    }
