@@ -10,6 +10,7 @@
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,9 +134,9 @@ def proposal_lines(result: Result, fields: Mapping[str, Any] | None) -> list[str
     return [
         advice(result),
         "To watch it first, without effect:",
-        f"  curl -X PUT http://127.0.0.1:8001/v1/shadows -d '{shadow}'",
+        f"  curl -X PUT http://127.0.0.1:8001/v1/shadows -d {shlex.quote(shadow)}",
         "To set it in a running router (DELETE undoes it):",
-        f"  curl -X PATCH http://127.0.0.1:8001/v1/policy -d '{json.dumps(policy)}'",
+        f"  curl -X PATCH http://127.0.0.1:8001/v1/policy -d {shlex.quote(json.dumps(policy))}",
         "To keep it, in the configuration:",
         *(f"  {line}" for line in yaml.safe_dump({"policy": policy}, sort_keys=False).splitlines()),
     ]

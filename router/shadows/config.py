@@ -10,6 +10,7 @@ from kv_runtime.config.sections import Section
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped
+from router.shadows.tally import SHADOW_NAME
 
 SHADOWS_MAX = 8
 BUDGET_US = 50.0
@@ -18,7 +19,7 @@ BUDGET_US = 50.0
 class ShadowPolicySection(Section):
     """One shadow: its name, and the fields in which its policy differs from the policy in force."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$", description="its name in metrics; each name once")
+    name: str = Field(pattern=SHADOW_NAME, description="its name in metrics; each name once")
     policy: dict[str, Any] = Field(
         min_length=1, description="fields of the section policy that differ from the policy in force"
     )

@@ -11,7 +11,7 @@ Gains are of the shadow's choice against the live one, so that above 0 speaks fo
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,12 +21,14 @@ from router.shadows.series import Series, SeriesMean, pooled
 SKIPS = ("budget", "full", "unreadable", "no_choice", "failed")
 """The budget was spent; too many decisions waited; the live view lacks what the shadow reads; it found no rank; its
 mode raised an error."""
+SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
+"""A shadow's name: a label of metrics, and a word on a terminal."""
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     """One shadow: the fields of its policy that differ from the live one, and its figures. Costs are by unit."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=SHADOW_NAME)]
     policy: dict[str, Any]
     decisions: int
     differ: int

@@ -31,6 +31,7 @@ from router.shadows.comparison import Comparison, NoChoice, compared, of_verdict
 from router.shadows.config import ShadowSection
 from router.shadows.series import BATCHES, Series, SeriesMean, pooled
 from router.shadows.service import QUEUE_MAX, Shadows, pooled_page
+from router.shadows.tally import ShadowReport, Tally
 from tests.support.planting import plant
 from tests.unit.router.samples import registered, route, row, view
 from tests.unit.router.test_routing import Bench
@@ -284,6 +285,13 @@ def test_two_shadows_of_one_name_are_refused() -> None:
     same = {"name": "a", "policy": {"mode": "kv"}}
     with pytest.raises(ValueError, match="each name once"):
         section(policies=[same, same])
+
+
+def test_another_routers_report_has_only_names_that_a_terminal_may_show() -> None:
+    page = json.loads(msgspec.json.encode(Tally("turns", {"mode": "round-robin"}).report()))
+    assert msgspec.convert(page, ShadowReport).name == "turns"
+    with pytest.raises(msgspec.ValidationError, match=r"name"):
+        msgspec.convert({**page, "name": "\x1b[2J"}, ShadowReport)
 
 
 # ------------------------------------------------------------------------------------------------- figures
