@@ -122,19 +122,8 @@ class RouterParts:
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
         self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
-        own: EmbeddedIndex | None = None
-        self._index: EmbeddedIndex | ReadIndex
-        if place is None:
-            self._index = own = EmbeddedIndex(
-                settings.index,
-                log,
-                self._clock,
-                settings.nats,
-                logs_announced=False,
-                tracing=events_of(self._tracing),
-            )
-        else:
-            self._index = ReadIndex(place.shared, place.number, log)
+        self._index = self._opened_index()
+        own = self._index if isinstance(self._index, EmbeddedIndex) else None
         folds = state_settings(settings, text)
         state = folds.state(policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
@@ -150,38 +139,64 @@ class RouterParts:
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
-        metrics = RequestMetrics(self._registry, self._routing.state, tuple(policies.modes))
-        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
-        secret = os.urandom(SECRET_BYTES) if place is None else place.secret
-        tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret)
-        new_id = Names(instance).new
-        recent = RecentPrompts(settings.handover.prompts_bytes_max)
-        serving = Serving(
-            self._routing,
-            self._prompts,
-            self._admission,
-            metrics,
-            tenants,
-            settings,
-            new_id,
-            recent,
-            tracer=None if self._tracing is None else Tracer(self._tracing.sampling, self._tracing.exporter.put),
-        )
+        self._recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
-        self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
+        self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         self._live = None if own is None else self._watching(own)
         self._moments = None if own is None else Moments(log.url, settings.nats, settings.index, self._clock)
+        self.control = self._control_of(own, gate)
+        self._project()
+
+    @property
+    def index_name(self) -> str:
+        """The index that is in use."""
+        return self._index.implementation
+
+    def _opened_index(self) -> EmbeddedIndex | ReadIndex:
+        """Return the index of this process, or that of another process as it is read here."""
+        if (place := self._place) is not None:
+            return ReadIndex(place.shared, place.number, self._log)
+        return EmbeddedIndex(
+            self._settings.index,
+            self._log,
+            self._clock,
+            self._settings.nats,
+            logs_announced=False,
+            tracing=events_of(self._tracing),
+        )
+
+    def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
+        settings, place, tracing = self._settings, self._place, self._tracing
+        metrics = RequestMetrics(self._registry, self._routing.state, modes)
+        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
+        secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        return Serving(
+            self._routing,
+            self._prompts,
+            self._admission,
+            metrics,
+            TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret),
+            settings,
+            Names(instance).new,
+            self._recent,
+            tracer=None if tracing is None else Tracer(tracing.sampling, tracing.exporter.put),
+        )
+
+    def _control_of(self, own: EmbeddedIndex | None, gate: FleetGate) -> HttpServer:
+        """Return the control plane's server; `own` is the index, if it is in this process."""
+        settings, place = self._settings, self._place
         control = ControlPlane(
             self._routing,
             own,
-            log,
+            self._log,
             self._handover,
             gate,
-            policies,
+            self._policies,
             self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
@@ -191,20 +206,13 @@ class RouterParts:
             watched=() if own is None or self._live is None else self._watched_routes(own, self._live),
         )
         token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
-        app = control.app(self._registry, token=token)
-        self.control = HttpServer(
-            app,
+        return HttpServer(
+            control.app(self._registry, token=token),
             settings.control.host,
             settings.control.port,
             hosts=None if place else settings.control.host_names(),
             connections_max=CONTROL_CONNECTIONS_MAX,
         )
-        self._project()
-
-    @property
-    def index_name(self) -> str:
-        """The index that is in use."""
-        return self._index.implementation
 
     def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
         return JournalWriter(
