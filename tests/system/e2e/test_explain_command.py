@@ -1,43 +1,19 @@
 """`router explain` as it is typed, of a real router and of its journal."""
 
 import asyncio
-import json
-import os
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from bench.processes import FleetProcesses
 from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.typed import Ended, typed
 
 PROMPT = list(range(200))
 
 
-class Ended(NamedTuple):
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def reports(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
 async def explained(*arguments: str) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "explain", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert "Traceback" not in err.decode(), err.decode()
-    return Ended(process.returncode, out.decode(), err.decode())
+    return await typed("-m", "router", "explain", *arguments)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -63,10 +39,10 @@ async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetPro
         async with asyncio.timeout(60):
             while True:
                 found = await explained(decision_id, *journal, "--json")
-                if found.code == 0 and found.reports[0]["outcome"] is not None:
-                    return found.reports[0]
+                if found.code == 0 and found.json[0]["outcome"] is not None:
+                    return found.json[0]
 
-    (live,) = (await explained(decision_id, *router, "--json")).reports
+    (live,) = (await explained(decision_id, *router, "--json")).json
     kept = await of_journal()
     for part in ("winner", "runner_up", "margin", "reason", "excluded"):
         assert kept["decision"][part] == live["decision"][part]
@@ -79,11 +55,11 @@ async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetPro
         f"the prediction held, {again.cached_tokens} cached tokens predicted, {again.cached_tokens} reported."
         in (words.out.splitlines()[0])
     )
-    (last,) = (await explained("--last", *router, "--json")).reports
+    (last,) = (await explained("--last", *router, "--json")).json
     assert last["decision"]["decision_id"] == decision_id
     worst = await explained("--worst", "2", "--by", "ttft", *router, "--json")
     late = await explained("--worst", "2", "--by", "ttft", *journal, "--json")
-    ids = [[each["decision"]["decision_id"] for each in told.reports] for told in (worst, late)]
+    ids = [[each["decision"]["decision_id"] for each in told.json] for told in (worst, late)]
     assert ids[0] == ids[1]
     assert len(ids[0]) == 2
     none = await explained("--worst", "1", *router)

@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +18,7 @@ from kv_runtime.supervise import Part, run_parts
 from router.decision.state import RouterState
 from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
+from tests.system.e2e.typed import typed
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.test_journal import SETTINGS, written
 from tests.unit.properties import router_life
@@ -29,27 +27,6 @@ from tests.unit.properties.router_life import POLICIES, Life
 NOBODY = "nats://127.0.0.1:1"
 _REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay')"
 _TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
-
-
-class Ended(NamedTuple):
-    code: int | None
-    out: str
-    err: str
-
-
-async def typed(command: str, *arguments: str) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", command, *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert "Traceback" not in err.decode(), err.decode()
-    return Ended(process.returncode, out.decode(), err.decode())
 
 
 async def lived(seed: int = 1, policy: str = "kv") -> list[Recordable]:
@@ -68,17 +45,17 @@ async def write(log: EventLog, told: list[Recordable], router: str = "router-1")
 @pytest.mark.asyncio
 async def test_a_journal_replays_and_says_what_another_policy_would_have_done(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
-    same = await typed(_REPLAY, "--nats-url", broker.url)
+    same = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert (same.code, same.err) == (0, "")
     assert re.search(r"^journals +router-1$", same.out, re.MULTILINE)
     assert re.search(r"^equal +[1-9]\d+ decisions, bit for bit$", same.out, re.MULTILINE)
     assert re.search(r"^different +0$", same.out, re.MULTILINE)
     assert "hit rate" not in same.out
-    other = await typed(_REPLAY, "--nats-url", broker.url, "--mode", "random")
+    other = await typed("-c", _REPLAY, "--nats-url", broker.url, "--mode", "random")
     assert other.code == 0
     assert re.search(r"^mode=random +[1-9]\d*\.\d% ", other.out, re.MULTILINE)
     assert other.out.splitlines()[-1].startswith("Advice: ")
-    weighed = await typed(_REPLAY, "--nats-url", broker.url, "--set", "policy.history_weight=9")
+    weighed = await typed("-c", _REPLAY, "--nats-url", broker.url, "--set", "policy.history_weight=9")
     assert re.search(r"^policy.history_weight=9 +\d+\.\d% ", weighed.out, re.MULTILINE)
 
 
@@ -86,7 +63,7 @@ async def test_a_journal_replays_and_says_what_another_policy_would_have_done(br
 async def test_a_sweep_compares_a_policy_for_each_of_its_values(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
     swept = ("--nats-url", broker.url, "--mode", "kv-blocks", "--sweep", "policy.overlap_credit=0,1")
-    report = json.loads((await typed(_REPLAY, *swept, "--json")).out)
+    report = json.loads((await typed("-c", _REPLAY, *swept, "--json")).out)
     assert [each["name"] for each in report["policies"]] == ["recorded", "overlap_credit=0", "overlap_credit=1"]
     assert report["compared"] > 0 == report["different"]
     without, full = (each["hit_rate"] for each in report["policies"][1:])
@@ -98,7 +75,7 @@ async def test_a_sweep_compares_a_policy_for_each_of_its_values(broker: Broker, 
         "nonsense=1": "nonsense",
         "overlap_credit=much": 'overlap_credit: found "much"',
     }.items():
-        refused = await typed(_REPLAY, "--nats-url", broker.url, "--sweep", sweep)
+        refused = await typed("-c", _REPLAY, "--nats-url", broker.url, "--sweep", sweep)
         assert (refused.code, refused.out) == (2, "")
         assert words in refused.err
 
@@ -109,7 +86,7 @@ async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_d
 ) -> None:
     told = [what for what in await lived() if type(what).__name__ != "LedgerApplied"]
     await write(log, told)
-    found = await typed(_REPLAY, "--nats-url", broker.url, "--router", "router-1")
+    found = await typed("-c", _REPLAY, "--nats-url", broker.url, "--router", "router-1")
     assert found.code == 1
     assert re.search(r"^router-1 d\d+\+*: .*now .*, recorded ", found.out, re.MULTILINE)
 
@@ -153,13 +130,13 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
             await life.go_on(10)
             await eventually(lambda: not writer.statistics().waiting)
         assert writer.statistics().checkpoints_total >= 3
-        whole = await typed(_REPLAY, "--nats-url", broker.url)
+        whole = await typed("-c", _REPLAY, "--nats-url", broker.url)
         state = await log.stream_state(subjects.JOURNAL_STREAM)
-        middle = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(state.last_seq // 2))
+        middle = await typed("-c", _REPLAY, "--nats-url", broker.url, "--from-seq", str(state.last_seq // 2))
         now = datetime.now(UTC).isoformat()
         await log.purge(subjects.JOURNAL_STREAM, state.first_seq + 2)
-        purged = await typed(_REPLAY, "--nats-url", broker.url)
-        late = await typed(_REPLAY, "--nats-url", broker.url, "--from", now)
+        purged = await typed("-c", _REPLAY, "--nats-url", broker.url)
+        late = await typed("-c", _REPLAY, "--nats-url", broker.url, "--from", now)
     assert (whole.code, figure("different", whole.out), figure("not exact", whole.out)) == (0, 0, 0)
     assert figure("checkpoints", whole.out) == writer.statistics().checkpoints_total
     assert re.search(
@@ -191,7 +168,7 @@ async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_
         await broker.start()
         await eventually(lambda: writer.statistics().checkpoints_total == 1)
         await go_on()
-        report = await typed(_REPLAY, "--nats-url", broker.url)
+        report = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert (report.code, figure("different", report.out)) == (0, 0)
     assert figure("equal", report.out) > figure("not exact", report.out) > 0
     lost = writer.statistics().lost_total
@@ -206,23 +183,23 @@ async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: Broker, log: EventLog) -> None:
-    assert (await typed(_REPLAY, "--nats-url", NOBODY)).code == 2
-    without = await typed(_REPLAY)
+    assert (await typed("-c", _REPLAY, "--nats-url", NOBODY)).code == 2
+    without = await typed("-c", _REPLAY)
     assert (without.code, "nats.url: found none" in without.err) == (2, True)
-    nothing = await typed(_REPLAY, "--nats-url", broker.url)
+    nothing = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert nothing.code == 2
     await write(log, [])
-    unknown = await typed(_REPLAY, "--nats-url", broker.url, "--router", "nobody")
+    unknown = await typed("-c", _REPLAY, "--nats-url", broker.url, "--router", "nobody")
     assert (unknown.code, unknown.err) == (2, "router: --router: found no journal of nobody on the log\n")
 
 
 @pytest.mark.asyncio
 async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
-    lines = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "400")
+    lines = await typed("-c", _TAIL, "--nats-url", broker.url, "--all", "--limit", "400")
     assert (lines.code, len(lines.out.splitlines())) == (0, 400)
     assert re.search(r" decided +d\d+: \d+ tokens for [mn] to w\d/[01], kv by \w+", lines.out)
-    objects = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "400", "--json")
+    objects = await typed("-c", _TAIL, "--nats-url", broker.url, "--all", "--limit", "400", "--json")
     found = [json.loads(line) for line in objects.out.splitlines()]
     assert len(found) == 400
     assert {each["kind"] for each in found} >= {"began", "policy", "fleet", "heard", "decided", "outcome", "tick"}
@@ -237,7 +214,7 @@ async def test_a_record_that_cannot_be_folded_is_named_and_replay_goes_on_at_the
     middle = len(told) // 2
     planted = PolicyChanged(now_s=1.0, policy={"temperature": "hot"})
     await write(log, [*told[:middle], planted, *told[middle:]])
-    found = await typed(_REPLAY, "--nats-url", broker.url)
+    found = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert (found.code, figure("different", found.out), figure("not folded", found.out)) == (1, 0, 1)
     assert figure("equal", found.out) > 0 < figure("not exact", found.out)
     assert re.search(
@@ -254,11 +231,11 @@ async def test_of_messages_that_cannot_be_read_the_first_is_named_and_the_others
     async with written(log):
         for _ in range(20):
             await log.publish(subjects.journal("router-1"), b"nonsense")
-    replayed = await typed(_REPLAY, "--nats-url", broker.url)
+    replayed = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert replayed.err.count("message_refused") == 1
     assert re.search(r"messages.{1,3}20\b.*journal_messages_refused|journal_messages_refused.*20\b", replayed.err)
     assert len(replayed.err.splitlines()) == 2
-    tail = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "1")
+    tail = await typed("-c", _TAIL, "--nats-url", broker.url, "--all", "--limit", "1")
     assert tail.code == 0
     assert tail.err.count("message_refused") <= 1
 
@@ -278,13 +255,13 @@ async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_
         beating = asyncio.ensure_future(beat())
         await eventually(lambda: writer.statistics().messages_total > 2)
         for options in (("--from", "2099-01-01T00:00:00Z"), ("--from-seq", "4000000000")):
-            found = await typed(_REPLAY, "--nats-url", broker.url, *options)
+            found = await typed("-c", _REPLAY, "--nats-url", broker.url, *options)
             words = (
                 f"router: {options[0]}: nothing was replayed: the journal of any router has no message there or later"
             )
             assert (found.code, found.out, found.err) == (2, "", f"{words}\n")
         last = (await log.stream_state(subjects.JOURNAL_STREAM)).last_seq
-        without_start = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(last))
+        without_start = await typed("-c", _REPLAY, "--nats-url", broker.url, "--from-seq", str(last))
         assert (without_start.code, figure("equal", without_start.out)) == (2, 0)
         assert "nothing was replayed: what was read has no beginning" in without_start.err
         ends.set()

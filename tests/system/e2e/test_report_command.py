@@ -1,11 +1,8 @@
 """`router report` as it is typed, of a real router and of its journal, with tenants, prefixes and evictions."""
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,6 +10,7 @@ import pytest_asyncio
 from bench.processes import FleetProcesses, FleetShape
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
+from tests.system.e2e.typed import Ended, typed
 
 BLOCKS = 10
 SMALL = ("engine.total_kv_blocks=96", "engine.max_seq_len=1024")
@@ -21,33 +19,12 @@ HOSTILE = '"><script>,{}|`'
 LONG = "x" * 300
 
 
-class Ended(NamedTuple):
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def report(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-    def rows(self, dimension: str) -> dict[str, Any]:
-        return {row["name"]: row for row in self.report["by"][dimension]["rows"]}
-
-
 async def reported(*arguments: str) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "report", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert "Traceback" not in err.decode(), err.decode()
-    return Ended(process.returncode, out.decode(), err.decode())
+    return await typed("-m", "router", "report", *arguments)
+
+
+def rows(ended: Ended, dimension: str) -> dict[str, Any]:
+    return {row["name"]: row for row in ended.json["by"][dimension]["rows"]}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -71,7 +48,7 @@ async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
     fleet: FleetProcesses, client: Client
 ) -> None:
     router, journal = ("--router", fleet.control_url), ("--journal", "--nats-url", fleet.nats_url)
-    assert (await reported(*router, "--json")).report["total"]["requests"] == 0
+    assert (await reported(*router, "--json")).json["total"]["requests"] == 0
     reused = 0
     for number in range(12):
         answer = await client.complete(prompt(1), x_tenant_id=f"tenant-{number % 2}")
@@ -80,25 +57,25 @@ async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
     for name in (HOSTILE, LONG, ""):
         reused += (await client.complete(prompt(2, own=9), x_tenant_id=name)).cached_tokens
     live = await reported(*router, "--json")
-    total = live.report["total"]
+    total = live.json["total"]
     assert (total["requests"], total["compared_requests"], total["prompt_tokens"]) == (15, 15, 15 * (160 + 1))
     assert (total["reused_tokens"], total["reported_tokens"]) == (reused, reused)
     assert total["routing_tokens"] > 0
     assert total["saved_s"] > total["baseline_s"] > 0.0
-    tenants = live.rows("tenant")
+    tenants = rows(live, "tenant")
     assert tenants.keys() >= {"tenant-0", "tenant-1", HOSTILE, "anonymous"}
     assert [name for name in tenants if name.startswith("value-")], "a name that is too long is replaced by its hash"
     assert tenants["tenant-0"]["requests"] == tenants["tenant-1"]["requests"] == 6
-    assert [row["requests"] for row in live.report["by"]["prefix"]["rows"]] == [12, 3]
+    assert [row["requests"] for row in live.json["by"]["prefix"]["rows"]] == [12, 3]
 
     async with asyncio.timeout(60):  # the journal is written behind the answers
         while True:
             kept = await reported(*journal, "--json")
-            if kept.report["total"]["requests"] == 15:
+            if kept.json["total"]["requests"] == 15:
                 break
-    assert kept.report["source"] == "journal"
+    assert kept.json["source"] == "journal"
     for part in ("total", "by", "not_counted"):
-        assert kept.report[part] == live.report[part]
+        assert kept.json[part] == live.json[part]
     text = (await reported(*router, "--by", "tenant")).out
     assert f"reused: {reused} tokens" in text
     assert "PREFIX" not in text
@@ -115,10 +92,10 @@ async def test_what_ranks_evict_is_charged_to_the_requests_that_came_before(
     async with asyncio.timeout(60):
         while True:
             found = await reported("--evictions", "--nats-url", fleet.nats_url, "--json")
-            if found.rows("tenant").get("newcomer", {}).get("requests") == 40:
+            if rows(found, "tenant").get("newcomer", {}).get("requests") == 40:
                 break
-    removed, evicted = found.report["removed_blocks"], found.rows("tenant")["newcomer"]["evicted_blocks"]
-    assert 100 < evicted <= found.report["total"]["evicted_blocks"] <= removed
+    removed, evicted = found.json["removed_blocks"], rows(found, "tenant")["newcomer"]["evicted_blocks"]
+    assert 100 < evicted <= found.json["total"]["evicted_blocks"] <= removed
     assert evicted <= 40 * (BLOCKS + 1)
     text = (await reported("--evictions", "--nats-url", fleet.nats_url)).out
     assert f"evicted: {removed} blocks by the ranks" in text
@@ -129,9 +106,9 @@ async def test_what_ranks_evict_is_charged_to_the_requests_that_came_before(
 async def test_a_period_has_the_requests_that_ended_in_it(fleet: FleetProcesses, client: Client) -> None:
     log = ("--nats-url", fleet.nats_url, "--json")
     await client.complete(prompt(1))
-    whole = (await reported("--journal", *log)).report
-    later = (await reported("--since", whole["until"], *log)).report
-    earlier = (await reported("--until", whole["until"], *log)).report
+    whole = (await reported("--journal", *log)).json
+    later = (await reported("--since", whole["until"], *log)).json
+    earlier = (await reported("--until", whole["until"], *log)).json
     assert later["since"] == earlier["until"] == whole["until"]
     assert earlier["total"]["requests"] > 0
     assert earlier["not_counted"]["not_repeated"] == later["not_counted"]["not_repeated"] == 0

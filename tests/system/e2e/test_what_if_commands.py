@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,32 +11,19 @@ import pytest_asyncio
 from bench.processes import FleetProcesses
 from kv_runtime.clock import SystemClock
 from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.typed import Ended, typed
 
 SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
 _REQUESTS = 40
 
 
-class Ended(NamedTuple):
-    code: int | None
-    out: str
-    err: str
+_COMMANDS = {"what-if": "command import what_if", "tune": "tune import tune"}
 
 
-async def typed(command: str, *arguments: str) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    place = {"what-if": "command import what_if", "tune": "tune import tune"}[command]
+async def run(command: str, *arguments: str) -> Ended:
+    place = _COMMANDS[command]
     name = place.rpartition(" ")[2]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", f"from bench.what_if.{place}; {name}(prog_name='router {command}')", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    async with asyncio.timeout(100):
-        out, err = await process.communicate()
-    assert "Traceback" not in err.decode(), err.decode()
-    return Ended(process.returncode, out.decode(), err.decode())
+    return await typed("-c", f"from bench.what_if.{place}; {name}(prog_name='router {command}')", *arguments)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -61,7 +46,7 @@ async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
 ) -> None:
     plot = tmp_path / "front.svg"
     options = ("--nats-url", served.nats_url, "--jobs", "1", "--modes", "round-robin")
-    found = await typed("what-if", *options, "--loads", "1,2", "--json", "--plot", str(plot))
+    found = await run("what-if", *options, "--loads", "1,2", "--json", "--plot", str(plot))
     assert found.code == 0, found.err
     page = json.loads(found.out)
     assert (page["requests"], page["ranks"]) == (_REQUESTS, 2)
@@ -78,7 +63,7 @@ async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
 async def test_tune_compares_candidates_and_shadows_and_changes_nothing(served: FleetProcesses, client: Client) -> None:
     before = await client.control("/v1/policy")
     options = ("--nats-url", served.nats_url, "--jobs", "1", "--only-named", "--sweep", "policy.ttft_weight=1")
-    found = await typed("tune", *options, "--shadows", served.control_url, "--played", "1")
+    found = await run("tune", *options, "--shadows", served.control_url, "--played", "1")
     assert found.code == 0, found.err
     assert f"% of {_REQUESTS} live decisions for other ranks" in found.out
     assert "played  ttft_weight=1: " in found.out
@@ -98,6 +83,6 @@ async def test_tune_compares_candidates_and_shadows_and_changes_nothing(served: 
 async def test_what_cannot_be_played_is_named(
     served: FleetProcesses, command: str, options: tuple[str, ...], words: str
 ) -> None:
-    found = await typed(command, "--nats-url", served.nats_url, "--jobs", "1", *options)
+    found = await run(command, "--nats-url", served.nats_url, "--jobs", "1", *options)
     assert (found.code, found.out) == (2, "")
     assert words in found.err
