@@ -12,7 +12,7 @@ from bench.what_if.recorded import Recorded, RecordedFigures
 
 IN_FORCE = "in force"
 FITS_WITHIN = 1.25
-"""A fit whose factors are further apart is named."""
+"""A report warns of a fit with factors further apart than this."""
 
 
 class PlayedPolicy(NamedTuple):

@@ -1,21 +1,13 @@
 """`router replay` as it is typed, and the figures of its report."""
 
-import asyncio
 import re
-import sys
+
+from tests.system.e2e.typed import typed
 
 
 async def replayed(nats_url: str) -> str:
     """Return the report on the only journal of the event log."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "replay", "--nats-url", nats_url),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate()
-    return out.decode()
+    return (await typed("-m", "router", "replay", "--nats-url", nats_url)).out
 
 
 def figure(name: str, report: str) -> int:

@@ -1,11 +1,9 @@
 """`router doctor` on fleets of real processes: one that is well, and one in which everything is wrong at once."""
 
 import asyncio
-import json
-import os
 import sys
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,6 +17,7 @@ from kv_runtime.event_log import EventLog
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.planted import NOBODY, Planted, beating, http_of_a_worker, in_the_fleet, told
+from tests.system.e2e.typed import Ended, typed
 
 pytestmark = pytest.mark.slow
 
@@ -26,35 +25,16 @@ TOKEN, WORKER_TOKEN = "a-secret-of-the-control-plane", "a-secret-of-the-workers"
 LONG_AGO = "Sun, 01 Nov 2020 10:00:00 GMT"
 
 
-class Ended(NamedTuple):
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    def found(self) -> dict[str, list[str]]:
-        """Return whom each finding is about."""
-        by_id: dict[str, list[str]] = {}
-        for each in self.json["findings"]:
-            by_id.setdefault(each["id"], []).append(each["of"])
-        return by_id
+def by_id(doctor: Ended) -> dict[str, list[str]]:
+    """Return what each kind of finding is about."""
+    found: dict[str, list[str]] = {}
+    for each in doctor.json["findings"]:
+        found.setdefault(each["id"], []).append(each["of"])
+    return found
 
 
-async def doctor(*arguments: str, **environment: str) -> Ended:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "doctor", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=clean | environment,
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return Ended(process.returncode, out.decode(), err.decode())
+async def doctor(*arguments: str, **variables: str) -> Ended:
+    return await typed("-m", "router", "doctor", *arguments, **variables)
 
 
 def at(running: FleetProcesses) -> tuple[str, ...]:
@@ -69,7 +49,7 @@ async def test_in_a_fleet_that_is_well_there_is_only_a_note(fleet: FleetProcesse
     await client.complete(list(range(200)))
     words, told_ = await asyncio.gather(doctor(*at(fleet)), doctor(*at(fleet), "--json"))
     assert (words.code, told_.code) == (0, 0), words.out + words.err + told_.out
-    assert told_.found() == {"log.replicas": ["KV_EVENTS, KV_FLEET, KV_JOURNAL, OBJ_KV_SNAPSHOTS"]}
+    assert by_id(told_) == {"log.replicas": ["KV_EVENTS, KV_FLEET, KV_JOURNAL, OBJ_KV_SNAPSHOTS"]}
     assert told_.json["looked_at"] == {"workers": 2, "ranks": 2, "routers": 1, "streams": 4}
     assert told_.json["exit_code"] == 0
     assert words.out.splitlines()[0].startswith("note    log.replicas  KV_EVENTS")
@@ -84,8 +64,8 @@ async def test_what_cannot_be_reached_is_an_error_while_the_other_half_answers(f
         doctor("--nats-url", fleet.nats_url, "--router", NOBODY, "--json"),
         doctor("--nats-url", "nats://127.0.0.1:1", "--router", fleet.control_url, "--json"),
     )
-    assert (without_router.code, without_router.found()["router.unreachable"]) == (2, [NOBODY])
-    assert (without_log.code, [*without_log.found()]) == (2, ["log.unreachable"])
+    assert (without_router.code, by_id(without_router)["router.unreachable"]) == (2, [NOBODY])
+    assert (without_log.code, [*by_id(without_log)]) == (2, ["log.unreachable"])
     assert without_log.json["looked_at"]["workers"] == 2
 
 
@@ -127,7 +107,7 @@ async def test_a_router_without_workers_is_seen_with_its_token_only() -> None:
             await router.end()
     allowed = f"router: --token: found none or another at {control_url}, allowed its control.token\n"
     assert [(each.code, each.out, each.err) for each in (none, wrong)] == [(3, "", allowed)] * 2
-    assert (right.code, sorted(right.found())) == (2, ["fleet.empty", "log.replicas", "router.not_ready"])
+    assert (right.code, sorted(by_id(right))) == (2, ["fleet.empty", "log.replicas", "router.not_ready"])
     assert TOKEN not in right.out + right.err
 
 
@@ -184,7 +164,7 @@ async def test_every_planted_fault_is_found(ill: FleetProcesses) -> None:
         looked = await doctor(*at(ill), "--json", **secrets)
     await log.close()
     assert looked.code == 2, looked.err
-    found = looked.found()
+    found = by_id(looked)
     for check, of in {
         "worker.gone": ["w1"],
         "worker.silent": ["silent"],

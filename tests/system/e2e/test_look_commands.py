@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from indexer.service.retention import SnapshotName
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.telemetry import new_registry
+from tests.system.e2e.typed import Ended, begun, ended, typed
 from tests.system.integration.broker import Broker
 from tests.system.integration.index_on_log import Index, index_at, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
@@ -31,42 +30,8 @@ WALL_NS = 1_700_000_000_123_000_000
 HELD = [(1, None, ["gpu"]), (2, 1, ["gpu"]), (3, 2, ["gpu"])]
 
 
-class Ended(NamedTuple):
-    """What a command said, and how it ended."""
-
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-async def begun(*arguments: str | Path) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "indexer", *map(str, arguments)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-
-
-async def ended(process: asyncio.subprocess.Process) -> Ended:
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert "Traceback" not in err.decode(), err.decode()
-    return Ended(process.returncode, out.decode(), err.decode())
-
-
-async def typed(*arguments: str | Path) -> Ended:
-    return await ended(await begun(*arguments))
+async def indexer(*arguments: str | Path) -> Ended:
+    return await typed("-m", "indexer", *arguments)
 
 
 class Live(NamedTuple):
@@ -79,7 +44,7 @@ class Live(NamedTuple):
 
     async def verified(self, *arguments: str) -> Ended:
         command = ("verify", "--nats-url", self.nats_url, "--index-url", self.url, "--timeout-s", "1.5", *arguments)
-        return await typed(*command)
+        return await indexer(*command)
 
 
 @asynccontextmanager
@@ -151,9 +116,9 @@ async def test_at_shows_the_index_as_it_was_after_a_message(broker: Broker, log:
     assert last is not None
     common = ("at", "--nats-url", broker.url)
     first, words, told = await asyncio.gather(
-        typed(*common, "--seq", "1", "--json", "--overlap", "0x1,2,3,4", "--prefix", "2", "--prefix", "77"),
-        typed(*common, "--seq", "3", "--rank", "w0/0", "--overlap", "1", "--prefix", "2,3"),
-        typed(*common, "--time", "0", "--json"),
+        indexer(*common, "--seq", "1", "--json", "--overlap", "0x1,2,3,4", "--prefix", "2", "--prefix", "77"),
+        indexer(*common, "--seq", "3", "--rank", "w0/0", "--overlap", "1", "--prefix", "2,3"),
+        indexer(*common, "--time", "0", "--json"),
     )
     assert (first.code, words.code, told.code) == (0, 0, 0), first.err + words.err + told.err
     then = first.json
@@ -192,12 +157,12 @@ async def test_at_refuses_what_is_not_kept_or_not_known(broker: Broker, log: Eve
     hashes.write_text("[1, 2,\n0x3]\n")
     common = ("at", "--nats-url", broker.url)
     kept, from_file, early, late, long_ago, unknown = await asyncio.gather(
-        typed(*common, "--seq", "3", "--json"),
-        typed(*common, "--seq", "4", "--json", "--overlap", hashes),
-        typed(*common, "--seq", "2"),
-        typed(*common, "--seq", "5"),
-        typed(*common, "--time", "2001-02-03T04:05:06Z"),
-        typed(*common, "--seq", "4", "--rank", "w9/0"),
+        indexer(*common, "--seq", "3", "--json"),
+        indexer(*common, "--seq", "4", "--json", "--overlap", hashes),
+        indexer(*common, "--seq", "2"),
+        indexer(*common, "--seq", "5"),
+        indexer(*common, "--time", "2001-02-03T04:05:06Z"),
+        indexer(*common, "--seq", "4", "--rank", "w9/0"),
     )
     assert (kept.code, kept.json["snapshot"], kept.json["time"]) == (0, third, wall_time.shown(WALL_NS)), kept.err
     assert (from_file.json["messages_read"], from_file.json["overlap"][0]["overlap_blocks"]["gpu"]) == (1, 3)
@@ -238,10 +203,10 @@ async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
     async with live(broker, log) as there:
         common = ("dump", "--index-url", there.url)
         to_terminal, columns, to_file, unknown = await asyncio.gather(
-            typed(*common),
-            typed(*common, "--rank", "w0/0", "--format", "columns"),
-            typed(*common, "--out", out),
-            typed(*common, "--rank", "w0/1"),
+            indexer(*common),
+            indexer(*common, "--rank", "w0/0", "--format", "columns"),
+            indexer(*common, "--out", out),
+            indexer(*common, "--rank", "w0/1"),
         )
         place, *blocks = to_terminal.lines
         assert (place["worker_id"], place["epoch"], place["seq"], place["blocks"]["gpu"]) == ("w0", 7, 1, 3)
@@ -254,9 +219,9 @@ async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
         await there.scripted.remove(3)
         await there.following.until_at(there.scripted)
         again, forced, nowhere = await asyncio.gather(
-            typed(*common, "--out", out, "--rank", "w0/0"),
-            typed(*common, "--out", tmp_path / "forced", "--force"),
-            typed(*common, "--out", tmp_path / "no" / "such" / "file"),
+            indexer(*common, "--out", out, "--rank", "w0/0"),
+            indexer(*common, "--out", tmp_path / "forced", "--force"),
+            indexer(*common, "--out", tmp_path / "no" / "such" / "file"),
         )
         assert (again.code, out.read_text()) == (2, to_terminal.out)
         assert f"--out: found {out}, which is there; allowed a new file, or --force" in again.err
@@ -266,9 +231,9 @@ async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
         )
         assert nowhere.code == 2
         assert "which cannot be written: No such file or directory" in nowhere.err
-        assert (await typed(*common, "--out", out, "--force")).code == 0
+        assert (await indexer(*common, "--out", out, "--force")).code == 0
     assert len(out.read_text().splitlines()) == 3
-    nobody = await typed("dump", "--index-url", "http://127.0.0.1:1", "--out", out, "--force")
+    nobody = await indexer("dump", "--index-url", "http://127.0.0.1:1", "--out", out, "--force")
     assert (nobody.code, len(out.read_text().splitlines())) == (2, 3)
     assert names_in(tmp_path) >= {"blocks.jsonl", "forced"}
     assert not {name for name in names_in(tmp_path) if name.endswith(".part")}
@@ -280,14 +245,14 @@ async def test_dump_writes_what_a_snapshot_says(broker: Broker, log: EventLog) -
     await scripted.store(1, 2, 3)
     await scripted.clear()
     common = ("dump", "--nats-url", broker.url, "--snapshot")
-    none = await typed(*common, "newest")
+    none = await indexer(*common, "newest")
     assert (none.code, none.err) == (2, "indexer: snapshot: found newest, allowed none yet\n")
     for seq in (1, 2):
         await keep_snapshot(log, seq)
     name = f"{SnapshotName(1, WALL_NS)}"
     await log.objects(subjects.SNAPSHOT_BUCKET).put("damaged", b"damaged")
     first, newest, unknown, damaged = await asyncio.gather(
-        typed(*common, name), typed(*common, "newest"), typed(*common, "other"), typed(*common, "damaged")
+        indexer(*common, name), indexer(*common, "newest"), indexer(*common, "other"), indexer(*common, "damaged")
     )
     assert blocks_of(first.lines[1:]) == HELD
     assert [(line["seq"], line["blocks"]["gpu"]) for line in newest.lines] == [(2, 0)]
@@ -307,15 +272,15 @@ async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log:
     await scripted.remove(3)
     common = ("tail", "--nats-url", broker.url)
     words, told = await asyncio.gather(
-        typed(*common, "--all", "--limit", "3"),
-        typed(*common, "--from-seq", "2", "--limit", "2", "--json", "--rank", "w0/0", "--model", MODEL),
+        indexer(*common, "--all", "--limit", "3"),
+        indexer(*common, "--from-seq", "2", "--limit", "2", "--json", "--rank", "w0/0", "--model", MODEL),
     )
     assert (words.code, told.code) == (0, 0), words.err + told.err
     assert [line.split(maxsplit=2)[1] for line in words.out.splitlines()] == ["1", "2", "3"]
     assert words.out.splitlines()[0].endswith(" 1 w0/0 00000007 1 stored gpu 3 blocks from 1")
     assert "unreadable, 7 bytes: malformed at byte" in words.out.splitlines()[1]
     assert [(line["line"], line["stream_seq"]) for line in told.lines] == [("unreadable", 2), ("events", 3)]
-    following = await begun(*common, "--since", "3600")
+    following = await begun("-m", "indexer", *common, "--since", "3600")
     assert following.stdout is not None
     assert b" 1 w0/0 " in await following.stdout.readline()
     following.send_signal(signal.SIGTERM)
@@ -326,7 +291,7 @@ async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log:
 async def test_tail_refuses_what_is_not_there(broker: Broker, log: EventLog) -> None:
     await ScriptedRank(log).store(1)
     common = ("tail", "--nats-url", broker.url)
-    late, nobody = await asyncio.gather(typed(*common, "--from-seq", "2"), typed("tail", "--nats-url", NOBODY))
+    late, nobody = await asyncio.gather(indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", NOBODY))
     assert (late.code, nobody.code) == (2, 2)
     assert "from-seq: found 2, allowed 1..1: the oldest that is kept is message 1, of 2" in late.err
     assert NOBODY in nobody.err

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
@@ -14,30 +12,18 @@ import pytest
 from bench.processes import FleetProcesses
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import BLOCK_SIZE
+from tests.system.e2e.typed import typed
 
 PROMPT_TOKENS = 200
 
 
-async def typed(*arguments: str) -> tuple[int | None, str, str]:
-    """Return how a command of the indexer ended, and what it said."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "indexer", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")},
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
 async def verified(fleet: FleetProcesses) -> dict[str, Any]:
-    code, out, err = await typed("verify", "--nats-url", fleet.nats_url, "--index-url", fleet.control_url, "--json")
-    assert code in (0, 1), err
-    told: dict[str, Any] = json.loads(out)
-    assert told["equal"] is (code == 0), out
-    return told
+    command = ("verify", "--nats-url", fleet.nats_url, "--index-url", fleet.control_url, "--json")
+    ended = await typed("-m", "indexer", *command)
+    assert ended.code in (0, 1), ended.err
+    found: dict[str, Any] = ended.json
+    assert found["equal"] is (ended.code == 0), ended.out
+    return found
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -71,11 +57,11 @@ async def test_the_past_of_a_fleet_is_what_its_live_index_was(fleet: FleetProces
     for worker_id in fleet.workers:
         await client.until_index_has(worker_id)
     live, past = await asyncio.gather(
-        typed("dump", "--index-url", fleet.control_url),
-        typed("at", "--nats-url", fleet.nats_url, "--time", "0", "--json"),
+        typed("-m", "indexer", "dump", "--index-url", fleet.control_url),
+        typed("-m", "indexer", "at", "--nats-url", fleet.nats_url, "--time", "0", "--json"),
     )
-    places = [line for line in map(json.loads, live[1].splitlines()) if "epoch" in line]
-    then = json.loads(past[1])
+    places = [line for line in live.lines if "epoch" in line]
+    then = past.json
     keys = ("worker_id", "dp_rank", "epoch", "seq", "blocks")
     assert [{key: rank[key] for key in keys} for rank in then["ranks"]] == [
         {key: place[key] for key in keys} for place in places

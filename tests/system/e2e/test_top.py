@@ -16,6 +16,7 @@ import pytest
 from bench.ports import free_ports
 from bench.processes import FleetProcesses
 from tests.system.e2e.client import Client
+from tests.system.e2e.typed import typed
 
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 WAIT_S = 60.0
@@ -119,16 +120,8 @@ async def test_a_router_that_is_away_is_said_to_be_and_tried_again() -> None:
 
 
 async def once(*arguments: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "top", "--once", "--interval", "0.2", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=variables(),
-    )
-    async with asyncio.timeout(WAIT_S):
-        out, _ = await process.communicate()
-    return process.returncode, out.decode()
+    ended = await typed("-m", "router", "top", "--once", "--interval", "0.2", *arguments)
+    return ended.code, ended.out + ended.err
 
 
 @pytest.mark.asyncio(loop_scope="module")
