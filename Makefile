@@ -123,8 +123,9 @@ prometheus:
 	    && $(SUDO) apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager; }
 
 browser:
-	@command -v chromium >/dev/null && command -v npm >/dev/null \
-	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium npm; }
+	@missing=; for program in chromium npm; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	  [ -z "$$missing" ] \
+	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$missing; }
 	@test -e build/axe/node_modules/axe-core \
 	  || npm install --silent --no-save --ignore-scripts --prefix build/axe axe-core@4.14.1
 
