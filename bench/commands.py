@@ -23,6 +23,7 @@ from bench.scrape import scrape
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
+from bench.web_page import web_page
 from bench.what_if.agreement import command as agreement
 
 
@@ -54,5 +55,6 @@ for command in (
     soak,
     sweep,
     trace,
+    web_page,
 ):
     bench.add_command(command)

@@ -4,23 +4,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from tests.support.paths import ROOT
 
 AXE = ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 """The checker, which `make browser` installs."""
-_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-_CHROMIUM = "/usr/bin/chromium"
 WAIT_MS = 30_000
 _AXE_RULES = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
   .filter(each => ["serious", "critical"].includes(each.impact))
@@ -84,17 +73,6 @@ class Screen:
         await self.page.evaluate(AXE.read_text())
         found: Sequence[Any] = await self.page.evaluate(_AXE_RULES)
         return [str(each) for each in found]
-
-
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """Yield a browser with a profile of its own."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
-        try:
-            yield browser
-        finally:
-            await browser.close()
 
 
 @asynccontextmanager
