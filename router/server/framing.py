@@ -4,8 +4,9 @@
     chunk   = size [extension] CRLF, `size` bytes, CRLF
     size    = 1 to 15 hexadecimal digits, nothing before or between them; 0 is the last chunk
 
-Extensions and trailers are checked and forgotten; a line of them is bounded, and so are all trailers together.
-Source: RFC 9112, section 7.1.
+Extensions and trailers are checked and forgotten; a line of them is bounded, and so are all trailers together. A
+trailer that frames a message is refused: another reader may frame the next one by it.
+Sources: RFC 9112, section 7.1; RFC 9110, section 6.5.1.
 """
 
 import re
@@ -17,6 +18,7 @@ _LINE_BYTES_MAX = 4096
 _TRAILER_BYTES_MAX = 16 << 10
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_FRAMES = re.compile(rb"(?i:transfer-encoding|content-length):")
 _SIZES = {b"%x" % size: size for size in range(1, 4097)} | {b"%X" % size: size for size in range(1, 4097)}
 """Common sizes: a look-up is strict and fast."""
 
@@ -170,4 +172,7 @@ class ChunkReader:
             self._trailer_bytes += len(line)
             if self._trailer_bytes > _TRAILER_BYTES_MAX or not _TRAILER.fullmatch(line):
                 raise Malformed(400, f"trailer: found no header line, or more than {_TRAILER_BYTES_MAX} bytes of them")
+            if _FRAMES.match(line):
+                found_name = line.partition(b":")[0].decode("latin-1")
+                raise Malformed(400, f"trailer: found {found_name}, allowed none that frames a message")
         return False

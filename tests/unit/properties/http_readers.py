@@ -32,7 +32,7 @@ DELIBERATE = (
     "headers: found 1",  # h11 counts bytes, not lines
     "body: found",  # more than we take, which is known from a chunk's length; h11 leaves limits to its caller
     "chunk: found",  # a bare LF in an extension, which h11 does not look into
-    "trailer: found",  # the same of trailers
+    "trailer: found",  # the same of trailers; h11 reads those of framing that it would read in a head
     "status line: found",  # the same, and statuses beyond 599
 )
 """What our refusals say where h11 may accept, and why."""

@@ -122,6 +122,8 @@ def test_every_split_of_an_answer_is_the_same_answer_and_h11s(data: bytes) -> No
 @example(REQUESTS[2].replace(b"\r\n3\r\n", b"\r\n+3\r\n"), [])
 @example(REQUESTS[2].replace(b"0A;", b"123456789;"), [])
 @example(REQUESTS[3].replace(b"x-trailer:", b"x trailer:"), [])
+@example(REQUESTS[3].replace(b"x-trailer: 1", b"transfer-encoding: unchunked"), [])
+@example(REQUESTS[3].replace(b"x-trailer: 1", b"Content-Length: 5, 6"), [])
 @example(REQUESTS[1].replace(b"Content-Length:", b"Content-Length :"), [])
 def test_spoilt_requests_are_read_as_h11_reads_them_or_refused_on_purpose(data: bytes, places: list[int]) -> None:
     ours = read_by_us([data])
