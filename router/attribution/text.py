@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from router.attribution.attribution import DIMENSIONS, Dimension
-from router.attribution.contents import Figures, Row, Rows, SavingsReport
+from router.attribution.contents import Figures, Row, SavingsReport
 
 _TITLES: dict[Dimension, str] = {
     "model": "MODEL", "tenant": "TENANT", "lora": "LORA", "prefix": "PREFIX FAMILY"
@@ -15,8 +15,8 @@ _COLUMNS = ("REQUESTS", "PROMPT", "REUSED", "HIT%", "ROUTING", "FOREGONE", "SAVE
 _EVICTED = "EVICTED"
 _WHY = {
     "not_answered": "failed, cancelled or refused at the worker",
-    "unseen": "whose prompt was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
-    "dropped": "whose outcome came too late",
+    "unseen": "with a prompt that was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
+    "dropped": "with an outcome that came too late",
     "not_repeated": "of which the journal lacks records before the decision",
     "pending": "that are not over",
 }
@@ -26,15 +26,24 @@ _LONG_S = 10.0
 
 def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> list[str]:
     """Return the lines of the report: the sentences for the total, then a table for each of the dimensions."""
+    lines = sentences(report)
+    for each in dimensions:
+        cells, note = table(report, each)
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines.append("")
+        lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
+        lines += [note] if note else []
+    return lines
+
+
+def sentences(report: SavingsReport) -> list[str]:
+    """Return what there is to say of all requests: the period, the sums, and what is not counted."""
     source = "routers' journals" if report.source == "journal" else "the running router"
-    lines = [
+    return [
         f"from {report.since or 'the oldest record'} to {report.until}, from {source}",
         *_total(report.total, report.removed_blocks),
+        *(f"not counted: {count} requests {_WHY[why]}" for why, count in report.not_counted.items() if count),
     ]
-    lines += [f"not counted: {count} requests {_WHY[why]}" for why, count in report.not_counted.items() if count]
-    for each in dimensions:
-        lines += ["", *_table(each, report.by[each], has_evictions=report.total.evicted_blocks is not None)]
-    return lines
 
 
 def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
@@ -44,7 +53,7 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
     reported = _parts(total.reported_tokens, total.reused_tokens, "as workers reported", "predicted")
     yield f"reused: {total.reused_tokens} tokens ({_percent(total.reused_tokens, total.prompt_tokens)}); {reported}"
     share = _percent(total.routing_tokens, total.reused_tokens)
-    compared = f"{total.compared_requests} requests whose candidates were compared"
+    compared = f"{total.compared_requests} requests with compared candidates"
     yield (
         f"due to routing: {total.routing_tokens:.0f} tokens ({share} of the reused): a candidate drawn evenly would"
         f" have reused {total.baseline_tokens:.0f}; of {compared}"
@@ -62,21 +71,20 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
         )
 
 
-def _table(dimension: Dimension, found: Rows, *, has_evictions: bool) -> list[str]:
-    columns = (*_COLUMNS, _EVICTED) if has_evictions else _COLUMNS
-    cells = [(_TITLES[dimension], *columns)]
+def table(report: SavingsReport, dimension: Dimension) -> tuple[list[tuple[str, ...]], str]:
+    """Return the cells of a dimension's table, its heads first, and a note about names that may lack requests."""
+    found, has_evictions = report.by[dimension], report.total.evicted_blocks is not None
+    cells = [(_TITLES[dimension], *((*_COLUMNS, _EVICTED) if has_evictions else _COLUMNS))]
     cells += [(_name(dimension, row), *_cells(row)) for row in found.rows]
     if found.other.requests:
         cells.append(("(all others)", *_cells(found.other)))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
     missed = max((row.missed_requests_max for row in found.rows), default=0)
-    if missed or found.absent_requests_max:
-        lines.append(
-            f"a row may lack up to {missed} requests of its name, which are among the others;"
-            f" a name without a row had {found.absent_requests_max} at most"
-        )
-    return lines
+    if not missed and not found.absent_requests_max:
+        return cells, ""
+    return cells, (
+        f"a row may lack up to {missed} requests of its name, which are among the others;"
+        f" a name without a row had {found.absent_requests_max} at most"
+    )
 
 
 def _name(dimension: Dimension, row: Row) -> str:

@@ -22,6 +22,7 @@ from router.attribution.attribution import DIMENSIONS, Dimension
 from router.attribution.contents import SavingsReport, report_of
 from router.attribution.evictions import Removals, count_removals
 from router.attribution.journal import JournalSavings
+from router.attribution.page import report_page
 from router.attribution.service import iso
 from router.attribution.text import report_text
 from router.cli.options import (
@@ -62,6 +63,7 @@ _CHECKPOINTS_BEFORE = 2
 @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
 @click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
+@click.option("--html", "as_html", is_flag=True, help="print the report as one HTML page")
 def report(
     *,
     since_ns: int | None,
@@ -71,6 +73,7 @@ def report(
     by: tuple[Dimension, ...],
     url: str,
     as_json: bool,
+    as_html: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.
@@ -80,12 +83,14 @@ def report(
 
     \b
     Examples:  router report --by tenant
-               router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222
+               router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222 --html > report.html
     """  # noqa: D301
     reads_journal = from_journal or with_evictions or since_ns is not None or until_ns is not None
     if (url and reads_journal) or (flags["nats_url"] and not reads_journal):
         words = "found flags of both sources, allowed --router, or --nats-url with --journal"
         raise click.UsageError(words)
+    if as_json and as_html:
+        raise click.UsageError("found --json and --html, allowed one of them")
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise click.UsageError(f"--until: found {iso(until_ns)}, allowed a time after --since, {iso(since_ns)}")
     try:
@@ -97,7 +102,10 @@ def report(
     except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
         click.echo(f"router: {error}", err=True)
         sys.exit(NOT_DONE)
-    click.echo(msgspec.json.encode(found) if as_json else "\n".join(report_text(found, by or DIMENSIONS)))
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        click.echo(report_page(found, by or DIMENSIONS) if as_html else "\n".join(report_text(found, by or DIMENSIONS)))
 
 
 def _of_journal(

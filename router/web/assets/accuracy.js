@@ -1,10 +1,10 @@
 // Whether predictions hold: reuse and first tokens, predicted and measured, of decisions and by rank.
 
-import { get } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { h } from "./dom.js";
 import { count, percent, quantile, seconds, UNKNOWN } from "./format.js";
 import { badge, bar, figures, link, message, predictedCached, predictedTtft } from "./parts.js";
+import { Poll } from "./poll.js";
 import { Scatter } from "./scatter.js";
 import { Table } from "./table.js";
 import { natural } from "./fleet_rows.js";
@@ -18,7 +18,7 @@ export class AccuracyView {
 
   constructor(app) {
     this.app = app;
-    this.doubts = new Map();
+    this.poll = new Poll(() => app.redraw(), EVERY_MS);
     const open = (point) => app.go(["decisions", point.id]);
     this.cached = new Scatter({ label: "Cached tokens, predicted and reported", text: count, open });
     this.first = new Scatter({ label: "Time to the first token, predicted and measured", text: seconds, open });
@@ -33,27 +33,11 @@ export class AccuracyView {
   }
 
   open() {
-    this.stop = new AbortController();
-    this.read();
+    this.poll.open("/v1/predictions");
   }
 
   close() {
-    this.stop.abort();
-    clearTimeout(this.again);
-  }
-
-  /** Read which ranks are doubted for their predictions. */
-  async read() {
-    const { signal } = this.stop;
-    try {
-      const { ranks } = await get("/v1/predictions", signal);
-      this.doubts = new Map(ranks.map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
-      this.app.redraw();
-    } catch (error) {
-      if (signal.aborted) return;
-      this.app.failed(error);
-    }
-    this.again = setTimeout(() => this.read(), EVERY_MS);
+    this.poll.close();
   }
 
   draw() {
@@ -62,13 +46,15 @@ export class AccuracyView {
     const compared = live.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
+    const doubts = new Map((this.poll.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
     return [
+      this.poll.problem && message("warn", "Which ranks are doubted is not current.", this.poll.problem),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
         h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.cached.with(cached.map((each) => ({ id: each.decision.decision_id, x: each.cached[0], y: each.cached[1] })))),
         h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.first.with(first.map((each) => ({ id: each.decision.decision_id, x: each.first[0], y: each.first[1] }))))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank"),
-        this.ranks.with(sumsOf(cached, this.doubts))),
+        this.ranks.with(sumsOf(cached, doubts))),
       h("section", { key: "worst", class: "panel" }, h("h2", null, "Largest misses of cached tokens"), this.worst.with(worstOf(cached))),
     ];
   }

@@ -10,10 +10,11 @@ import { FleetView } from "./fleet.js";
 import { Live } from "./live.js";
 import { message } from "./parts.js";
 import { PrefixesView } from "./prefixes.js";
+import { SavingsView } from "./savings.js";
 import { Timeline } from "./timeline.js";
 import { WorkerView } from "./worker.js";
 
-const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["log", "Event log"]];
+const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
 const REFRESH_MS = 2000;
 
 class App {
@@ -22,7 +23,7 @@ class App {
     this.timeline = new Timeline(this);
     this.views = {
       fleet: new FleetView(this), prefixes: new PrefixesView(this), decisions: new DecisionsView(this), accuracy: new AccuracyView(this),
-      log: new EventLogView(this), workers: new WorkerView(this), decision: new DecisionView(this),
+      savings: new SavingsView(this), log: new EventLogView(this), workers: new WorkerView(this), decision: new DecisionView(this),
     };
     this.problem = "";
   }

@@ -1,9 +1,9 @@
 // One decision: a sentence, what came of it beside what was predicted, and every candidate with every term of its cost.
 
-import { get } from "./api.js";
 import { h } from "./dom.js";
 import { count, ms, percent, seconds, signed, UNKNOWN, clock } from "./format.js";
 import { badge, bar, facts, legend, link, message, name, trust } from "./parts.js";
+import { Poll } from "./poll.js";
 import { Table } from "./table.js";
 
 const AGAIN_MS = 2000;
@@ -22,49 +22,30 @@ export class DecisionView {
 
   constructor(app) {
     this.app = app;
-    this.found = null;
-    this.problem = "";
+    this.poll = new Poll(() => app.redraw(), AGAIN_MS, ({ found, problem }) => problem || found.outcome);
     this.tables = new Map();
   }
 
   open([id]) {
-    this.id = id;
-    this.found = null;
-    this.problem = "";
-    this.stop = new AbortController();
-    this.read();
+    this.poll.open(`/v1/decisions/${encodeURIComponent(id)}`);
   }
 
   close() {
-    this.stop.abort();
-    clearTimeout(this.again);
-  }
-
-  /** Read the decision; again while it has no outcome. */
-  async read() {
-    const { signal } = this.stop;
-    try {
-      this.found = await get(`/v1/decisions/${encodeURIComponent(this.id)}`, signal);
-      this.problem = "";
-    } catch (error) {
-      if (signal.aborted) return;
-      this.problem = error.message;
-    }
-    this.app.redraw();
-    if (!this.problem && !this.found.outcome) this.again = setTimeout(() => this.read(), AGAIN_MS);
+    this.poll.close();
   }
 
   draw() {
-    if (this.problem) return message("bad", "This decision is not shown.", this.problem, h("p", null, link(["decisions"], "All decisions")));
-    if (!this.found) return h("p", { class: "muted" }, "Reading the decision.");
-    const { decision, decisions } = this.found;
+    const { found, problem } = this.poll;
+    if (problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
+    if (!found) return h("p", { class: "muted" }, "Reading the decision.");
+    const { decision, decisions } = found;
     return [
-      h("p", { key: "sentence", class: "sentence" }, this.found.sentence),
-      h("div", { key: "beside", class: "columns" }, outcome(this.found), about(this.found)),
+      h("p", { key: "sentence", class: "sentence" }, found.sentence),
+      h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
       this.candidates(decision),
       decision.excluded.length > 0 && this.excluded(decision),
       decisions.length > 1 && siblings(decisions, decision),
-      h("details", { key: "words" }, h("summary", null, "The same in words"), h("pre", null, this.found.explanation)),
+      h("details", { key: "words" }, h("summary", null, "The same in words"), h("pre", null, found.explanation)),
     ];
   }
 

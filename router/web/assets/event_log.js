@@ -1,9 +1,9 @@
 // The event log: whether this router follows it, and the stream of each rank in it.
 
-import { get } from "./api.js";
 import { h } from "./dom.js";
 import { age, bytes, clock, count, seconds, UNKNOWN } from "./format.js";
 import { badge, figures, link, message } from "./parts.js";
+import { Poll } from "./poll.js";
 import { Table } from "./table.js";
 import { natural } from "./fleet_rows.js";
 
@@ -15,7 +15,7 @@ export class EventLogView {
 
   constructor(app) {
     this.app = app;
-    this.found = null;
+    this.poll = new Poll(() => app.redraw(), EVERY_MS);
     this.table = new Table({
       label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
       open: (each) => app.go(["workers", each.workerId]),
@@ -27,40 +27,25 @@ export class EventLogView {
   }
 
   open() {
-    this.stop = new AbortController();
-    this.read();
+    this.poll.open("/v1/event-log");
   }
 
   close() {
-    this.stop.abort();
-    clearTimeout(this.again);
-  }
-
-  async read() {
-    const { signal } = this.stop;
-    try {
-      this.found = await get("/v1/event-log", signal);
-      this.problem = "";
-    } catch (error) {
-      if (signal.aborted) return;
-      this.problem = error.message;
-    }
-    this.app.redraw();
-    this.again = setTimeout(() => this.read(), EVERY_MS);
+    this.poll.close();
   }
 
   draw() {
-    const { live } = this.app;
-    if (this.problem && !this.found) return message("bad", "The event log is not shown.", this.problem);
-    if (!this.found) return h("p", { class: "muted", role: "status" }, "Reading.");
+    const { live } = this.app, { found, problem } = this.poll;
+    if (problem && !found) return message("bad", "The event log is not shown.", problem);
+    if (!found) return h("p", { class: "muted", role: "status" }, "Reading.");
     const marks = (live.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();
     return [
       live.isPast && message("", "Streams are shown as they are now.", "What happened is shown up to the chosen time."),
-      this.problem && message("warn", "These figures are not current.", this.problem),
-      !this.found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
-      this.found.catching_up && message("warn", "The index is catching up.", this.found.catching_up),
-      summary(this.found),
-      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(streamsOf(this.found.ranks))),
+      problem && message("warn", "These figures are not current.", problem),
+      !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
+      found.catching_up && message("warn", "The index is catching up.", found.catching_up),
+      summary(found),
+      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(streamsOf(found.ranks))),
       h("section", { key: "marks", class: "panel" }, h("h2", null, "What happened"), h("p", { class: "muted" }, "Enter shows the fleet of that time."),
         this.marks.with(marks.map((each, at) => ({ ...each, key: `${each.at_s} ${each.kind} ${each.worker_id} ${at}` })))),
     ];

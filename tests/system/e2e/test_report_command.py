@@ -1,6 +1,7 @@
 """`router report` as it is typed, of a real router and of its journal, with tenants, prefixes and evictions."""
 
 import asyncio
+import html
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,6 +81,10 @@ async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
     assert f"reused: {reused} tokens" in text
     assert "PREFIX" not in text
     assert any(line.startswith("tenant-0  ") for line in text.splitlines())
+    page = (await reported(*router, "--html")).out
+    assert f"<p>Reused: {reused} tokens" in page
+    assert html.escape(HOSTILE) in page
+    assert "<script>" not in page
 
 
 @pytest.mark.asyncio(loop_scope="module")

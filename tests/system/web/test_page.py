@@ -27,7 +27,17 @@ from tests.unit.router.samples import registered
 expect.set_options(timeout=WAIT_MS)
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-PLACES = ("fleet", "prefixes", "decisions", "accuracy", "log", "workers/w0", "decisions/{decision}", "nothing")
+PLACES = (
+    "fleet",
+    "prefixes",
+    "decisions",
+    "accuracy",
+    "savings",
+    "log",
+    "workers/w0",
+    "decisions/{decision}",
+    "nothing",
+)
 HOSTILE = "<img src=x onerror=document.title='executed'>"
 SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=lambda size: size.name)
 _SHAPE = Shape(
@@ -189,6 +199,21 @@ async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_eve
         assert await link.get_attribute("href") == f"https://traces.example/{found['decision']['request_id']}"
 
 
+@SIZES
+async def test_savings_are_shown_by_each_dimension(watched: Watched, size: Size) -> None:
+    async with screen(watched.browser, watched.url, size) as shown:
+        await shown.open("savings")
+        grid = shown.page.get_by_role("grid")
+        await expect(grid.get_by_role("row").nth(1)).to_contain_text(MODEL)
+        async with watched.fleet.session.get(f"{watched.url}/v1/report") as response:
+            report = await response.json()
+        assert report["total"]["requests"] > 0
+        for by, found in report["by"].items():
+            await shown.page.get_by_label("By ", exact=True).select_option(by)
+            largest = found["rows"][0]["name"] or {"tenant": "not told apart", "lora": "base model"}[by]
+            await expect(grid).to_contain_text(largest)
+
+
 @pytest.mark.parametrize(
     ("name", "place", "size"),
     [
@@ -196,6 +221,7 @@ async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_eve
         ("web_decision", "decisions/{decision}", DESKTOP),
         ("web_prefixes", "prefixes", DESKTOP),
         ("web_accuracy", "accuracy", DESKTOP),
+        ("web_savings", "savings", DESKTOP),
         ("web_phone_fleet", "fleet", PHONE),
         ("web_phone_decision", "decisions/{decision}", PHONE),
     ],

@@ -1,6 +1,7 @@
 """What requests saved: by the worker's report and by prediction, against a candidate drawn evenly, and for whom."""
 
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
@@ -12,12 +13,13 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
 from kv_runtime.clock import ManualClock
-from router.attribution.attribution import Attribution, AttributionLimits
+from router.attribution.attribution import DIMENSIONS, Attribution, AttributionLimits
 from router.attribution.config import ReportSection
 from router.attribution.contents import Figures, merged, report_of
+from router.attribution.page import report_page
 from router.attribution.savings import Placement, family_of
 from router.attribution.service import SHOWN_MAX, SavingsRecorder, savings_families
-from router.attribution.text import report_text
+from router.attribution.text import report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
@@ -246,6 +248,42 @@ def test_a_name_that_a_terminal_would_act_on_is_escaped() -> None:
     sent = Requests(w0=8)
     sent.send(tenant="\x1b[2J")
     assert report_text(sent.savings.report(), ["tenant"])[-1].startswith("'\\x1b[2J'")
+
+
+class _Read(HTMLParser):
+    """The elements of a page, and the cells of its tables by row."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.rows = set[str](), list[list[str]]()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in {"src", "href"}]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag in {"td", "th"} and not data.isspace():
+            self.rows[-1][-1] += data
+
+
+def test_the_page_has_the_cells_of_the_text_and_executes_nothing() -> None:
+    hostile = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+    sent = Requests(w0=8, w1=2)
+    sent.send(cached=8 * BLOCK_SIZE, tenant=hostile[:40])
+    sent.send(cached=BLOCK_SIZE, tenant="acme")
+    report = sent.savings.report()
+    found = _Read(report_page(report))
+    assert found.rows == [list(row) for each in DIMENSIONS for row in table(report, each)[0]]
+    assert hostile[:40] in [row[0] for row in found.rows]
+    assert "script" not in found.tags
+    assert "img" not in found.tags
+    assert len(_Read(report_page(report, ["tenant"])).rows) == 3
 
 
 def test_a_report_without_requests_is_one() -> None:
