@@ -7,7 +7,7 @@ Source: HTML, "Server-sent events", https://html.spec.whatwg.org/multipage/serve
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,10 @@ _END = b""
 
 class TooManyClients(Exception):
     """`CLIENTS_MAX` clients are connected."""
+
+
+class NoMoreClients(Exception):
+    """The router stops."""
 
 
 class LiveClient:
@@ -44,9 +48,8 @@ class LiveClient:
         return True
 
     def end(self) -> None:
-        """Let the client's response end."""
-        with suppress(asyncio.QueueFull):
-            self._events.put_nowait(_END)
+        """Let the client's response end; disconnect a client that does not read."""
+        self.put(_END)
 
     async def send_to(self, response: web.StreamResponse) -> None:
         """Write events as they come, and a comment when none came for `COMMENT_S`, until the end or a disconnection."""
@@ -79,10 +82,10 @@ class LiveClients:
 
     @contextmanager
     def connected(self, decisions_max: int, transport: asyncio.Transport | None) -> Iterator[LiveClient]:
-        """Have one more client; raise `TooManyClients`."""
+        """Have one more client; raise `TooManyClients`, or `NoMoreClients` after the end."""
         if self._is_ended or len(self._clients) >= CLIENTS_MAX:
             self.refused_total += 1
-            raise TooManyClients
+            raise NoMoreClients if self._is_ended else TooManyClients
         client = LiveClient(decisions_max, transport)
         self._clients.add(client)
         try:

@@ -16,7 +16,7 @@ from aiohttp import web
 from indexer.embedded import BadParameter
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
-from router.live.clients import CLIENTS_MAX, TooManyClients
+from router.live.clients import CLIENTS_MAX, NoMoreClients, TooManyClients
 from router.live.service import SEND_S, Live
 
 DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
@@ -87,6 +87,8 @@ class LiveRoutes:
             refusal = error_response(429, message, "rate_limit_error", code="too_many_live")
             refusal.headers["Retry-After"] = str(_RETRY_S)
             return refusal
+        except NoMoreClients:
+            return error_response(503, "the router stops", "server_error", code="stopping")
         return response
 
 

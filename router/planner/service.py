@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
-from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.http.answers import BadRequest, json_response
 from kv_runtime.telemetry import Family, gauge
 from router.decision.routing import Routing
 from router.decision.state import RouterState
@@ -98,9 +98,7 @@ class Planner:
         try:
             settings = PlannerSection.model_validate({**self._settings.model_dump(), **request.query})
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            return error_response(400, f"{field}: {first['msg']}", "invalid_request_error", param=field)
+            raise BadRequest.of(error) from error
         return json_response(
             {
                 "method": METHOD,

@@ -25,7 +25,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.journal import PolicyChanged
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
 from router.decision.policy import Policy
@@ -182,9 +182,7 @@ class Shadows:
             given = msgspec.json.decode(body, type=dict[str, Any])
             self.change(self._section.replaced(given), self._state.policy)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            return error_response(400, f"shadow.{field}: {first['msg']}", "invalid_request_error", param=field)
+            raise BadRequest.of(error, "shadow.") from error
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")
         except ConfigurationError as error:

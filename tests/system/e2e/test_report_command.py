@@ -77,11 +77,11 @@ async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
     assert kept.json["source"] == "journal"
     for part in ("total", "by", "not_counted"):
         assert kept.json[part] == live.json[part]
-    text = (await reported(*router, "--by", "tenant")).out
+    as_text, as_page = await asyncio.gather(reported(*router, "--by", "tenant"), reported(*router, "--html"))
+    text, page = as_text.out, as_page.out
     assert f"reused: {reused} tokens" in text
     assert "PREFIX" not in text
     assert any(line.startswith("tenant-0  ") for line in text.splitlines())
-    page = (await reported(*router, "--html")).out
     assert f"<p>Reused: {reused} tokens" in page
     assert html.escape(HOSTILE) in page
     assert "<script>" not in page

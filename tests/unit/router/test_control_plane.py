@@ -441,10 +441,10 @@ async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Contro
     ("body", "found"),
     [
         ("{", "body: "),
-        ('{"policies": [{"name": "A", "policy": {"mode": "kv"}}]}', "shadow.policies.0.name: "),
-        ('{"policies": [{"name": "a", "policy": {}}]}', "shadow.policies.0.policy: "),
-        ('{"budget_us": 0}', "shadow.budget_us: "),
-        ('{"x": 1}', "shadow.x: "),
+        ('{"policies": [{"name": "A", "policy": {"mode": "kv"}}]}', 'shadow.policies.0.name: found "A", allowed: '),
+        ('{"policies": [{"name": "a", "policy": {}}]}', "shadow.policies.0.policy: found {}, allowed: "),
+        ('{"budget_us": 0}', "shadow.budget_us: found 0, allowed: "),
+        ('{"x": 1}', "shadow.x: found 1, allowed: "),
         ('{"policies": [{"name": "a", "policy": {"ttft_weight": 0}}]}', "shadow.policies: a: policy.ttft_weight: "),
     ],
 )

@@ -15,7 +15,7 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.verdict import taken
 from router.live import clients
-from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients, TooManyClients
+from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
 from router.live.decision_rows import TailOfDecisions
 from router.live.fleet_columns import RoutedCounts
 from router.live.routes import LiveRoutes
@@ -265,8 +265,17 @@ async def test_the_end_of_the_router_ends_live_responses() -> None:
     async with watched() as made, reading(made) as events:
         made.live.clients.end()
         assert await events.response.content.read() == b""
-        with pytest.raises(TooManyClients), made.live.clients.connected(0, None):
-            pass
+        refused = await made.get("/v1/live", 503)
+    assert refused["error"]["code"] == "stopping"
+
+
+async def test_the_end_disconnects_a_client_that_does_not_read() -> None:
+    made = LiveClients()
+    with made.connected(5, None) as client:
+        for _ in range(EVENTS_MAX):
+            made.send("mark", {})
+        made.end()
+        assert client.is_dropped
 
 
 async def test_a_client_that_does_not_read_is_disconnected_and_counted() -> None:
