@@ -28,6 +28,7 @@ _TEXTS_OF_EXTRAS = {
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")
 @click.option("--nats-url", help="the event log; without it a nats-server is embedded")
 @click.option("--text", help="tokenizer and template: `byte`, or a local model directory")
+@click.option("--keep-text", is_flag=True, default=None, help="keep and show beginning and end of prompts; in memory")
 @click.option("--state", help="directory that keeps a policy changed over /v1/policy across restarts")
 @click.pass_context
 def main(
@@ -42,6 +43,7 @@ def main(
     control_port: int | None,
     nats_url: str | None,
     text: str | None,
+    keep_text: bool | None,
     state: str | None,
 ) -> None:
     """Route each request to the worker that holds most of its prefix. Without a command: serve."""
@@ -57,6 +59,7 @@ def main(
         "control.port": control_port,
         "nats.url": nats_url,
         "tokens.text": text,
+        "control.keep_text": keep_text,
         "state.dir": state,
     }
     run(flags, file=file, assignments=assignments, print_config=print_config)

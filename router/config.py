@@ -122,6 +122,15 @@ class DataSection(BodyBoundsSection):
         return Sites(HostNames(self.host, self.hosts, setting="data.hosts"), self.cors_origins)
 
 
+class RouterControlSection(ControlSection):
+    """The control plane of a router."""
+
+    keep_text: bool = Field(
+        default=False,
+        description="keep beginning and end of each prompt in memory, and show them with its decision",
+    )
+
+
 class LedgerSection(Section):
     """Promised work."""
 
@@ -396,7 +405,7 @@ class RouterSettings(Settings):
     nats: NatsSection = NatsSection()
     data: DataSection = DataSection()
     picker: PickerSection = PickerSection()
-    control: ControlSection = ControlSection()
+    control: RouterControlSection = RouterControlSection()
     index: IndexSection = IndexSection()
     policy: PolicySection = PolicySection()
     ledger: LedgerSection = LedgerSection()

@@ -50,6 +50,7 @@ from kv_runtime.http.metrics import metrics_handler
 from router.admin.rows import evidence_row, explained, trusted, worker_row
 from router.attribution.service import SavingsRecorder
 from router.compiled import hot_path
+from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
@@ -98,6 +99,7 @@ class ControlPlane:
         passed: PassedRequests | None = None,
         heat: HeatSource | None = None,
         moments: Moments | None = None,
+        kept: KeptPrompts | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
@@ -109,6 +111,8 @@ class ControlPlane:
         `passed` are this process's requests; `heat` those of all processes, if other ones have them.
 
         `moments` answers for past moments of the index; without it there are none.
+
+        `kept` has the prompts that are shown with decisions; without it none is.
 
         `watched` are routes of what is watched (`router/live/`).
 
@@ -122,7 +126,7 @@ class ControlPlane:
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
         self._planner, self._shadows, self._savings = planner, shadows, savings
-        self._watched, self._moments = watched, moments
+        self._watched, self._moments, self._kept = watched, moments, kept
         self._passed = passed or PassedRequests()
         self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
@@ -187,8 +191,12 @@ class ControlPlane:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         same_request = [explained(each, self._trace_link) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
-        shadows = [] if self._shadows is None else self._shadows.beside(record.verdict)
-        return json_response({**explained(record, self._trace_link), "decisions": same_request, "shadows": shadows})
+        beside = {
+            "decisions": same_request,
+            "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
+            "prompt": None if self._kept is None else self._kept.text(record.verdict.request.request_id),
+        }
+        return json_response({**explained(record, self._trace_link), **beside})
 
     async def workers(self, _: web.Request) -> web.Response:
         """Answer with the fleet, and the trust in each rank."""

@@ -39,6 +39,7 @@ from router.admin.metrics import (
 )
 from router.attribution.service import SavingsRecorder
 from router.config import RouterSettings
+from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.decision.policy_swap import swapped
@@ -140,6 +141,7 @@ class RouterParts:
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
         self._recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
@@ -184,6 +186,7 @@ class RouterParts:
             settings,
             Names(instance).new,
             self._recent,
+            kept=self._kept,
             tracer=None if tracing is None else Tracer(tracing.sampling, tracing.exporter.put),
         )
 
@@ -200,6 +203,7 @@ class RouterParts:
             self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
+            kept=self._kept,
             savings=self._savings,
             passed=self._passed,
             moments=self._moments,

@@ -24,6 +24,7 @@ from router.config import RouterSettings
 from router.decision.disaggregation import first_phase, placement, requested_phase
 from router.decision.eligibility import exclusion, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
@@ -83,9 +84,10 @@ class Serving:
         new_id: Callable[[], str],
         recent: RecentPrompts | None = None,
         *,
+        kept: KeptPrompts | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`recent` gets the prompts of requests; None: they are not kept. `tracer` is None if tracing is off."""
+        """`recent` and `kept` get the prompts of requests. `tracer` is None if tracing is off."""
         self.routing, self.admission, self.metrics = routing, admission, metrics
         self.new_id = new_id
         self.tracer = tracer
@@ -100,7 +102,7 @@ class Serving:
         self.retry_after_s_max = settings.failures.retry_after_s_max
         self._conditional = settings.disaggregation.limits()
         self._models: dict[str, _ResolvedModel] = {}
-        self._recent = recent
+        self._recent, self._kept = recent, kept
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
     def begin(self) -> Refusal | None:
@@ -160,8 +162,12 @@ class Serving:
         return known
 
     def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt | None) -> None:
-        """Record the prompt of a client's request among the recent ones."""
-        if self._recent is not None and prompt is not None:
+        """Record the prompt of a client's request among the recent ones, and for people where that is wanted."""
+        if prompt is None:
+            return
+        if self._kept is not None:
+            self._kept.keep(route.request_id, prompt.ids)
+        if self._recent is not None:
             self._recent.add(
                 RecentPrompt(
                     route.model,

@@ -43,6 +43,7 @@ export class DecisionView {
       h("p", { key: "sentence", class: "sentence" }, found.sentence),
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
       this.candidates(decision),
+      found.prompt && promptOf(found.prompt),
       decision.excluded.length > 0 && this.excluded(decision),
       decisions.length > 1 && siblings(decisions, decision),
       h("details", { key: "words" }, h("summary", null, "The same in words"), h("pre", null, found.explanation)),
@@ -141,6 +142,11 @@ function about({ decision, at_s: at, trace_url: traceUrl }) {
     ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(decision.reusable_blocks ? chosen.overlap_blocks[0] / decision.reusable_blocks : null)} held`],
     isHttp ? ["Trace", h("a", { href: traceUrl, rel: "noreferrer noopener", target: "_blank" }, "Open its trace")] : null,
   ]));
+}
+
+function promptOf({ head, tail, omitted_tokens: omitted }) {
+  return h("details", { key: "prompt" }, h("summary", null, "Prompt"), h("pre", { class: "text" }, head,
+    omitted > 0 && h("span", { class: "muted" }, `\n\n… ${count(omitted)} tokens are not kept …\n\n`), tail));
 }
 
 function siblings(decisions, decision) {

@@ -44,7 +44,10 @@ _SHAPE = Shape(
     workers=3,
     worker_settings=("engine.dp_ranks=4", "engine.total_kv_blocks=1024", "engine.max_seq_len=4096", "engine.speed=4"),
     requests=TrafficShape(requests_per_s=8.0, system_blocks=24, question_blocks=(3, 40)),
-    router_settings=("tracing.link=https://traces.example/{request_id}", "journal.decisions_max=50000"),
+    router_settings=(
+        *("tracing.link=https://traces.example/{request_id}", "journal.decisions_max=50000"),
+        "control.keep_text=true",
+    ),
 )
 
 RESTORED_MS = 150_000
@@ -244,7 +247,7 @@ async def test_every_picture_is_drawn(watched: Watched, name: str, place: str, s
 async def test_hostile_names_are_text(watched: Watched) -> None:
     await register_hostile(watched.fleet)
     headers = {"x-request-id": "r-<script>document.title=1</script>"}
-    body = {"model": MODEL, "prompt": list(range(64)), "max_tokens": 2}
+    body = {"model": MODEL, "prompt": HOSTILE, "max_tokens": 2}
     async with watched.fleet.session.post(
         f"{watched.fleet.data_url}/v1/completions", json=body, headers=headers
     ) as response:
@@ -262,6 +265,10 @@ async def test_hostile_names_are_text(watched: Watched) -> None:
             await shown.shows(text)
             assert await shown.page.locator("#page :is(img, svg, script)").count() == 0
             assert "executed" not in await shown.page.title()
+        await shown.open(f"decisions/{given}")
+        await shown.page.locator("summary", has_text="Prompt").click()
+        await expect(shown.page.locator("pre.text")).to_have_text(HOSTILE)
+        assert await shown.page.locator("#page img").count() == 0
         shown.complaints[:] = [each for each in shown.complaints if "status of 40" not in each]  # of the unknown ids
 
 

@@ -1,0 +1,57 @@
+"""`control.keep_text`: the text of a prompt stands with its decision, and nowhere else; without it, nowhere at all."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import nats
+import pytest
+
+from bench.processes import FleetProcesses, FleetShape
+from kv_protocol import subjects
+from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
+
+SECRET = "the launch code is 0000"
+
+
+async def decision_after_a_chat(client: Client) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": SECRET}], "max_tokens": 2}
+    answered = await client.post("/v1/chat/completions", body)
+    assert answered.status == 200
+    found: dict[str, Any] = await client.control(f"/v1/decisions/{answered.headers['x-decision-id']}")
+    return found
+
+
+def logs_of(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.iterdir()}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_without_the_setting_no_text_is_kept(client: Client) -> None:
+    found = await decision_after_a_chat(client)
+    assert found["prompt"] is None
+    assert SECRET not in str(found)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_prompt_stands_with_its_decision_and_not_in_journal_or_logs(processes: int, tmp_path: Path) -> None:
+    settings = (*QUIET_ROUTER, "control.keep_text=true", f"data.processes={processes}", "telemetry.log_level=info")
+    shape = FleetShape(workers=1, worker_settings=FAST_WORKER, router_settings=settings, log_directory=tmp_path)
+    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+        log = await nats.connect(fleet.nats_url)
+        journal = await log.subscribe(subjects.JOURNAL_ALL)
+        found = await decision_after_a_chat(Client(session, fleet.data_url, fleet.control_url))
+        assert SECRET in found["prompt"]["head"]
+        assert (found["prompt"]["tail"], found["prompt"]["omitted_tokens"]) == ("", 0)
+        recorded, decision_id = b"", found["decision"]["decision_id"].encode()
+        async with asyncio.timeout(30):
+            while decision_id not in recorded:
+                recorded += (await journal.next_msg(timeout=30)).data
+        assert SECRET.encode() not in recorded
+        await log.close()
+    logs = logs_of(tmp_path)
+    assert any("router" in name for name in logs)
+    assert not any(SECRET in text for text in logs.values())
