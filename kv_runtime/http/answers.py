@@ -4,15 +4,11 @@
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Self
 
 import msgspec
 import structlog
 from aiohttp import web
-from pydantic import ValidationError
 
-from kv_protocol.errors import shortened
-from kv_protocol.openai.errors import as_json
 from kv_runtime.http.bodies import BodyTooSlow
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -27,13 +23,6 @@ class BadRequest(Exception):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
-
-    @classmethod
-    def of(cls, error: ValidationError, section: str = "") -> Self:
-        """Return the refusal of the first field that a model refused; `section` stands before the field's name."""
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(shortened(str(part)) for part in first["loc"])
-        return cls(field, f"{section}{field}: found {as_json(first['input'])}, allowed: {first['msg']}")
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:

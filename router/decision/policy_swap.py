@@ -53,7 +53,7 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
         problems = chain(
             (_foreign(name, named[name]) for name in foreign),
             (f"policy.mode: found {as_json(mode)}, allowed {', '.join(modes)}" for mode in no_modes),
-            map(_problem, wrong),
+            (refused(each, "policy.") for each in wrong),
         )
         more = [f"and {count - PROBLEMS_MAX} more"] if count > PROBLEMS_MAX else []
         raise ConfigurationError([*islice(problems, PROBLEMS_MAX), *more])
@@ -66,6 +66,11 @@ def _foreign(name: str, value: object) -> str:
     return f"policy.{shortened(name)}: {unknown_key(name, FIELDS)}"
 
 
-def _problem(found: Mapping[str, Any]) -> str:
-    path = ".".join(shortened(str(part)) for part in found["loc"])
-    return f"policy.{path}: found {as_json(found['input'])}, allowed: {found['msg']}"
+def refused(error: Mapping[str, Any], section: str = "") -> str:
+    """Return what is wrong with a field, by one of pydantic's errors; `section` stands before the field's name."""
+    return f"{section}{field_of(error)}: found {as_json(error['input'])}, allowed: {error['msg']}"
+
+
+def field_of(error: Mapping[str, Any]) -> str:
+    """Return the path of the field, without that of its section."""
+    return ".".join(shortened(str(part)) for part in error["loc"])

@@ -16,6 +16,7 @@ from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
 from kv_runtime.http.answers import BadRequest, json_response
 from kv_runtime.telemetry import Family, gauge
+from router.decision.policy_swap import field_of, refused
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.verdict import Taken
@@ -98,7 +99,8 @@ class Planner:
         try:
             settings = PlannerSection.model_validate({**self._settings.model_dump(), **request.query})
         except ValidationError as error:
-            raise BadRequest.of(error) from error
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise BadRequest(field_of(first), refused(first)) from error
         return json_response(
             {
                 "method": METHOD,

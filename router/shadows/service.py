@@ -29,7 +29,7 @@ from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
 from router.decision.policy import Policy
-from router.decision.policy_swap import fields_of
+from router.decision.policy_swap import field_of, fields_of, refused
 from router.decision.state import RouterState
 from router.decision.verdict import Taken, Verdict
 from router.journal.records import Recordable
@@ -182,7 +182,8 @@ class Shadows:
             given = msgspec.json.decode(body, type=dict[str, Any])
             self.change(self._section.replaced(given), self._state.policy)
         except ValidationError as error:
-            raise BadRequest.of(error, "shadow.") from error
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise BadRequest(field_of(first), refused(first, "shadow.")) from error
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")
         except ConfigurationError as error:
