@@ -52,10 +52,15 @@ unit: $(READY)  # more processes than cores of a small machine: tests wait, too
 system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
 	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile tests/system/integration tests/system/e2e
 
+# On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
+WHEEL_PATHS := tests/unit/router tests/unit/properties $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
+  attached_engines bad_input commands draining endpoint_picker journal_commands journal_survives_long_prompts keep_text \
+  openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings traces \
+  what_if_commands worker_death wrong_predictions)
+
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not interpreted' -n 4 --dist loadfile \
-	  tests/unit/router tests/unit/properties tests/system/e2e
+	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not interpreted' -n 4 --dist loadfile $(WHEEL_PATHS)
 	$(BIN)/python -m pytest -m slow tests/system/install
 
 # The wheel, and tests of the agent, in an environment of their own. 1: its name, 2: what else is installed in it, 3: tests
@@ -69,13 +74,13 @@ endef
 AGENT_TESTS := tests/unit/worker_agent tests/unit/kv_protocol tests/unit/kv_runtime tests/contract
 NUMPY_TESTS := tests/contract/test_prefix_index*.py tests/unit/kv_runtime/test_encoders.py tests/unit/kv_runtime/test_text.py
 
-floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are allowed, with those beside engines, with the newest
+floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are allowed, parts of them with those beside engines and with the newest
 	@rm -rf $(FLOORS) && mkdir -p $(FLOORS)/tests && cp -r tests configs docs README.md pyproject.toml $(FLOORS)/tests
 	@grep -E '^(hypothesis|packaging|pytest|pytest-asyncio|pytest-timeout|pytest-xdist)==' constraints.txt > $(FLOORS)/tools.txt
 	@$(BIN)/python -m tests.support.requirements router embedded bench > $(FLOORS)/oldest.txt
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
-	$(call tests_with,newest,--upgrade,$(AGENT_TESTS))
+	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
 
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
@@ -92,8 +97,8 @@ faults: $(READY)  ## faults on real servers, and how long it takes to be right a
 soak: $(WHEEL)/.ready  ## REQUESTS (1000000) through real processes under faults: nothing lost, nothing grows (build/soak.md)
 	$(BIN)/router bench soak --requests $(or $(REQUESTS),1000000) --programs $(WHEEL)/env/bin --out build/soak.md
 
-soak-smoke: $(WHEEL)/.ready  # a tenth of it
-	$(BIN)/router bench soak --requests 100000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
+soak-smoke: $(WHEEL)/.ready  # a twentieth of it
+	$(BIN)/router bench soak --requests 50000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@indexer/native/sanitize/run
