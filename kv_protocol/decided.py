@@ -19,7 +19,6 @@ In little-endian bytes:
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -239,23 +238,25 @@ def other_costs(decided: NewDecision) -> tuple[float, ...]:
 
 def overlap_depths(decided: NewDecision) -> list[Depths]:
     """Return the overlap of every column on tiers 0..t."""
-    steps = list(_steps(decided.overlap, decided.ranks)) if decided.overlap else [[0] * decided.ranks] * TIERS
+    return list(zip(*overlap_tiers(decided), strict=True))
+
+
+def overlap_tiers(decided: NewDecision) -> list[list[int]]:
+    """Return for each tier t the overlap of every column on tiers 0..t."""
+    depths = [0] * decided.ranks
+    if not (data := decided.overlap):
+        return [depths] * TIERS
+    at, size, kind = 1, (decided.ranks + 7) // 8, "I" if data[0] & WIDE else "H"
     found = []
-    for gpu, host, disk, external in zip(*steps, strict=True):
-        found.append((gpu, gpu + host, gpu + host + disk, gpu + host + disk + external))
-    return found
-
-
-def _steps(data: bytes, ranks: int) -> Iterator[list[int]]:
-    """Yield for every tier the overlap that it adds to each column."""
-    at, size, kind = 1, (ranks + 7) // 8, "I" if data[0] & WIDE else "H"
     for tier in range(TIERS):
-        steps = [0] * ranks
         if data[0] >> tier & 1:
             holders = int.from_bytes(data[at : at + size], "little")
-            columns = [column for column in range(ranks) if holders >> column & 1]
-            numbers = struct.Struct(f"<{len(columns)}{kind}")
-            for column, more in zip(columns, numbers.unpack_from(data, at + size), strict=True):
-                steps[column] = more
-            at += size + numbers.size
-        yield steps
+            columns = [column for column in range(decided.ranks) if holders >> column & 1]
+            depths = depths.copy()
+            for column, more in zip(
+                columns, struct.unpack_from(f"<{len(columns)}{kind}", data, at + size), strict=True
+            ):
+                depths[column] += more
+            at += size + (4 if kind == "I" else 2) * len(columns)
+        found.append(depths)
+    return found

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
-from kv_protocol.decided import TIERS, Decided, overlap_depths
+from kv_protocol.decided import TIERS, Decided, overlap_tiers
 from kv_protocol.errors import LimitExceeded, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
@@ -237,7 +237,7 @@ class Replay:
                 raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
             standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
             return RecordedAnswer(
-                np.array(overlap_depths(record), dtype=np.int32).T.copy(),
+                np.array(overlap_tiers(record), dtype=np.int32),
                 tuple(epoch for epoch, _ in standings),
                 (0,) * len(ranks),
                 tuple(doubt for _, doubt in standings),
