@@ -11,9 +11,10 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from pathlib import Path
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -202,13 +203,23 @@ async def complete(running: Fleet, number: int) -> None:
 
 
 async def stream(running: Fleet, data_url: str, number: int, model: str = MODEL) -> None:
-    """One request whose answer comes token by token, and says how many there were."""
+    """One request whose answer comes token by token, and says how many there were; again while the queue is full."""
     prompt = [number, *range(200), *range(number)]
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12}
     body = {"model": model, "prompt": prompt, **options}
-    async with running.session.post(f"{data_url}/v1/completions", json=body) as response:
-        assert response.status == 200, await response.text()
+    async with asyncio.timeout(READY_S):
+        while not await is_streamed(running, f"{data_url}/v1/completions", body):
+            await SystemClock().sleep(_LOOK_S)
+
+
+async def is_streamed(running: Fleet, url: str, body: dict[str, Any]) -> bool:
+    """Return whether the request was answered to its end; False: there was no room for it."""
+    async with running.session.post(url, json=body) as response:
+        if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return False
+        assert response.status == HTTPStatus.OK, await response.text()
         assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        return True
 
 
 def has_no_series(shown: Shown) -> bool:
