@@ -18,15 +18,23 @@ from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_mo
 SEED = 7
 SIZES = (4 << 10, 60 << 10, 250 << 10)
 DRAWS = 40
+AGAIN, REPEATS = 3, 2
+"""How many of the worst are sent again, and how often: a busy machine makes some look worse than they are."""
 OBJECTS = {name for name, filler in FILLERS.items() if filler(2000).count(b"{") > 20}
 
 
 async def search(module: str, at: int, text: str = "byte") -> Search:
     """Return what a search finds at a process of a fleet whose router is `module`: 0 the router, 1 the agent."""
     async with FleetProcesses(fleet_shape(text, "auto", router_module=module)) as fleet:
-        return await asyncio.to_thread(searched, targets_of(fleet)[at], SEED, DRAWS, SIZES, by_cpu=True)
+        target = targets_of(fleet)[at]
+        found = await asyncio.to_thread(searched, target, SEED, DRAWS, SIZES, by_cpu=True)
+        for shape in found.worst(AGAIN):
+            again = [await asyncio.to_thread(probe, target, shape.path, shape.body()) for _ in range(REPEATS)]
+            found.scores[shape] = min(found.scores[shape], *(each.cpu_s for each in again))
+        return found
 
 
+@pytest.mark.timeout(300)  # two fleets, each with a search
 @pytest.mark.asyncio
 async def test_a_quadratic_parser_is_found_and_ours_is_none() -> None:
     planted, ours = await search("tests.support.slow_router", 0), await search("router", 0)
