@@ -54,9 +54,8 @@ system: $(READY)  ## real servers and sockets, fleets of real processes, command
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
 WHEEL_PATHS := tests/unit/router tests/unit/properties $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
-  attached_engines bad_input commands draining endpoint_picker journal_commands journal_survives_long_prompts keep_text \
-  openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings traces \
-  what_if_commands worker_death wrong_predictions)
+  bad_input endpoint_picker journal_commands journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses \
+  processes report_command responses_and_embeddings what_if_commands worker_death wrong_predictions)
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
@@ -85,7 +84,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus browser deploy-tools  ## 2,000 more seeds; dashboards on a real Prometheus; the web page in a real browser
+simulation: $(READY) prometheus browser deploy-tools  ## 1,000 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails

@@ -97,6 +97,12 @@ def test_a_leaked_thread_and_leaked_memory_of_a_worker_are_found() -> None:
     ]
 
 
+def test_a_router_whose_bounded_memories_fill_may_grow_in_a_short_run_and_not_without_end() -> None:
+    assert found(moments(router=lambda number: took((100 + 3 * number) * MIB))) == []
+    (problem,) = found(moments(router=lambda number: took((100 + 10 * number) * MIB)))
+    assert "router: resident memory, bytes grew by" in problem
+
+
 def test_one_odd_moment_is_no_growth() -> None:
     assert found(moments(router=lambda number: took(200 * MIB if number == 10 else 100 * MIB))) == []
 
