@@ -203,7 +203,7 @@ async def complete(running: Fleet, number: int) -> None:
 
 
 async def stream(running: Fleet, data_url: str, number: int, model: str = MODEL) -> None:
-    """One request whose answer comes token by token, and says how many there were; again while the queue is full."""
+    """Stream one answer with its usage; send the request again while the router's queue is full."""
     prompt = [number, *range(200), *range(number)]
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12}
     body = {"model": model, "prompt": prompt, **options}

@@ -189,8 +189,8 @@ async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: 
     nothing = await typed("-c", _REPLAY, "--nats-url", broker.url)
     assert nothing.code == 2
     await write(log, [])
-    unknown = await typed("-c", _REPLAY, "--nats-url", broker.url, "--router", "nobody")
-    assert (unknown.code, unknown.err) == (2, "router: --router: found no journal of nobody on the log\n")
+    unknown = await typed("-c", _REPLAY, "--nats-url", broker.url, "--router", "unknown")
+    assert (unknown.code, unknown.err) == (2, "router: --router: found no journal of unknown on the log\n")
 
 
 @pytest.mark.asyncio

@@ -233,8 +233,8 @@ async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
         assert "which cannot be written: No such file or directory" in nowhere.err
         assert (await indexer(*common, "--out", out, "--force")).code == 0
     assert len(out.read_text().splitlines()) == 3
-    nobody = await indexer("dump", "--index-url", "http://127.0.0.1:1", "--out", out, "--force")
-    assert (nobody.code, len(out.read_text().splitlines())) == (2, 3)
+    unreached = await indexer("dump", "--index-url", "http://127.0.0.1:1", "--out", out, "--force")
+    assert (unreached.code, len(out.read_text().splitlines())) == (2, 3)
     assert names_in(tmp_path) >= {"blocks.jsonl", "forced"}
     assert not {name for name in names_in(tmp_path) if name.endswith(".part")}
 
@@ -291,7 +291,7 @@ async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log:
 async def test_tail_refuses_what_is_not_there(broker: Broker, log: EventLog) -> None:
     await ScriptedRank(log).store(1)
     common = ("tail", "--nats-url", broker.url)
-    late, nobody = await asyncio.gather(indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", NOBODY))
-    assert (late.code, nobody.code) == (2, 2)
+    late, unreached = await asyncio.gather(indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", NOBODY))
+    assert (late.code, unreached.code) == (2, 2)
     assert "from-seq: found 2, allowed 1..1: the oldest that is kept is message 1, of 2" in late.err
-    assert NOBODY in nobody.err
+    assert NOBODY in unreached.err
