@@ -295,7 +295,8 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
     oldest = await short.log.message_from(subjects.EVENTS_STREAM, after.stream_seq)
     assert oldest is not None
     available = Available(after.stream_seq, oldest.time_ns)
-    for seq in (1, before.stream_seq - 1, before.stream_seq + 1, after.stream_seq - 1):
+    kept = [name.stream_seq for name in names]  # readable as they are; the first may be of message 1
+    for seq in {1, before.stream_seq - 1, before.stream_seq + 1, after.stream_seq - 1}.difference(kept):
         with pytest.raises(NotRetained) as refused:
             await index_at(short.log, seq)
         assert shown(refused.value) == ("seq", seq, available, SHORT)
@@ -303,7 +304,6 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
     with pytest.raises(NotRetained) as refused:
         await seq_at(short.log, oldest.time_ns - 1)
     assert shown(refused.value)[0::2] == ("time", available)
-    kept = [name.stream_seq for name in names]
     assert (await compared(short, sorted({*kept, *range(after.stream_seq, SHORT, 37)}), native)).differing == []
 
 
