@@ -15,6 +15,7 @@ from tests.system.e2e.typed import Ended, typed
 
 SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
 _REQUESTS = 40
+HIT_RATE_OFF_MAX = 0.2
 
 
 _COMMANDS = {"what-if": "command import what_if", "tune": "tune import tune"}
@@ -55,7 +56,8 @@ async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
     assert played == [("in force", 1.0), ("round-robin", 1.0), ("in force", 2.0), ("round-robin", 2.0)]
     hit_rates = {each["name"]: each["figures"]["hit_rate"]["value"] for each in page["policies"][:2]}
     assert hit_rates["in force"] > hit_rates["round-robin"]
-    assert abs(hit_rates["in force"] - page["recorded"]["hit_rate"]) < 0.1
+    # a busy machine's timings make ranks seem unequal, and a request that leaves its rank loses 160 of 240 tokens
+    assert abs(hit_rates["in force"] - page["recorded"]["hit_rate"]) < HIT_RATE_OFF_MAX
     assert plot.read_bytes().startswith(b"<?xml")
 
 
