@@ -40,6 +40,7 @@ def _names(known: dict[str, object]) -> Callable[[click.Context, click.Parameter
 @click.option("--held-out", type=int, metavar="SEED", help="report a third of the places apart, drawn by this seed")
 @click.option("--fast", is_flag=True, help="few requests: for a first look, and for tests")
 @click.option("--seed", type=int, default=1, help="of the workloads and of the draws")
+@click.option("--runs", type=click.IntRange(min=1), default=1, help="of each policy at each place; compared: medians")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="cells played side by side")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="also write all figures here"
@@ -50,6 +51,7 @@ def placement(
     trace: Path | None,
     held_out: int | None,
     seed: int,
+    runs: int,
     jobs: int,
     json_file: Path | None,
     *,
@@ -62,7 +64,7 @@ def placement(
     is from the best of all in the same place, in TTFT, requests a second and goodput (first token within 1 s, then at
     most 20 ms between tokens on average).
     """
-    grid = PlacementGrid(regimes, policies, scale=FAST_SCALE if fast else 1.0, seed=seed, trace=trace)
+    grid = PlacementGrid(regimes, policies, scale=FAST_SCALE if fast else 1.0, seed=seed, runs=runs, trace=trace)
     left_out = [name for name in regimes if name not in grid.played_regimes]
     if not grid.played_regimes:
         raise click.UsageError(f"{', '.join(left_out)}: needs --trace")
@@ -72,7 +74,7 @@ def placement(
         raise click.UsageError(str(error)) from error
     if json_file is not None:
         json_file.write_bytes(as_json(grid, result, held_out))
-    click.echo(f"{sum(map(len, result.values()))} runs in virtual time. {machine_line()}\n")
+    click.echo(f"{len(grid.cells())} runs in virtual time. {machine_line()}\n")
     for line in markdown(result, held_out):
         click.echo(line)
     for name in left_out:
@@ -82,5 +84,5 @@ def placement(
 def _run(grid: PlacementGrid, jobs: int) -> PlacementResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("runs", total=len(list(grid.places())) * len(grid.policies))
+        task = progress.add_task("runs", total=len(grid.cells()))
         return run_grid(grid, jobs=jobs, on_cell=lambda: progress.advance(task))

@@ -1,6 +1,8 @@
 """The cells of the bench: every regime at every load with every cache size, under every policy; and playing them."""
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +26,8 @@ class PlacementGrid(NamedTuple):
     caches: tuple[str, ...] = CACHES
     scale: float = 1.0
     seed: int = 1
+    runs: int = 1
+    """Of each policy at each place: with workloads of `seed`, `seed` + 1, and so on."""
     trace: Path | None = None
 
     @property
@@ -35,6 +39,11 @@ class PlacementGrid(NamedTuple):
         """Yield where policies are compared."""
         for regime, load, cache in product(self.played_regimes, self.loads, self.caches):
             yield Place(regime, load, cache)
+
+    def cells(self) -> list["Cell"]:
+        """Return what is played."""
+        seeds = range(self.seed, self.seed + self.runs)
+        return [Cell(*each) for each in product(self.places(), self.policies, seeds)]
 
 
 class Place(NamedTuple):
@@ -48,6 +57,14 @@ class Place(NamedTuple):
         return f"{self.regime}, load {self.load:g}, {self.cache}"
 
 
+class Cell(NamedTuple):
+    """One run."""
+
+    place: Place
+    policy: str
+    seed: int
+
+
 class PlacementFigures(NamedTuple):
     """One policy at one place. `checked` is the share that the regime checks, if it has one."""
 
@@ -59,21 +76,28 @@ class PlacementFigures(NamedTuple):
     goodput_rps: float
     checked: float | None
 
+    @classmethod
+    def of_runs(cls, runs: Sequence["PlacementFigures"]) -> "PlacementFigures":
+        """Return the medians of the runs; of the checked shares the one nearest to failing."""
+        checked = [run.checked for run in runs if run.checked is not None]
+        medians = [statistics.median(column) for column in zip(*(run[:-1] for run in runs), strict=True)]
+        return cls(int(medians[0]), *medians[1:], max(checked, key=lambda share: abs(share - 0.5), default=None))
+
 
 PlacementResult = dict[Place, dict[str, PlacementFigures]]
 """All figures, by place and policy, in the order of the grid."""
 
 
-def play(grid: PlacementGrid, cell: tuple[Place, str]) -> PlacementFigures:
-    """Play one policy at one place."""
-    place, policy_name = cell
-    regime, placement = REGIMES[place.regime], PLACEMENTS[policy_name]
-    workload = regime.make(Sizing(grid.seed, place.load, grid.scale, grid.trace))
+def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
+    """Play one policy at one place, once."""
+    place, policy, seed = cell
+    regime, placement = REGIMES[place.regime], PLACEMENTS[policy]
+    workload = regime.make(Sizing(seed, place.load, grid.scale, grid.trace))
     outcomes = VirtualFleet(
         regime.fleet(place.cache, workload),
         placement.policy,
         workload.requests,
-        seed=grid.seed,
+        seed=seed,
         follow_ups=workload.follow_ups,
         modes_of=placement.modes_of,
     ).run()
@@ -92,9 +116,10 @@ def play(grid: PlacementGrid, cell: tuple[Place, str]) -> PlacementFigures:
 
 def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementResult:
     """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
-    cells = list(product(grid.places(), grid.policies))
-    found: dict[tuple[Place, str], PlacementFigures] = {}
-    for cell, cell_figures in play_side_by_side(partial(play, grid), cells, jobs):
-        found[cell] = cell_figures
+    found: dict[tuple[Place, str], list[PlacementFigures]] = defaultdict(list)
+    for cell, cell_figures in play_side_by_side(partial(play, grid), grid.cells(), jobs):
+        found[cell.place, cell.policy].append(cell_figures)
         on_cell()
-    return {place: {name: found[place, name] for name in grid.policies} for place in grid.places()}
+    return {
+        place: {name: PlacementFigures.of_runs(found[place, name]) for name in grid.policies} for place in grid.places()
+    }

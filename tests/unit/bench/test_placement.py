@@ -130,6 +130,12 @@ def test_a_check_fails_where_a_worker_gets_nothing_or_all(share: float | None, f
     assert bool(failed_checks({HERE: {"a": found(0.1, checked=share)}})) is fails
 
 
+def test_of_several_runs_the_medians_count_and_the_share_that_is_nearest_to_failing() -> None:
+    runs = [found(0.3, 9.0, 0.5), found(0.1, 10.0, 0.98), found(0.2, 30.0, 0.4)]
+    assert PlacementFigures.of_runs(runs) == found(0.2, 10.0, 0.98)
+    assert PlacementFigures.of_runs([found(0.1)]) == found(0.1)
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -157,6 +163,15 @@ def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
     assert [each["title"] for each in written["summaries"]] == ["kept", "held out"]
     assert all(0.0 <= figure <= REGRET_MAX for cell in written["cells"] for figure in cell["regret"].values())
     assert "| kv |" in printed[0].stdout
+
+
+def test_each_run_of_a_place_has_a_seed_of_its_own() -> None:
+    grid = PlacementGrid(("chat",), ("kv",), (1.0,), ("small",), scale=0.05)
+    (both,), (first,), (second,) = (run_grid(each, jobs=1).values() for each in (
+        grid._replace(runs=2), grid, grid._replace(seed=2)
+    ))  # fmt: skip
+    assert both["kv"] == PlacementFigures.of_runs([first["kv"], second["kv"]])
+    assert first != second
 
 
 def test_without_the_trace_its_regime_is_left_out() -> None:
