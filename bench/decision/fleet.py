@@ -57,7 +57,7 @@ class DecisionFleet:
         self.clock.now_s = 1.0
         self.index = VirtualIndex(make_index(IndexSection(implementation=shape.implementation))[1])
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
-        policy = Policy(mode=shape.mode, cost="ms")
+        policy = Policy.current(mode=shape.mode)
         self.routing = Routing(
             self.state,
             self.index,

@@ -55,7 +55,7 @@ class DisaggSetting(NamedTuple):
     kv_tokens: int = 700_000
     block_size: int = 512
     transfers: TransferRules = TransferRules()
-    policy: Policy = Policy(cost="ms")
+    policy: Policy = Policy.current()
     limits: ConditionalLimits = ConditionalLimits()
     """Its policy is the layout's."""
     seed: int = 1

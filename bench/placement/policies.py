@@ -63,7 +63,7 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
 WEIGHTS = ((1.0, 0.5), (8.0, 0.0), (8.0, 1.0), (16.0, 0.0), (16.0, 2.0), (16.0, 8.0))
 """Of mode kv-blocks, beside its defaults: prefill_scale, history_weight."""
 PLACEMENTS: dict[str, Placement] = {
-    "kv": Placement(Policy(cost="ms")),
+    "kv": Placement(Policy.current()),
     "kv-blocks": Placement(Policy(mode="kv-blocks")),
     **{f"kv-blocks-{scale:g}-{history:g}": _weighed(scale, history) for scale, history in WEIGHTS},
     **{

@@ -103,7 +103,7 @@ def run_cell(shape: GridShape, requests: Sequence[TraceRequest], cell: RoutingCe
     played = at_rate(requests if cell.shared else without_sharing(requests), cell.rate)
     fleet_shape = VirtualFleetShape(cell.workers, shape.kv_tokens, shape.block_size, cell.lag_s, cell.slowdown)
     outcomes = VirtualFleet(
-        fleet_shape, Policy(mode=cell.mode, cost="ms", parameters=shape.cost), played, seed=shape.seed
+        fleet_shape, Policy.current(mode=cell.mode, parameters=shape.cost), played, seed=shape.seed
     ).run()
     return figures(outcomes, workers=cell.workers, slo=shape.slo)
 

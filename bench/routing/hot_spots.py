@@ -72,7 +72,7 @@ def play(workload: Workload, mode: str, *, workers: int, seed: int, cost: CostPa
     """Play a workload on a fleet and return how hot it became; `cost` are the weights of mode kv."""
     fleet = VirtualFleet(
         VirtualFleetShape(workers, KV_TOKENS),
-        Policy(mode=mode, cost="ms", parameters=cost),
+        Policy.current(mode=mode, parameters=cost),
         workload.requests,
         seed=seed,
         follow_ups=workload.follow_ups,

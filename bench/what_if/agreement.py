@@ -34,7 +34,7 @@ from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable
 from worker_agent.engines.simulated.timing import H200_8B
 
-LIVE = Policy(mode="kv", cost="ms")
+LIVE = Policy.current(mode="kv")
 OTHERS: dict[str, dict[str, Any]] = {
     "ttft_weight=1": {"ttft_weight": 1},
     "ttft_weight=16": {"ttft_weight": 16},

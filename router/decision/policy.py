@@ -4,13 +4,14 @@ Formulas: `time_cost.py`, `cost.py`; modes: `policies.py`.
 """
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from kv_protocol.decided import RequestPhase
 from kv_protocol.decision import CostUnit
+from router.fleet.rates import RateSpread
 
 Affinity = Literal["off", "soft", "hard"]
 """How a session's former rank counts: not at all, as a preference, or as the only choice while it is eligible."""
@@ -64,7 +65,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str = "kv"
     cost: CostUnit = "blocks"
-    """What mode kv compares. A router's own policy says ms; journals of versions that compared blocks say nothing."""
+    """What mode kv compares: ms. Journals of versions that compared blocks say nothing."""
+    rate_spread: RateSpread = "lessened"
+    """How far ranks' learnt rates count as apart: whole. Journals of versions that lessened it say nothing."""
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
@@ -87,9 +90,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhaseOverrides = DECODE_OVERRIDES
     """For workers of the role decode."""
 
+    @classmethod
+    def current(cls, **fields: Any) -> "Policy":
+        """Return a policy as routers of this version follow; without this, a field that is not given is a journal's."""
+        return cls(**CURRENT | fields)
+
     def of(self, phase: RequestPhase) -> "Policy":
         """Return the policy that chooses a worker for `phase`."""
         return _of(self, phase) if phase in ("prefill", "decode") else self
+
+
+CURRENT: dict[str, Any] = {"cost": "ms", "rate_spread": "whole"}
+"""Fields that no configuration sets."""
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from router.decision.approximate import ApproximateLimits
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
+    CURRENT,
     DECODE_OVERRIDES,
     PREFILL_OVERRIDES,
     Affinity,
@@ -181,7 +182,7 @@ class PolicySection(Section):
         return picked(
             self,
             Policy,
-            cost="ms",
+            **CURRENT,
             parameters=picked(self, CostParameters),
             prefill=self.prefill.overrides(),
             decode=self.decode.overrides(),

@@ -18,12 +18,12 @@ from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError, unknown_key
 from router.decision.policies import MODES, Mode
-from router.decision.policy import CostParameters, Policy
+from router.decision.policy import CURRENT, CostParameters, Policy
 from router.decision.policy_config import PolicySection
 
 PROBLEMS_MAX = 8
 """An error names this many problems, and states how many more there are."""
-_NOT_SET = ("parameters", "cost")
+_NOT_SET = ("parameters", *CURRENT)
 FIELDS = (*(name for name in Policy.__struct_fields__ if name not in _NOT_SET), *CostParameters.__struct_fields__)
 
 

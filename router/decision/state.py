@@ -248,7 +248,9 @@ class RouterState:
         turn = self.decisions_by_model[request.model]
         if mode.reads_overlap and model_view.ranks:
             reads_rates = mode.reads_rates and policy.cost == "ms"
-            rates = self.rates.columns(request.model, model_view.ranks, now_s) if reads_rates else None
+            rates = (
+                self.rates.columns(request.model, model_view.ranks, now_s, policy.rate_spread) if reads_rates else None
+            )
             view = self._overlap_view(request, model_view, ask, now_s, turn, rates)
             if mode.reads_forecast:
                 view = view._replace(forecast=self.forecasts.forecast(view, request))

@@ -11,14 +11,17 @@ What a reference engine needs (`PREFILL_*`, `STEP_*`), times a factor:
     rank          += gain * (ratio / model - rank)    by its own; within 1 / RANK_MAX .. RANK_MAX, at first 1
     mean           of the ranks, each with the weight of its measurements, WEIGHT_MAX at most; at first 1
     believed       mean + (rank - mean) * n / (n + DOUBT) / 2^(whole FORGET_S since the rank's last measurement)
-    factor         model * believed; mean in its place if it is within 1 / ALIKE .. ALIKE of it, else so much nearer
+    far            believed / mean, or mean / believed: the one that is at least 1
+    taken          min(far, max(1, 1 + (far - ALIKE) * RAMP)): 1 up to ALIKE, whole from ALIKE^2 on, in between a line
+    factor         model * mean * taken, or / taken
 
 A ratio counts as RATIO_MAX times or 1 / RATIO_MAX of what was known at most, so one stray measurement moves a factor by
 an eighth at most. What one rank shows of the model counts for all: a rank without measurements, or with few, is taken
 to be like the others, however far all are from the reference engine. A rank that seems fast does not get everything,
 nor is one that seems slow avoided for ever. Impossible latencies (0 or less, above `SECONDS_MAX`, not a number) are
 counted and not learnt. Ranks that are equal differ by chance: if that counted, the least would get all requests of an
-idle fleet.
+idle fleet. Journals of versions that drew every factor nearer to the mean by `ALIKE`, however far it was, are replayed so
+(`RateSpread`).
 
 The length of answers is learnt per model, in the same way. A router that starts again begins with the means and lengths
 that it had learnt (`rates_store.py`); the factors of single ranks it learns anew. The same outcomes in the same order
@@ -26,7 +29,7 @@ give the same bits: arithmetic is Python's, or C++ by the same steps.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +48,9 @@ STEP_S, STEP_SEQUENCE_S, STEP_KV_TOKEN_S = 5.52e-3, 12.7e-6, 34.7e-9
 GAIN, GAIN_FIRST = 0.03, 3
 RATIO_MAX, RANK_MAX, MAX = 3.0, 2.0, RATE_FACTOR_MAX
 FORGET_S, ALIKE = 30.0, 1.25
+RAMP = (ALIKE + 1.0) / ALIKE
+RateSpread = Literal["lessened", "whole"]
+"""How far from the mean a factor counts that is beyond `ALIKE` of it: nearer by `ALIKE`, or as above."""
 WEIGHT_MAX, DOUBT = 32, 8.0
 SECONDS_MAX = 600.0
 _HALVINGS_MAX = 64
@@ -151,10 +157,12 @@ class Rates:
         self._table = RankTable("d", (1.0, 1.0, 0.0, 0.0, -math.inf))
         """Prefill and decode beside the model's, how far each is believed (0..1), and when the last measurement was."""
 
-    def columns(self, model: str, ranks: tuple[WorkerRank, ...], now_s: float) -> RateColumns:
+    def columns(
+        self, model: str, ranks: tuple[WorkerRank, ...], now_s: float, spread: RateSpread = "whole"
+    ) -> RateColumns:
         """Return the factors of ranks that serve the model, as they are used now; read-only."""
         known = self._models.get(model) or _Model()
-        factors = used(self._table, ranks, known.prefill, known.decode, now_s)
+        factors = used(self._table, ranks, known.prefill, known.decode, now_s, spread)
         return RateColumns(factors[0], factors[1], known.output_tokens, known.prefill.measured > 0)
 
     def decided(self, expected: ExpectedRow) -> None:
@@ -290,7 +298,7 @@ class Rates:
         self._pending[row.decision_id] = row
 
 
-def used_in_numpy(columns: Floats, prefill: Factor, decode: Factor, now_s: float) -> Floats:
+def used_in_numpy(columns: Floats, prefill: Factor, decode: Factor, now_s: float, spread: RateSpread) -> Floats:
     """Return the factors as they are used now, (2, n), of the columns of the table; bit for bit as `used`."""
     mean = np.array([[prefill.mean], [decode.mean]])
     left = (columns[:2] - mean) * columns[2:4]
@@ -299,21 +307,30 @@ def used_in_numpy(columns: Floats, prefill: Factor, decode: Factor, now_s: float
         ages = np.minimum(np.maximum((now_s - measured_s) / FORGET_S, 0.0), _HALVINGS_MAX)
         left = left * np.ldexp(1.0, -ages.astype(np.int32))
     believed = mean + left
-    near = np.minimum(np.maximum(mean, believed / ALIKE), believed * ALIKE)
+    if spread == "whole":
+        far = np.maximum(believed, mean) / np.minimum(believed, mean)
+        taken = np.minimum(far, np.maximum(1.0, 1.0 + (far - ALIKE) * RAMP))
+        near = np.where(believed < mean, mean / taken, mean * taken)
+    else:
+        near = np.minimum(np.maximum(mean, believed / ALIKE), believed * ALIKE)
     factors: Floats = near * np.array([[prefill.shared], [decode.shared]])
     return factors
 
 
 _built: Any = native.load()
-_rules: Any = _built and _built.FactorRules(FORGET_S, ALIKE, _HALVINGS_MAX)
+_rules: Any = _built and _built.FactorRules(FORGET_S, ALIKE, RAMP, _HALVINGS_MAX)
 
 
-def used(table: RankTable, ranks: tuple[WorkerRank, ...], prefill: Factor, decode: Factor, now_s: float) -> Floats:
+def used(
+    table: RankTable, ranks: tuple[WorkerRank, ...], prefill: Factor, decode: Factor, now_s: float, spread: RateSpread
+) -> Floats:
     """Return the factors as they are used now, (2, n). Columns of the table: prefill, decode, beliefs in them, time."""
     if _rules is None:
-        return used_in_numpy(table.columns(ranks), prefill, decode, now_s)
+        return used_in_numpy(table.columns(ranks), prefill, decode, now_s, spread)
     shared = prefill.shared, prefill.mean, decode.shared, decode.mean
-    return np.ndarray((2, len(ranks)), np.float64, _rules.used(*table.rows_of(ranks), *shared, now_s))
+    return np.ndarray(
+        (2, len(ranks)), np.float64, _rules.used(*table.rows_of(ranks), *shared, now_s, spread == "whole")
+    )
 
 
 def _state(factor: Factor) -> tuple[float, int, float, int]:

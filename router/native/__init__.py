@@ -9,7 +9,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-INTERFACE = 3
+INTERFACE = 4
 """Changes with the interface of the extension, here and in `module.cpp`."""
 
 

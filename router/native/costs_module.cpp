@@ -79,7 +79,8 @@ Floats packed(const double* numbers) {
 }
 
 nb::bytes factors(const FactorRules& rules, const nb::handle& items, std::size_t capacity, const nb::bytes& rows,
-                  double prefill_shared, double prefill_mean, double decode_shared, double decode_mean, double now_s) {
+                  double prefill_shared, double prefill_mean, double decode_shared, double decode_mean, double now_s,
+                  bool is_whole) {
     constexpr std::size_t kColumns = 5;  // prefill, decode, the beliefs in them, time of the last measurement
     const TableRows table(items, capacity, rows, kColumns);
     const std::size_t of = table.count();
@@ -90,8 +91,8 @@ nb::bytes factors(const FactorRules& rules, const nb::handle& items, std::size_t
     const auto column = [&columns, of](std::size_t at) { return packed(columns.data() + at * of); };
     nb::bytes made = new_bytes(2 * sizeof(double) * of);
     double* out = floats_of(made);
-    used_factors(rules, {column(0), column(2), column(4)}, {prefill_shared, prefill_mean}, now_s, of, out);
-    used_factors(rules, {column(1), column(3), column(4)}, {decode_shared, decode_mean}, now_s, of, out + of);
+    used_factors(rules, {column(0), column(2), column(4)}, {prefill_shared, prefill_mean}, now_s, is_whole, of, out);
+    used_factors(rules, {column(1), column(3), column(4)}, {decode_shared, decode_mean}, now_s, is_whole, of, out + of);
     return made;
 }
 
@@ -122,8 +123,8 @@ void bind_costs(nb::module_& module) {
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
     nb::class_<FactorRules>(module, "FactorRules")
         .def("__init__",
-             [](FactorRules* made, double forget_s, double alike, int halvings_max) {
-                 new (made) FactorRules{forget_s, alike, halvings_max};
+             [](FactorRules* made, double forget_s, double alike, double ramp, int halvings_max) {
+                 new (made) FactorRules{forget_s, alike, ramp, halvings_max};
              })
         .def("used", &factors);
     module.def("scaled", &scaled, "items"_a, "capacity"_a, "rows"_a, "factor"_a);

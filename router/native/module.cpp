@@ -131,7 +131,7 @@ private:
 NB_MODULE(_load, module) {
     using kv::LoadTable;
     module.doc() = "The load of ranks, what it costs, how it is recorded, and what was routed to them, in C++.";
-    module.attr("INTERFACE") = 3;
+    module.attr("INTERFACE") = 4;
     nb::set_leak_warnings(false);  // a process may end while tables are still referenced
     nb::class_<LoadTable>(module, "LoadTable")
         .def(nb::init<>())

@@ -70,7 +70,21 @@ void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankCol
     }
 }
 
-void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s,
+namespace {
+
+double whole(const FactorRules& rules, double believed, double mean) {
+    const double far = std::max(believed, mean) / std::min(believed, mean);
+    const double taken = std::min(far, std::max(1.0, 1.0 + (far - rules.alike) * rules.ramp));
+    return believed < mean ? mean / taken : mean * taken;
+}
+
+double lessened(const FactorRules& rules, double believed, double mean) {
+    return std::min(std::max(mean, believed / rules.alike), believed * rules.alike);
+}
+
+}  // namespace
+
+void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s, bool is_whole,
                   std::size_t count, double* out) {
     bool is_any_old = false;
     for (std::size_t at = 0; at < count; ++at) {
@@ -84,7 +98,7 @@ void used_factors(const FactorRules& rules, const RankFactors& ranks, const Mode
             left = left * std::ldexp(1.0, -halvings);
         }
         const double believed = model.mean + left;
-        out[at] = std::min(std::max(model.mean, believed / rules.alike), believed * rules.alike) * model.shared;
+        out[at] = (is_whole ? whole(rules, believed, model.mean) : lessened(rules, believed, model.mean)) * model.shared;
     }
 }
 

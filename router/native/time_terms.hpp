@@ -42,7 +42,7 @@ void time_terms(const ReferenceEngine& engine, const Sizes& sizes, const RankCol
 
 // How factors are used: constants of router/fleet/rates.py.
 struct FactorRules {
-    double forget_s, alike;
+    double forget_s, alike, ramp;
     int halvings_max;
 };
 
@@ -56,8 +56,8 @@ struct ModelFactor {
     double shared, mean;
 };
 
-// Sets `out` to the factors as they are used now.
-void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s,
+// Sets `out` to the factors as they are used now: "whole" or "lessened" of router/fleet/rates.py.
+void used_factors(const FactorRules& rules, const RankFactors& ranks, const ModelFactor& model, double now_s, bool is_whole,
                   std::size_t count, double* out);
 
 }  // namespace kv

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from router.decision.cost import LISTS_MAX, CostColumns, cost_columns, in_arrays
 from router.decision.policy import CostParameters, Policy
 from router.decision.time_cost import sizes_of, terms_in_numpy, terms_of, time_columns
 from router.fleet.rank_table import RankTable
-from router.fleet.rates import Factor, RateColumns, used, used_in_numpy
+from router.fleet.rates import Factor, RateColumns, RateSpread, used, used_in_numpy
 from router.journal.records import costs_in_python, overlap_in_numpy
 from tests.unit.router.samples import Row, rank, route, view
 
@@ -83,7 +83,7 @@ def test_terms_in_ms_are_the_same_in_cpp_and_numpy(
     sizes = sizes_of(request, parameters, rates)
     in_numpy = terms_in_numpy(moment, request, parameters, sizes)
     assert terms_of(moment, request, parameters, sizes).tobytes() == in_numpy.tobytes()
-    found = time_columns(moment, request, Policy(cost="ms", parameters=parameters))
+    found = time_columns(moment, request, Policy.current(parameters=parameters))
     names = *(name for name in TERMS if name.endswith("_ms")), "cost", "overlap_credit_blocks"
     columns = [found.column(name) for name in names]
     assert [each.tobytes() for each in columns if each is not None] == [each.tobytes() for each in in_numpy]
@@ -157,15 +157,19 @@ def test_rows_outside_of_a_table_are_refused() -> None:
 @given(
     st.lists(st.tuples(_learnt, _learnt, _beliefs, _beliefs, _ages), min_size=1, max_size=40),
     st.lists(_learnt, min_size=4, max_size=4),
+    st.sampled_from(get_args(RateSpread)),
 )
-def test_factors_are_the_same_in_cpp_and_numpy(rows: list[tuple[float, ...]], learnt: list[float]) -> None:
+def test_factors_are_the_same_in_cpp_and_numpy(
+    rows: list[tuple[float, ...]], learnt: list[float], spread: RateSpread
+) -> None:
     table, ranks = RankTable("d", (1.0,) * 5), tuple(rank(f"w{number}/0") for number in range(len(rows)))
     for each, numbers in zip(ranks, rows, strict=True):
         table.put(table.row(each), *numbers)
     columns, factors = table.columns(ranks), (Factor(), Factor())
     for at, factor in enumerate(factors):
         factor.shared, factor.weighted, factor.weights = learnt[at], learnt[2 + at], 1
-    assert used(table, ranks, *factors, 0.0).tobytes() == used_in_numpy(columns, *factors, 0.0).tobytes()
+    found = used(table, ranks, *factors, 0.0, spread)
+    assert found.tobytes() == used_in_numpy(columns, *factors, 0.0, spread).tobytes()
 
 
 def _bits(columns: CostColumns) -> list[tuple[str, bytes] | None]:

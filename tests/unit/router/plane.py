@@ -269,7 +269,7 @@ async def running_plane(
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
-    plane = Plane(settings, policy or Policy(cost="ms"), bounds, tracer)
+    plane = Plane(settings, policy or Policy.current(), bounds, tracer)
     stop, read = asyncio.Event(), threading.Event()
     for work in (plane.serving.bodies.work, plane.prompts.work):
         threading.Thread(target=work, args=(read,), daemon=True).start()

@@ -59,7 +59,7 @@ class Requests:
             self.state,
             Holds(holds),
             self.clock,
-            policy or Policy(cost="ms"),
+            policy or Policy.current(),
             seed=1,
             lease_s=8.0,
             decisions_max=9,

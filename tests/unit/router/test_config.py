@@ -6,7 +6,7 @@ from router.decision.policy_config import PolicySection
 
 
 def test_the_defaults_are_the_cores() -> None:
-    assert PolicySection().policy() == Policy(cost="ms")
+    assert PolicySection().policy() == Policy.current()
     assert PolicySection().approximate() == ApproximateLimits()
 
 
@@ -21,7 +21,7 @@ def test_every_setting_comes_to_the_policy_or_to_the_approximate_index() -> None
         approximate_blocks_max=9,
     )
     costs = CostParameters(overlap_credit=0.5, history_weight=2.0)
-    assert given.policy() == Policy(
-        mode="round-robin", cost="ms", parameters=costs, temperature=0.25, predict_on_route=False
+    assert given.policy() == Policy.current(
+        mode="round-robin", parameters=costs, temperature=0.25, predict_on_route=False
     )
     assert given.approximate() == ApproximateLimits(ttl_s=30.0, blocks_max=9)

@@ -41,7 +41,7 @@ def test_a_cost_in_ms_is_told_by_its_terms_and_by_the_one_that_decided() -> None
     rows = (row("w0/0", overlap_blocks=(4, 4, 4, 4), active_requests=9), row("w1/2"))
     factors = np.ones(len(rows))
     moment = view(*rows)._replace(rates=RateColumns(factors, factors, output_tokens=10.0))
-    text = explain(decide(moment, route(81), Policy(cost="ms"), 1).decision())
+    text = explain(decide(moment, route(81), Policy.current(), 1).decision())
     assert text == (
         "Request r-1: 81 tokens for m, policy kv. It went to w1/2, which holds 0 of 5 reusable blocks (0%).\n"
         "  w1/2: cost 62.8 = 4.0 x (wait 0.0 + prefill 1.8 + lateness 0.0) + stall 0.0 + decode 55.4 + slowdown 0.0 ms"

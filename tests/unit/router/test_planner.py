@@ -225,7 +225,7 @@ class Planning:
             bench.state,
             bench.index,
             bench.clock,
-            Policy(cost="ms"),
+            Policy.current(),
             seed=1,
             lease_s=8.0,
             decisions_max=9,

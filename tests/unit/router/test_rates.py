@@ -5,6 +5,7 @@ from collections import Counter, deque
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,17 @@ from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.time_cost import expected_of
 from router.fleet import rates as module
-from router.fleet.rates import ALIKE, FORGET_S, MAX, OUTPUT_TOKENS, SECONDS_MAX, Rates
+from router.fleet.rates import (
+    ALIKE,
+    FORGET_S,
+    MAX,
+    OUTPUT_TOKENS,
+    SECONDS_MAX,
+    Factor,
+    Rates,
+    RateSpread,
+    used_in_numpy,
+)
 from router.journal.checkpoint_rows import ExpectedRow
 from tests.unit.router.samples import MODEL, rank, route, row, view
 
@@ -40,8 +51,8 @@ def learn(rates: Rates, at: WorkerRank, *, slower: float, times: int = 1, output
         rates.ended(ended(f"d{number}", TTFT_S * slower, ITL_S * slower, output_tokens))
 
 
-def factors(rates: Rates, *ranks: WorkerRank) -> tuple[list[float], list[float]]:
-    columns = rates.columns(MODEL, ranks, NOW_S)
+def factors(rates: Rates, *ranks: WorkerRank, spread: RateSpread = "whole") -> tuple[list[float], list[float]]:
+    columns = rates.columns(MODEL, ranks, NOW_S, spread)
     return columns.prefill.tolist(), columns.decode.tolist()
 
 
@@ -74,13 +85,23 @@ def test_ranks_that_differ_by_chance_are_taken_to_be_alike() -> None:
     assert factors(rates, HERE, THERE)[0] == near(1.0) * 2
 
 
-def test_ranks_that_differ_by_much_are_not() -> None:
+@pytest.mark.parametrize(("spread", "apart"), [("whole", 3.0), ("lessened", 3.0 / ALIKE**2)])
+def test_ranks_that_differ_by_much_are_not(spread: RateSpread, apart: float) -> None:
     rates = Rates()
     for _ in range(200):
         learn(rates, HERE, slower=3.0)
         learn(rates, THERE, slower=1.0)
-    slow, fast = factors(rates, HERE, THERE)[0]
-    assert slow / fast == pytest.approx(3.0 / ALIKE**2, rel=0.05)
+    slow, fast = factors(rates, HERE, THERE, spread=spread)[0]
+    assert slow / fast == pytest.approx(apart, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("believed", "taken"), [(1.25, 1.0), (1.5, 1.45), (1.5625, 1.5625), (1.9, 1.9), (0.8, 1.0), (0.64, 0.64)]
+)
+def test_a_factor_counts_in_full_from_the_square_of_alike_on(believed: float, taken: float) -> None:
+    columns = np.array([[believed], [1.0], [1.0], [1.0], [NOW_S]])
+    prefill, decode = used_in_numpy(columns, Factor(), Factor(), NOW_S, "whole").tolist()
+    assert (prefill, decode) == ([pytest.approx(taken)], [1.0])
 
 
 def test_what_one_rank_shows_of_the_model_counts_for_all_its_ranks() -> None:
@@ -165,7 +186,7 @@ def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[fl
         active = [lately.count(at) for at in range(4)]
         moment = view(*(row(f"w{at}/0", active_requests=of, active_blocks=of * 130) for at, of in enumerate(active)))
         moment = moment._replace(rates=rates.columns(MODEL, moment.ranks, now_s), now_s=now_s)
-        verdict = decide(moment, route(2000, block_size=16, decision_id=f"d{number}"), Policy(cost="ms"), number)
+        verdict = decide(moment, route(2000, block_size=16, decision_id=f"d{number}"), Policy.current(), number)
         place = verdict.rank_indices[verdict.winner_at]
         got[place] += 1
         lately.append(place)

@@ -45,7 +45,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "patient": {"ttft_weight": 0.5},
     "blind": {"predict_on_route": False},
 }
-LIVE = Policy(mode="kv", cost="ms")
+LIVE = Policy.current(mode="kv")
 
 
 def section(**changed: Any) -> ShadowSection:

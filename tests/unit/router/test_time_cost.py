@@ -26,7 +26,7 @@ def terms(
     rows = rows or (row(),)
     factors = (np.full(len(rows), prefill), np.full(len(rows), decode))
     moment = view(*rows)._replace(rates=RateColumns(*factors, OUTPUT_TOKENS))
-    policy = Policy(cost="ms", parameters=parameters or CostParameters())
+    policy = Policy.current(parameters=parameters or CostParameters())
     return time_columns(moment, route(TOKENS, block_size=16, **changed), policy).terms(0)
 
 
