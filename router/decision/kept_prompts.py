@@ -6,6 +6,7 @@ Prompts with images, and those that the mode does not encode, have no ids, and a
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,43 +26,59 @@ class PromptText(msgspec.Struct, frozen=True):
     omitted_tokens: int
 
 
+class _Kept(NamedTuple):
+    hashes: bytes
+    head: bytes
+    tail: bytes
+    omitted_tokens: int
+    is_certain: bool
+    """Whether no other prompt with the same hashes came under this id."""
+
+
 class KeptPrompts:
-    """Prompts by the ids of their requests; a request that is sent again under the same id replaces the former."""
+    """Prompts by the ids of their requests: of each id the newest.
+
+    Clients choose the ids, and may use one for several prompts. A prompt is shown only for decisions on that prompt: its
+    sequence hashes must begin the decision's, which has more of them after a migration. Prompts that differ in less than
+    a block have the same hashes; if two of them came under one id, neither is shown.
+    """
 
     def __init__(self, decode: Callable[[Iterable[int]], str], bytes_max: int = BYTES_MAX) -> None:
         """`decode` returns the text of token ids."""
         self._decode, self._bytes_max = decode, bytes_max
-        self._kept: dict[str, tuple[bytes, bytes, int]] = {}
+        self._kept: dict[str, _Kept] = {}
         self.size_bytes = 0
         """An upper bound of their size."""
 
-    def keep(self, request_id: str, ids: bytes) -> None:
-        """Keep the beginning and the end of a prompt, token ids as little-endian u32s."""
+    def keep(self, request_id: str, ids: bytes, hashes: bytes) -> None:
+        """Keep the beginning and the end of a prompt: token ids as little-endian u32s, packed sequence hashes."""
         if not ids:
             return
         head, rest = ids[: HEAD_TOKENS * _TOKEN_BYTES], ids[HEAD_TOKENS * _TOKEN_BYTES :]
         tail = rest[-TAIL_TOKENS * _TOKEN_BYTES :]
-        self._drop(request_id)
-        self._kept[request_id] = head, tail, (len(rest) - len(tail)) // _TOKEN_BYTES
-        self.size_bytes += _size(request_id, head, tail)
+        before = self._drop(request_id)
+        is_certain = before is None or before.hashes != hashes or (before.is_certain and before[1:3] == (head, tail))
+        kept = self._kept[request_id] = _Kept(hashes, head, tail, (len(rest) - len(tail)) // _TOKEN_BYTES, is_certain)
+        self.size_bytes += _size(request_id, kept)
         while self.size_bytes > self._bytes_max:
             self._drop(next(iter(self._kept)))
 
-    def text(self, request_id: str) -> PromptText | None:
-        """Return the text of a request's prompt; None if it is not kept."""
-        if request_id not in self._kept:
+    def text(self, request_id: str, hashes: bytes) -> PromptText | None:
+        """Return the text of a decision's prompt, by the decision's hashes; None if it is not kept."""
+        kept = self._kept.get(request_id)
+        if kept is None or not kept.is_certain or not hashes.startswith(kept.hashes):
             return None
-        head, tail, omitted = self._kept[request_id]
-        return PromptText(self._text_of(head), self._text_of(tail), omitted)
+        return PromptText(self._text_of(kept.head), self._text_of(kept.tail), kept.omitted_tokens)
 
-    def _drop(self, request_id: str) -> None:
-        if request_id in self._kept:
-            head, tail, _ = self._kept.pop(request_id)
-            self.size_bytes -= _size(request_id, head, tail)
+    def _drop(self, request_id: str) -> _Kept | None:
+        kept = self._kept.pop(request_id, None)
+        if kept is not None:
+            self.size_bytes -= _size(request_id, kept)
+        return kept
 
     def _text_of(self, ids: bytes) -> str:
         return self._decode(array("I", ids))
 
 
-def _size(request_id: str, head: bytes, tail: bytes) -> int:
-    return len(request_id) + len(head) + len(tail) + _ENTRY_BYTES
+def _size(request_id: str, kept: _Kept) -> int:
+    return len(request_id) + len(kept.hashes) + len(kept.head) + len(kept.tail) + _ENTRY_BYTES

@@ -166,7 +166,7 @@ class Serving:
         if prompt is None:
             return
         if self._kept is not None:
-            self._kept.keep(route.request_id, prompt.ids)
+            self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
         if self._recent is not None:
             self._recent.add(
                 RecentPrompt(
