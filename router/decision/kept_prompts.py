@@ -38,9 +38,9 @@ class _Kept(NamedTuple):
 class KeptPrompts:
     """Prompts by the ids of their requests: of each id the newest.
 
-    Clients choose the ids, and may use one for several prompts. A prompt is shown only for decisions on that prompt: its
-    sequence hashes must begin the decision's, which has more of them after a migration. Prompts that differ in less than
-    a block have the same hashes; if two of them came under one id, neither is shown.
+    Clients choose the ids, and may use one for several prompts. A prompt is shown only for decisions on that prompt:
+    its sequence hashes must begin the decision's, which has more of them after a migration. Prompts that differ in less
+    than a block have the same hashes; if two of them came under one id, neither is shown.
     """
 
     def __init__(self, decode: Callable[[Iterable[int]], str], bytes_max: int = BYTES_MAX) -> None:

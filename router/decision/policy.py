@@ -91,7 +91,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """For workers of the role decode."""
 
     @classmethod
-    def current(cls, **fields: Any) -> "Policy":
+    def current(cls, **fields: Any) -> "Policy":  # noqa: ANN401 - of any field
         """Return a policy as routers of this version follow; without this, a field that is not given is a journal's."""
         return cls(**CURRENT | fields)
 

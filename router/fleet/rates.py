@@ -20,8 +20,8 @@ an eighth at most. What one rank shows of the model counts for all: a rank witho
 to be like the others, however far all are from the reference engine. A rank that seems fast does not get everything,
 nor is one that seems slow avoided for ever. Impossible latencies (0 or less, above `SECONDS_MAX`, not a number) are
 counted and not learnt. Ranks that are equal differ by chance: if that counted, the least would get all requests of an
-idle fleet. Journals of versions that drew every factor nearer to the mean by `ALIKE`, however far it was, are replayed so
-(`RateSpread`).
+idle fleet. Versions before drew every factor nearer to the mean by `ALIKE`, however far it was; their journals are
+replayed so (`RateSpread`).
 
 The length of answers is learnt per model, in the same way. A router that starts again begins with the means and lengths
 that it had learnt (`rates_store.py`); the factors of single ranks it learns anew. The same outcomes in the same order
