@@ -22,6 +22,8 @@ SUMMED = frozenset(
         "kvrouter_inflight_requests",
         "kvrouter_journal_unpublished_records",
         "kvrouter_log_unconfirmed_messages",
+        "kvrouter_picker_body_bytes",
+        "kvrouter_picker_streams",
         "kvrouter_prompts_waiting_bytes",
         "kvrouter_queued_requests",
         "kvrouter_queued_tokens",
