@@ -111,14 +111,14 @@ def _answer_came(message: Any) -> AnswerCame:  # noqa: ANN401
 
 
 def _mode(number: int) -> BodyMode:
-    return _MODES[number] if number < len(_MODES) else "grpc"
+    return _MODES[number] if 0 <= number < len(_MODES) else "grpc"
 
 
 def _headers(values: Iterable[Any]) -> Headers:
     """Return headers by name; values of a repeated name are joined by commas."""
     headers: Headers = {}
     for each in values:
-        name, value = each.key.lower().encode("latin-1"), each.raw_value or each.value.encode("latin-1")
+        name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
         headers[name] = headers[name] + b", " + value if name in headers else value
     return headers
 

@@ -216,6 +216,7 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
         (":authority", "h"),
         ("x-a", "1"),
         ("X-A", "2"),
+        ("x-text", "日本"),
         ("raw", ""),
     )
     for name, value in pairs:
@@ -224,7 +225,7 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     request.protocol_config.request_body_mode, request.protocol_config.response_body_mode = 4, 99
     subset = request.metadata_context.filter_metadata["envoy.lb.subset_hint"]
     subset["x-gateway-destination-endpoint-subset"] = ["1.1.1.1:1", "2.2.2.2:2"]
-    headers = {b"x-a": b"1, 2", b"raw": b"\xff", b"host": b"h"}
+    headers = {b"x-a": b"1, 2", b"x-text": "日本".encode(), b"raw": b"\xff", b"host": b"h"}
     offered = ("1.1.1.1:1", "2.2.2.2:2")
     expected = RequestCame("POST", "/v1/route", "a=b", headers, False, Modes("full_duplex", "grpc"), offered)
     assert decode(request.SerializeToString()) == expected
@@ -234,6 +235,17 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     found = decode(request.SerializeToString())
     assert isinstance(found, RequestCame)
     assert found.subset == ()
+
+
+@pytest.mark.parametrize("mode", [-9, 7, 99])
+def test_a_body_mode_that_is_not_known_is_like_grpc(mode: int) -> None:
+    request = MESSAGES["ProcessingRequest"]()
+    request.request_headers.headers.headers.add(key=":method", value="POST")
+    request.protocol_config.request_body_mode = mode
+    found = decode(request.SerializeToString())
+    assert isinstance(found, RequestCame)
+    assert found.modes is not None
+    assert found.modes.request == "grpc"
 
 
 def test_an_answers_head_says_who_answered() -> None:
