@@ -34,18 +34,22 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def settings_of(kind: type[BaseModel], above: str = "") -> Iterator[Setting]:
-    """Yield all settings of a tree, section by section; a section in a list has `[]` in its path."""
+def settings_of(kind: type[BaseModel], above: str = "", given: BaseModel | None = None) -> Iterator[Setting]:
+    """Yield all settings of a tree, section by section; a section in a list has `[]` in its path.
+
+    `given`: the default of the section, where the tree has one that differs from the section's own.
+    """
     for name, field in kind.model_fields.items():
         path, section, item = f"{above}{name}", _section(field.annotation), _section_of_list(field.annotation)
+        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
         if section:
-            yield from settings_of(section, f"{path}.")
-            continue
-        if item:
+            yield from settings_of(section, f"{path}.", default if isinstance(default, BaseModel) else None)
+        elif item:
             yield from settings_of(item, f"{path}[].")
-            continue
-        default = "required" if field.is_required() else _as_yaml(_plain(field.get_default(call_default_factory=True)))
-        yield Setting(path, _allowed(field), default, field.description or "")
+        else:
+            is_required = given is None and field.is_required()
+            shown = "required" if is_required else _as_yaml(_plain(default))
+            yield Setting(path, _allowed(field), shown, field.description or "")
 
 
 def render(settings: BaseModel) -> str:
