@@ -126,9 +126,10 @@ PREFIXES = Row(
             width=6,
         ),
         Panel(
-            title="Requests in none of these sums",
-            description="kvrouter_savings_not_counted_total by reason: not_answered, unseen (the prompt was not "
-            "encoded: set tokens.always), dropped (too many requests without an outcome).",
+            title="Decisions in none of these sums",
+            description="kvrouter_savings_not_counted_total by reason: not_answered (after some, another decision "
+            "answered the request), unseen (the prompt was not encoded: set tokens.always), dropped (too many requests "
+            "without an outcome).",
             queries=(Query(increase("savings_not_counted_total", by="reason"), "{{reason}}"),),
             unit="none",
             width=6,

@@ -2,7 +2,8 @@
 
     decision that computes a prompt     kept until its outcome, at most `pending_max`; the oldest is dropped
     outcome "ok"                        its saving is added to the total and to one row of each of `DIMENSIONS`
-    any other outcome                   counted as not answered: what a failed attempt computed is not known
+    any other outcome                   counted as not answered: what a failed attempt computed is not known. Another
+                                        decision may have answered the same request
     prompt that was not encoded         counted as unseen: neither its length nor its prefix is known
 
 The same records in the same order give the same sums, in a running router and from its journal.

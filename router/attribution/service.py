@@ -1,7 +1,8 @@
 """`GET /v1/report` and the same sums as metrics: what this router's requests saved since it started.
 
 The metrics name the `SHOWN_MAX` most requested models, tenants, adapters and families. A name that is pushed out of its
-row and comes back begins at 0 again, as a counter does after a restart.
+row and comes back begins at 0 again, as a counter does after a restart. Processes of one router differ in which names
+they show, so each has series of its own by name: a sum over those that show a name would fall when one no longer does.
 """
 
 from collections.abc import Iterator
@@ -27,8 +28,9 @@ _NS_PER_S = 1e9
 class SavingsRecorder:
     """Sums up what is applied to the state."""
 
-    def __init__(self, settings: ReportSection, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: ReportSection, clock: Clock, process: str = "") -> None:
+        """`process`: the name of this one of several that are one router; empty: there is one."""
+        self._settings, self._clock, self._process = settings, clock, process
         self._since = iso(clock.wall_ns())
         self.attribution = Attribution(settings.limits())
 
@@ -53,7 +55,7 @@ class SavingsRecorder:
 
     def families(self) -> Iterator[Family]:
         """Yield the sums of all requests, and of the names with most requests."""
-        return savings_families(self.attribution)
+        return savings_families(self.attribution, self._process)
 
 
 def iso(wall_ns: int) -> str:
@@ -61,16 +63,16 @@ def iso(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / _NS_PER_S, UTC).isoformat(timespec="milliseconds")
 
 
-def savings_families(found: Attribution) -> Iterator[Family]:
-    """Yield the sums by name; `by="all"` is the total."""
-    named = [(("all", ""), found.total)]
+def savings_families(found: Attribution, process: str = "") -> Iterator[Family]:
+    """Yield the sums by name and process; `by="all"` is the total, which has no process."""
+    named = [(("all", "", ""), found.total)]
     for dimension, top in found.rows.items():
-        named += [((dimension, row.name), row.sums) for row in top.rows()[:SHOWN_MAX]]
+        named += [((dimension, row.name, process), row.sums) for row in top.rows()[:SHOWN_MAX]]
 
     def samples(field: str) -> list[Sample]:
         return [(at, float(getattr(sums, field))) for at, sums in named]
 
-    labels = ("by", "name")
+    labels = ("by", "name", "process")
     yield counter("savings_requests", "Answered requests whose prompt was encoded", labels, samples("requests"))
     yield counter("savings_prompt_tokens", "Tokens of their prompts", labels, samples("prompt_tokens"))
     yield counter(
@@ -104,10 +106,15 @@ def savings_families(found: Attribution) -> Iterator[Family]:
         samples("baseline_s"),
     )
     reasons = [((reason,), float(count)) for reason, count in found.not_counted.items()]
-    yield counter("savings_not_counted", "Requests that are in none of these sums, by reason", ("reason",), reasons)
+    yield counter(
+        "savings_not_counted",
+        "Decisions that are in none of these sums, by reason; another may have answered the request",
+        ("reason",),
+        reasons,
+    )
 
 
-def _in_two(named: list[tuple[tuple[str, str], Sums]], whole: str, part: str, values: tuple[str, str]) -> list[Sample]:
+def _in_two(named: list[tuple[tuple[str, ...], Sums]], whole: str, part: str, values: tuple[str, str]) -> list[Sample]:
     """Return two samples a name: the part of the whole, and the rest of it."""
     found = list[Sample]()
     for at, sums in named:

@@ -14,8 +14,8 @@ _NAMELESS: dict[Dimension, str] = {
 _COLUMNS = ("REQUESTS", "PROMPT", "REUSED", "HIT%", "ROUTING", "FOREGONE", "SAVED s", "ROUTING s")
 _EVICTED = "EVICTED"
 _WHY = {
-    "not_answered": "failed, cancelled or refused at the worker",
-    "unseen": "with a prompt that was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
+    "not_answered": "that failed, were cancelled or were refused at the worker (after some, another one answered)",
+    "unseen": "on a prompt that was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
     "dropped": "with an outcome that came too late",
     "not_repeated": "of which the journal lacks records before the decision",
     "pending": "that are not over",
@@ -42,7 +42,7 @@ def sentences(report: SavingsReport) -> list[str]:
     return [
         f"from {report.since or 'the oldest record'} to {report.until}, from {source}",
         *_total(report.total, report.removed_blocks),
-        *(f"not counted: {count} requests {_WHY[why]}" for why, count in report.not_counted.items() if count),
+        *(f"not counted: {count} decisions {_WHY[why]}" for why, count in report.not_counted.items() if count),
     ]
 
 

@@ -131,7 +131,9 @@ class RouterParts:
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._offered = LoadRecorder(state, self._clock.now())
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
-        self._savings = SavingsRecorder(settings.report, self._clock)
+        self._savings = SavingsRecorder(
+            settings.report, self._clock, "" if place is None else f"serving-{place.number}"
+        )
         self._passed, self._routed = PassedRequests(), RoutedCounts()
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)

@@ -9,7 +9,7 @@ import { Table } from "./table.js";
 const EVERY_MS = 5000;
 const DIMENSIONS = { model: ["Model", "no name"], tenant: ["Tenant", "not told apart"], lora: ["LoRA adapter", "base model"], prefix: ["Prefix family", "no full block"] };
 const WHY = {
-  not_answered: "failed, were cancelled or were refused by the worker", unseen: "had a prompt that was not encoded", dropped: "had an outcome that came too late",
+  not_answered: "failed, were cancelled or were refused by the worker (another may have answered the request)", unseen: "had a prompt that was not encoded", dropped: "had an outcome that came too late",
   not_repeated: "could not be repeated", pending: "have not ended",
 };
 
@@ -36,7 +36,7 @@ export class SavingsView {
   draw() {
     const { found, problem } = this.poll;
     if (!found) return problem ? message("bad", "The report is not shown.", problem) : h("p", { class: "muted", role: "status" }, "Reading the report.");
-    const left = Object.entries(found.not_counted).filter(([, requests]) => requests);
+    const left = Object.entries(found.not_counted).filter(([, decisions]) => decisions);
     return [
       this.app.live.isPast && message("", "Sums are shown as they are now.", "For a period: router report --since TIME --until TIME --html."),
       problem && message("warn", "These figures are not current.", problem),
@@ -47,7 +47,7 @@ export class SavingsView {
           h("select", { id: "savings-by", value: this.by, onchange: (event) => this.show(event.target.value) },
             Object.entries(DIMENSIONS).map(([key, [text]]) => h("option", { key, value: key, selected: key === this.by }, text)))),
         this.tables[this.by].with(rowsOf(found.by[this.by]))),
-      left.length > 0 && h("p", { key: "left", class: "muted" }, `Not counted: ${left.map(([why, requests]) => `${count(requests)} that ${WHY[why] ?? why}`).join("; ")}.`),
+      left.length > 0 && h("p", { key: "left", class: "muted" }, `Not counted: ${left.map(([why, decisions]) => `${count(decisions)} decisions that ${WHY[why] ?? why}`).join("; ")}.`),
     ];
   }
 

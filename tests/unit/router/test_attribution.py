@@ -220,8 +220,11 @@ def test_metrics_name_the_most_requested_names_alone() -> None:
     for number in range(2 * SHOWN_MAX):
         sent.send(tenant=f"t{number}")
         sent.send(tenant="acme")
-    families = {family.name: family for family in savings_families(sent.savings.attribution)}
+    families = {family.name: family for family in savings_families(sent.savings.attribution, "serving-1")}
     samples = families["kvrouter_savings_requests"].samples
+    assert {(each.labels["by"] == "all", each.labels["process"]) for each in samples} == {
+        (True, ""), (False, "serving-1")
+    }  # fmt: skip
     tenants = {each.labels["name"]: each.value for each in samples if each.labels["by"] == "tenant"}
     assert (len(tenants), tenants["acme"]) == (SHOWN_MAX, 2 * SHOWN_MAX)
     assert [each.value for each in samples if each.labels["by"] == "all"] == [4 * SHOWN_MAX]
@@ -240,7 +243,10 @@ def test_the_text_says_what_was_saved_and_for_whom() -> None:
     assert lines[3].startswith(
         "due to routing: 48 tokens (38% of the reused): a candidate drawn evenly would have reused 80;"
     )
-    assert "not counted: 1 requests failed, cancelled or refused at the worker" in lines
+    assert (
+        "not counted: 1 decisions that failed, were cancelled or were refused at the worker "
+        "(after some, another one answered)"
+    ) in lines
     assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.003", "0.001"]
 
 
