@@ -14,7 +14,7 @@ from bench.fidelity.fit_timing import fit, load_capture
 from bench.report import machine_line
 from bench.what_if.play import Cell, Stage, play_all, staged
 from bench.what_if.reading import JournalOfOne
-from bench.what_if.recorded import JournalUnfit
+from bench.what_if.recorded import REQUESTS_MAX, JournalUnfit
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, result_of, write_plot
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import SystemClock
@@ -50,7 +50,13 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--from", "from_ns", type=moment, metavar="ISO", help="start at the first checkpoint from this time on"
     )
-    @click.option("--requests", type=click.IntRange(10), default=REQUESTS, show_default=True, help="the first so many")
+    @click.option(
+        "--requests",
+        type=click.IntRange(10, REQUESTS_MAX),
+        default=REQUESTS,
+        show_default=True,
+        help="the first so many",
+    )
     @click.option(
         "--calibration",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -11,7 +11,7 @@ simulation fits: the row `recorded` and the row of the policy in force show that
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from bench.what_if.play import Floats, Played
 from kv_protocol.splitmix import choice_index, splitmix64
 
 BLOCKS, DRAWS, SEED = 40, 400, 1
+RATE_WINDOWS_MAX = 1000
 _INTERVAL = (2.5, 97.5)
 
 
@@ -137,12 +138,16 @@ def _imbalance(run: Played, ranks: int) -> Estimate:
 
 
 def _rate(run: Played) -> Estimate:
-    """Return the requests a second, from the first arrival to the last end; the interval is drawn from its seconds."""
-    began_s, span_s = float(run.arrival_s.min()), float(run.end_s.max() - run.arrival_s.min())
-    seconds = max(1, int(np.ceil(span_s)))
-    ends = np.bincount(np.minimum((run.end_s - began_s).astype(np.int64), seconds - 1), minlength=seconds)
-    factor = seconds / max(span_s, 1e-9)
-    return _interval(len(run.end_s) / max(span_s, 1e-9), [factor * float(ends[at].mean()) for at in drawn(seconds)])
+    """Return the requests a second, from the first arrival to the last end.
+
+    The interval is drawn from windows of equal length, `RATE_WINDOWS_MAX` at most, each of a second or longer.
+    """
+    began_s, span_s = float(run.arrival_s.min()), max(float(run.end_s.max() - run.arrival_s.min()), 1e-9)
+    windows = min(max(1, int(np.ceil(span_s))), RATE_WINDOWS_MAX)
+    window = ((run.end_s - began_s) * (windows / span_s)).astype(np.int64)
+    ends = np.bincount(np.minimum(window, windows - 1), minlength=windows)
+    rates = [float(ends[at].mean()) * windows / span_s for at in drawn(windows)]
+    return _interval(len(run.end_s) / span_s, rates)
 
 
 def _interval(value: float, means: Sequence[float]) -> Estimate:
@@ -150,10 +155,10 @@ def _interval(value: float, means: Sequence[float]) -> Estimate:
     return Estimate(value, low, high)
 
 
-@cache
+@lru_cache(maxsize=4)
 def drawn(count: int) -> list[NDArray[np.intp]]:
     """Return the places of the requests of each draw, out of `count`."""
-    blocks = np.array_split(np.arange(count), min(BLOCKS, count))
+    blocks = np.array_split(np.arange(count, dtype=np.int32), min(BLOCKS, count))
     numbers = range(len(blocks))
     return [
         np.concatenate([blocks[choice_index(splitmix64(SEED + draw), len(blocks), at)] for at in numbers])

@@ -153,8 +153,11 @@ def best_of(result: Result) -> PlayedPolicy | None:
 
 def _error_of(base: PlayedPolicy, measured: RecordedFigures) -> str:
     times = of_recorded(measured.ttft_s)
-    if times is None or base.cell.load != 1.0:
-        return "How near the simulation is to the fleet is not known: no times were recorded."
+    unknown = "How near the simulation is to the fleet is not known"
+    if times is None:
+        return f"{unknown}: no times were recorded."
+    if base.cell.load != 1.0:
+        return f"{unknown}: the recorded load, 1, was not played."
     apart = base.figures.ttft_mean_s.value / times[0] - 1
     return f"Under the policy in force the simulation is {apart:+.0%} from the recorded mean TTFT."
 

@@ -189,6 +189,17 @@ def test_a_busier_rank_is_an_imbalance() -> None:
     assert found.requests_per_s.value == pytest.approx(100 / 10.9)
 
 
+@pytest.mark.parametrize("span_s", [0.5, 60.0, 1e6])
+def test_the_rate_of_a_run_of_any_length_is_within_its_interval(span_s: float) -> None:
+    count = 200
+    ends = np.linspace(span_s / count, span_s, count)
+    run = Played(ends * 0.0, ends, np.zeros(count, np.int64), *(np.ones(count) for _ in range(4)))
+    found = figures(run, ranks=1).requests_per_s
+    assert found.value == pytest.approx(count / span_s)
+    assert found.low <= found.value * 1.001
+    assert found.value <= found.high * 1.001
+
+
 def test_the_front_has_the_points_that_no_other_beats_in_both() -> None:
     assert frontier({"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (2.0, 3.0), "d": (3.0, 1.0)}) == {"a", "b", "d"}
 
