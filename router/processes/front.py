@@ -119,7 +119,7 @@ class Front:
         return json_response({"decisions": newest, "from_s": from_s})
 
     async def _decision(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.path)
+        answers = await self._links.all("GET", request.rel_url.raw_path)
         found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
         return _passed_on(found)
 
@@ -150,7 +150,8 @@ class Front:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
             if answers and all(answer.is_ok for answer in answers.values()):
-                await asyncio.to_thread(_keep, self._shadows_path, body)
+                first = next(iter(answers.values()))
+                await asyncio.to_thread(_keep, self._shadows_path, body and _with_budget(body, first))
             return _pooled(answers)
 
     # ---------------------------------------------------------------------------------------------- draining
@@ -321,6 +322,11 @@ def _pooled(answers: dict[str, Answer]) -> web.Response:
         return _passed_on(refusal)
     pages = [_decode(answer.body) for answer in answers.values()]
     return json_response(pooled_page(pages)) if pages else _no_process_answers()
+
+
+def _with_budget(body: bytes, answer: Answer) -> bytes:
+    """Return the body of `PUT /v1/shadows` with the budget in force, which it need not have."""
+    return msgspec.json.encode({**_decode(body), "budget_us": _decode(answer.body)["budget_us"]})
 
 
 def _keep(path: Path, data: bytes) -> None:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import aiohttp
 import psutil
 import pytest
+from yarl import URL
 
 from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
@@ -52,7 +54,7 @@ class Fleet:
         await self._session.close()
 
     async def control(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        async with self._session.request(method, self._control + path, json=body) as response:
+        async with self._session.request(method, URL(self._control + path, encoded=True), json=body) as response:
             return await response.json(content_type=None)
 
     async def metrics(self) -> str:
@@ -64,10 +66,12 @@ class Fleet:
         found = re.findall(rf"^kvrouter_{name}(?:{{.*}})? (\S+)$", await self.metrics(), re.MULTILINE)
         return sum(map(float, found))
 
-    async def ask(self, *, tokens: int = 2, began: Callable[[], None] = lambda: None) -> Stream:
+    async def ask(
+        self, *, tokens: int = 2, began: Callable[[], None] = lambda: None, headers: Mapping[str, str] | None = None
+    ) -> Stream:
         """Send a request on a connection of its own."""
         body = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "stream": True}
-        async with self._session.post(f"{self._data}/v1/completions", json=body) as response:
+        async with self._session.post(f"{self._data}/v1/completions", json=body, headers=headers) as response:
             assert response.status == 200, await response.text()
             process, answer = response.headers["x-decision-id"][:8], b""
             try:
@@ -238,7 +242,20 @@ async def test_shadows_of_all_processes_are_one() -> None:
 
         await made.until(all_are_evaluated)
         assert await made.metric('shadow_decisions_total{.*verdict="agree".*}') > 0
+        await made.control("/v1/shadows", "PUT", {"budget_us": 777})
+        await made.control("/v1/shadows", "PUT", shadows)
+        for name in ("serving-0", "serving-1"):
+            await made.kill(name)
+            await made.until_both_serve()
+        assert (await made.control("/v1/shadows"))["budget_us"] == 777
         assert (await made.control("/v1/shadows", "DELETE"))["shadows"] == []
+
+
+async def test_a_request_is_found_by_an_id_with_any_character() -> None:
+    async with fleet() as made:
+        await made.ask(headers={"x-request-id": "tenant/42?a#b"})
+        found = await made.control("/v1/decisions/" + quote("tenant/42?a#b", safe=""))
+        assert found["decision"]["request_id"] == "tenant/42?a#b"
 
 
 async def test_the_report_has_the_requests_of_all_processes() -> None:
