@@ -54,8 +54,14 @@ class App {
   }
 
   /** Read decisions again where their outcomes are shown. */
-  refresh() {
-    if (this.live.state === "live" && this.view?.refreshes && !this.live.isPast && !document.hidden) this.live.refresh(this.view.refreshes).catch((error) => this.failed(error));
+  async refresh() {
+    if (this.live.state !== "live" || !this.view?.refreshes || this.live.isPast || document.hidden) return;
+    try {
+      await this.live.refresh(this.view.refreshes);
+      if (this.problem) this.failed({ message: "" });
+    } catch (error) {
+      this.failed(error);
+    }
   }
 
   failed(error) {

@@ -22,7 +22,7 @@ export class DecisionView {
 
   constructor(app) {
     this.app = app;
-    this.poll = new Poll(() => app.redraw(), AGAIN_MS, ({ found, problem }) => problem || found.outcome);
+    this.poll = new Poll(() => app.redraw(), AGAIN_MS, ({ found }) => Boolean(found?.outcome));
     this.tables = new Map();
   }
 
@@ -36,10 +36,11 @@ export class DecisionView {
 
   draw() {
     const { found, problem } = this.poll;
-    if (problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
+    if (!found && problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
     if (!found) return h("p", { class: "muted" }, "Reading the decision.");
     const { decision, decisions } = found;
     return [
+      problem && message("warn", "This decision is not current.", problem),
       h("p", { key: "sentence", class: "sentence" }, found.sentence),
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
       this.candidates(decision),

@@ -1,12 +1,14 @@
 // One worker: its registration, its ranks, and the decisions for it.
 
-import { get } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { h } from "./dom.js";
 import { count } from "./format.js";
 import { RANK_COLUMNS } from "./fleet.js";
 import { facts, link, message, name } from "./parts.js";
+import { Poll } from "./poll.js";
 import { Table } from "./table.js";
+
+const EVERY_MS = 5000;
 
 export class WorkerView {
   title = "Worker";
@@ -15,6 +17,7 @@ export class WorkerView {
 
   constructor(app) {
     this.app = app;
+    this.poll = new Poll(() => app.redraw(), EVERY_MS);
     this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: RANK_COLUMNS, sorted: "Rank", descending: false });
     this.decisions = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
@@ -24,23 +27,11 @@ export class WorkerView {
 
   open([id]) {
     this.id = id;
-    this.registered = null;
-    this.stop = new AbortController();
-    this.read(this.stop.signal);
+    this.poll.open("/v1/workers");
   }
 
   close() {
-    this.stop.abort();
-  }
-
-  async read(signal) {
-    try {
-      const { workers } = await get("/v1/workers", signal);
-      this.registered = workers.find((each) => each.registration.worker_id === this.id) ?? null;
-      this.app.redraw();
-    } catch (error) {
-      if (!signal.aborted) this.app.failed(error);
-    }
+    this.poll.close();
   }
 
   draw() {
@@ -48,10 +39,14 @@ export class WorkerView {
     if (!live.fleet) return null;
     const ranks = live.ranks.filter((rank) => rank.workerId === this.id);
     if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
+    const { found, problem } = this.poll;
+    const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
     return [
       h("h2", { key: "id" }, name(this.id)),
-      this.registered && registration(this.registered),
-      this.registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, this.registered.differs.map((each) =>
+      problem && message("warn", found ? "The registration is not current." : "The registration is not shown.", problem),
+      live.isPast && registered && message("", "The registration is shown as it is now."),
+      registered && registration(registered),
+      registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
       ...ranks.filter((rank) => rank.unfit || rank.trustReason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trustReason].filter(Boolean).join("; ")}`)),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
