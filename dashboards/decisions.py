@@ -83,7 +83,8 @@ AFFINITY = Row(
             title="Affinity against imbalance",
             description="kvrouter_decisions_total, the share decided by overlap or by a session, and at the right the "
             "busiest worker's kvrouter_ledger_active_requests over the mean, or over 1 where that is less. Both high: "
-            "caches concentrate load; lower overlap_credit, raise history_weight, or lower spill_tokens.",
+            "caches concentrate load; lower overlap_credit; in mode kv-blocks also raise history_weight, or lower "
+            "spill_tokens.",
             queries=(
                 Query(
                     share(rate("decisions_total", 'reason=~"overlap|affinity"'), rate("decisions_total")),

@@ -11,9 +11,7 @@ from kv_protocol.journal import encode_record, pack_journal
 from tests.support.paths import RECORDINGS
 from tests.unit.properties.router_life import POLICIES, journal
 
-JOURNALS = {
-    f"journal_{policy.replace('-', '_')}.msgpack.gz": policy for policy in ("kv", "kv-lessened", "kv-blocks")
-}
+JOURNALS = {f"journal_{policy.replace('-', '_')}.msgpack.gz": policy for policy in ("kv", "kv-lessened", "kv-blocks")}
 SEED = 1
 
 
