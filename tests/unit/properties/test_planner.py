@@ -25,7 +25,7 @@ def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(world=worlds())
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: World) -> None:
     asyncio.run(live(world))
 
@@ -73,6 +73,7 @@ def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.interpreted
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a world that fails leaves sockets open
 @pytest.mark.parametrize(
     "plant",
     [_takes_handoffs_twice, _prefills_without_need, _begins_anew_behind_a_cut, _forgets_a_promise],
