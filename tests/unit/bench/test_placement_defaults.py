@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.placement.grid import Place, PlacementGrid, play
+from bench.placement.grid import Cell, Place, PlacementGrid, play
 from bench.placement.regimes import CACHES, LOADS, REGIMES
 from bench.placement.regret import failed_checks
 
@@ -11,7 +11,7 @@ GRID = PlacementGrid()
 
 def share(regime: str, load: float, cache: str, policy: str = "kv") -> float:
     """Return the share that the regime checks."""
-    checked = play(GRID, (Place(regime, load, cache), policy)).checked
+    checked = play(GRID, Cell(Place(regime, load, cache), policy, GRID.seed)).checked
     assert checked is not None
     return checked
 
@@ -33,5 +33,5 @@ def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, 
 
 def test_a_history_that_outweighs_the_present_is_found_out() -> None:
     place = Place("one long prompt", 1.0, "large")
-    figures = play(GRID, (place, "kv-blocks-16-8"))
+    figures = play(GRID, Cell(place, "kv-blocks-16-8", GRID.seed))
     assert failed_checks({place: {"kv-blocks-16-8": figures}}) == {"kv-blocks-16-8": [f"{place}: 0.00"]}

@@ -67,7 +67,6 @@ FORMER = CostParameters(prefill_scale=1.0, history_weight=0.5)
 """The default weights of 0.1, which journals of that version state."""
 POLICIES = {
     "kv": Policy.current(),
-    "kv-lessened": Policy(cost="ms"),
     "kv-blocks": Policy(),
     "unforeseeing": Policy(parameters=FORMER, predict_on_route=False),
     "weighed": Policy(parameters=CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)),
