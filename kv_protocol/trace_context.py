@@ -23,7 +23,12 @@ class TraceParent(NamedTuple):
 
     def header(self) -> bytes:
         """Return the value of `traceparent`."""
-        return b"00-%032x-%016x-%02x" % self
+        return trace_parent(*self)
+
+
+def trace_parent(trace_id: int, span_id: int, is_sampled: bool) -> bytes:  # noqa: FBT001 - of the header's fields
+    """Return the value of `traceparent` of a span."""
+    return b"00-%032x-%016x-%02x" % (trace_id, span_id, is_sampled)
 
 
 def parsed_trace_parent(value: bytes) -> TraceParent | None:

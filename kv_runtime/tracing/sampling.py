@@ -9,6 +9,7 @@ The share is drawn by the trace id, as the SDK does, so that services with one r
 Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, `TraceIdRatioBased`.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 _LOW_64_BITS = (1 << 64) - 1
@@ -39,11 +40,16 @@ class Sampling(NamedTuple):
         """Return whether the trace is sampled at its beginning; `parent`: whether its caller, if any, sampled it."""
         if parent is not None and self.follows_parent:
             return parent
-        return trace_id & _LOW_64_BITS < round(self.ratio * (1 << 64))
+        return trace_id & _LOW_64_BITS < _bound(self.ratio)
 
     def is_kept(self, *, has_failed: bool, ttft_s: float | None) -> bool:
         """Return whether an ended request is sent although it was not sampled."""
         return has_failed or (self.ttft_target_s is not None and ttft_s is not None and ttft_s > self.ttft_target_s)
+
+
+@lru_cache(maxsize=16)
+def _bound(ratio: float) -> int:
+    return round(ratio * (1 << 64))
 
 
 def sampling(sampler: str, argument: str, *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:

@@ -46,7 +46,7 @@ from router.request.usage import NO_USAGE
 from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, OutboundCall
 from router.server.stream_replay import StreamReplayBuffer
-from router.tracing.record import RequestEnd
+from router.tracing.record import RequestEnd, is_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -296,7 +296,8 @@ class Served(RequestDriver):
                 )
             )
         trace = self._trace
-        if trace is not None and trace.ended(self._request_end(fact)):
+        if trace is not None and trace.is_wanted(has_failed=is_error(fact.outcome, self._status(fact))):
+            trace.send(self._request_end(fact))
             decision_id = self.route.decision_id if hasattr(self, "route") else ""
             serving.metrics.traced(self._mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
 
@@ -309,11 +310,18 @@ class Served(RequestDriver):
             names["request_id"] = self.route.request_id
         return {name: value for name, value in names.items() if value}
 
+    def _status(self, fact: RequestOver) -> int:
+        """Return the status of the client's answer; 0: unknown, the client left."""
+        if fact.outcome == "cancelled":
+            return 0
+        if fact.refusal is not None:
+            return fact.refusal.status
+        return self._attempts[-1].status if self._attempts else 0
+
     def _request_end(self, fact: RequestOver) -> RequestEnd:
         """Return what a trace says of the end."""
         refusal = fact.refusal
         last = self._attempts[-1] if self._attempts else None
-        status = refusal.status if refusal is not None else 0 if last is None else last.status
         error = "" if refusal is None else refusal.code or refusal.kind
         if refusal is None and fact.outcome == "failed":
             error = "failed" if last is None else last.phase
@@ -325,7 +333,7 @@ class Served(RequestDriver):
             self.exchange.path,
             self._mode,
             fact.outcome,
-            0 if fact.outcome == "cancelled" else status,
+            self._status(fact),
             error,
             self._usage,
             perf_counter(),

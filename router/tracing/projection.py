@@ -42,7 +42,8 @@ def projected(trace: RequestTrace, end: RequestEnd, *, epoch_ns: int, new_span_i
     spans, before = [_server(trace, end, epoch_ns)], None
     for name, stretch in (("prompt", trace.prompt), ("queue", trace.queue)):
         if stretch is not None:
-            at = (_at(stretch.began_s, epoch_ns), _at(stretch.ended_s, epoch_ns))
+            began_s, ended_s = stretch
+            at = (_at(began_s, epoch_ns), _at(ended_s, epoch_ns))
             spans.append(SpanData(name, "internal", new_span_id(), *at, {}))
     for turn in trace.turns[-TURNS_MAX:]:
         spans.append(_decision(turn, epoch_ns, new_span_id()))
@@ -76,7 +77,8 @@ def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:
     if end.status:
         attributes["http.response.status_code"] = end.status
     if trace.queue is not None:
-        attributes["kvrouter.queue_wait_s"] = trace.queue.ended_s - trace.queue.began_s
+        began_s, ended_s = trace.queue
+        attributes["kvrouter.queue_wait_s"] = ended_s - began_s
     if trace.ttft_s is not None:
         attributes["kvrouter.ttft_s"] = trace.ttft_s
     if end.error:

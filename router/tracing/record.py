@@ -54,11 +54,8 @@ class Turn:
         self.usage: Usage = NO_USAGE
 
 
-class Stretch(NamedTuple):
-    """From one moment to another."""
-
-    began_s: float
-    ended_s: float
+Stretch = tuple[float, float]
+"""From one moment to another."""
 
 
 class RequestEnd(NamedTuple):
@@ -82,7 +79,12 @@ class RequestEnd(NamedTuple):
     @property
     def is_error(self) -> bool:
         """Whether it ended by a fault of the router or its workers."""
-        return self.outcome == "failed" or self.status >= SERVER_FAULT
+        return is_error(self.outcome, self.status)
+
+
+def is_error(outcome: str, status: int) -> bool:
+    """Return whether a request with this outcome and status ended by a fault of the router or its workers."""
+    return outcome == "failed" or status >= SERVER_FAULT
 
 
 class RequestTrace:
@@ -93,7 +95,7 @@ class RequestTrace:
     def __init__(
         self, parent: TraceParent | None, trace_id: int, span_id: int, began_s: float, *, is_sampled: bool
     ) -> None:
-        """`parent`: the caller's span; None: the trace begins here."""
+        """`parent`: the caller's span; None: the trace begins here. `span_id` 0: it is drawn once it is needed."""
         self.parent, self.trace_id, self.span_id = parent, trace_id, span_id
         self.began_s, self.is_sampled = began_s, is_sampled
         self.turns: list[Turn] = []

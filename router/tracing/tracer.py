@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from time import perf_counter, time_ns
 
-from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent
+from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent, trace_parent
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import TraceData
 from router.request.events import Chosen, Event, NotChosen
@@ -16,7 +16,7 @@ from router.request.rank_attempt import RankAttempt, of_rank
 from router.request.usage import Usage
 from router.server.heads import Headers
 from router.tracing.projection import projected
-from router.tracing.record import RequestEnd, RequestTrace, Stretch, Turn
+from router.tracing.record import RequestEnd, RequestTrace, Turn
 
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
@@ -51,13 +51,15 @@ class Tracer:
         """Return a random id, not 0."""
         return self._bits(_SPAN_ID_BITS) or 1
 
-    def ended(self, trace: RequestTrace, end: RequestEnd) -> bool:
-        """Hand the spans of an ended request over, if they are to be sent; return whether they are."""
-        if not trace.is_sampled and not self._sampling.is_kept(has_failed=end.is_error, ttft_s=trace.ttft_s):
-            return False
+    def is_wanted(self, trace: RequestTrace, *, has_failed: bool) -> bool:
+        """Return whether the spans of an ended request are to be sent."""
+        return trace.is_sampled or self._sampling.is_kept(has_failed=has_failed, ttft_s=trace.ttft_s)
+
+    def send(self, trace: RequestTrace, end: RequestEnd) -> None:
+        """Hand the spans of an ended request over."""
+        trace.span_id = trace.span_id or self.new_span_id()
         epoch_ns = self._wall_ns() - round(self.now_s() * _NS_PER_S)
         self._send(projected(trace, end, epoch_ns=epoch_ns, new_span_id=self.new_span_id))
-        return True
 
 
 class TracedRequest(RequestTrace):
@@ -68,19 +70,19 @@ class TracedRequest(RequestTrace):
     def __init__(
         self, tracer: Tracer, parent: TraceParent | None, trace_id: int, began_s: float, *, is_sampled: bool
     ) -> None:
-        super().__init__(parent, trace_id, tracer.new_span_id(), began_s, is_sampled=is_sampled)
+        super().__init__(parent, trace_id, 0, began_s, is_sampled=is_sampled)
         self._tracer = tracer
 
     def prompted(self, seconds: float) -> None:
         """The prompt is ready, after this time."""
         now_s = self._tracer.now_s()
-        self.prompt = Stretch(max(self.began_s, now_s - seconds), now_s)
+        self.prompt = max(self.began_s, now_s - seconds), now_s
 
     def waited(self, seconds: float) -> None:
         """The request left the queue, after this time; 0: it never waited."""
         if seconds > 0:
             now_s = self._tracer.now_s()
-            self.queue = Stretch(max(self.began_s, now_s - seconds), now_s)
+            self.queue = max(self.began_s, now_s - seconds), now_s
 
     def deciding(self) -> None:
         """A decision begins."""
@@ -108,11 +110,12 @@ class TracedRequest(RequestTrace):
 
     def beside(self, client: Headers) -> Headers:
         """Return the client's headers for an upstream request without a span: it belongs to the SERVER span."""
+        self.span_id = self.span_id or self._tracer.new_span_id()
         return self._within(self.span_id, client)
 
     def _within(self, span_id: int, client: Headers) -> Headers:
         """Return the headers with the `traceparent` of the span; a `tracestate` beside no valid one is left out."""
-        headers = {**client, TRACEPARENT: TraceParent(self.trace_id, span_id, self.is_sampled).header()}
+        headers = {**client, TRACEPARENT: trace_parent(self.trace_id, span_id, self.is_sampled)}
         if self.parent is None:
             headers.pop(TRACESTATE, None)
         return headers
@@ -134,6 +137,10 @@ class TracedRequest(RequestTrace):
             ttft_s = attempt.lease.ttft_s
             turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)
 
-    def ended(self, end: RequestEnd) -> bool:
-        """The request ended: its spans are sent if they are to be; return whether they are."""
-        return self._tracer.ended(self, end)
+    def is_wanted(self, *, has_failed: bool) -> bool:
+        """Return whether the spans of the request, which has ended, are to be sent."""
+        return self._tracer.is_wanted(self, has_failed=has_failed)
+
+    def send(self, end: RequestEnd) -> None:
+        """Send the request's spans."""
+        self._tracer.send(self, end)
