@@ -79,9 +79,12 @@ class PlacementFigures(NamedTuple):
     @classmethod
     def of_runs(cls, runs: Sequence["PlacementFigures"]) -> "PlacementFigures":
         """Return the medians of the runs; of the checked shares the one nearest to failing."""
-        checked = [run.checked for run in runs if run.checked is not None]
-        medians = [statistics.median(column) for column in zip(*(run[:-1] for run in runs), strict=True)]
-        return cls(int(medians[0]), *medians[1:], max(checked, key=lambda share: abs(share - 0.5), default=None))
+        shares = [run.checked for run in runs if run.checked is not None]
+        worst = max(shares, key=lambda share: abs(share - 0.5), default=None)
+        medians = {
+            name: statistics.median(getattr(run, name) for run in runs) for name in cls._fields if name != "checked"
+        }
+        return cls(**{**medians, "requests": int(medians["requests"])}, checked=worst)
 
 
 PlacementResult = dict[Place, dict[str, PlacementFigures]]

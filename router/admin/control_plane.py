@@ -190,12 +190,12 @@ class ControlPlane:
         if record is None:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
-        request = record.verdict.request
+        route = record.verdict.request
         same_request = [explained(each, self._trace_link) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
         beside = {
             "decisions": same_request,
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
-            "prompt": None if self._kept is None else self._kept.text(request.request_id, request.sequence_hashes),
+            "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
         }
         return json_response({**explained(record, self._trace_link), **beside})
 

@@ -5,7 +5,7 @@ row and comes back begins at 0 again, as a counter does after a restart. Process
 they show, so each has series of its own by name: a sum over those that show a name would fall when one no longer does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from aiohttp import web
@@ -114,7 +114,9 @@ def savings_families(found: Attribution, process: str = "") -> Iterator[Family]:
     )
 
 
-def _in_two(named: list[tuple[tuple[str, ...], Sums]], whole: str, part: str, values: tuple[str, str]) -> list[Sample]:
+def _in_two(
+    named: Sequence[tuple[tuple[str, ...], Sums]], whole: str, part: str, values: tuple[str, str]
+) -> list[Sample]:
     """Return two samples a name: the part of the whole, and the rest of it."""
     found = list[Sample]()
     for at, sums in named:
