@@ -53,7 +53,7 @@ async def test_a_prompt_stands_with_its_decision_and_not_in_journal_or_logs(proc
                 recorded += (await journal.next_msg(timeout=30)).data
         ids = SECRET.encode()  # of the tokenizer byte; as a list in msgpack they are the same bytes
         assert ids not in recorded
-        assert array("I", ids).tobytes() not in recorded
+        assert array("I", [*ids]).tobytes() not in recorded
         await log.close()
     logs = logs_of(tmp_path)
     assert any("router" in name for name in logs)

@@ -219,6 +219,7 @@ async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_al
 async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, kind: str) -> None:
     double: EngineDouble = TrtllmServeDouble() if kind == "trtllm-serve" else SglangDouble(ranks=[Rank(), Rank()])
     double.block_size = 32
+    awaited = (f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0', 'outcome="ok",what="metrics"')
     async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
         ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
         command = ("attach", "--engine", kind, "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
@@ -227,16 +228,17 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
                 engine.iterate()
             await eventually(lambda: told)
             status_url = (await process.line_with("status on")).split()[-1]
-            async with session.get(f"{status_url}/metrics") as response:
-                shown = await response.text()
+            shown = ""
+            async with asyncio.timeout(30):  # the agent registers before it says in its metrics that it is attached
+                while any(each not in shown for each in awaited):
+                    async with session.get(f"{status_url}/metrics") as response:
+                        shown = await response.text()
         assert "Traceback" not in process.output
     registered = told[0]
     assert isinstance(registered, WorkerRegistered)
     assert registered.base_url != engine.url
     assert registered.accepts_token_ids
     assert registered.event_source == ("trtllm" if kind == "trtllm-serve" else "sglang")
-    assert f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0' in shown
-    assert 'outcome="ok",what="metrics"' in shown
     if kind == "sglang":
         of_ranks = re.findall(r"sglang:num_running_reqs{(.*)}", shown)
         assert of_ranks
