@@ -186,8 +186,8 @@ async def test_what_no_worker_serves_is_answered_by_the_picker(
 
 @pytest.mark.asyncio
 async def test_dead_workers_fail_their_requests_unless_the_gateway_goes_down_the_list(tmp_path: Path) -> None:
-    settings = (*PICKER, "picker.fallbacks=2", "policy.mode=round-robin")
-    shape = FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)
+    settings = (*PICKER, "picker.fallbacks=2")
+    shape = FleetShape(workers=3, mode="round-robin", worker_settings=FAST_WORKER, router_settings=settings)
     async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
         endpoints = tuple(endpoint(fleet, each) for each in fleet.worker_urls)
         (tmp_path / "once").mkdir()
