@@ -86,7 +86,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus browser deploy-tools  ## 250 more seeds; dashboards on a real Prometheus; the web page in a real browser
+simulation: $(READY) prometheus browser deploy-tools  ## 100 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
@@ -98,8 +98,8 @@ faults: $(READY)  ## faults on real servers, and how long it takes to be right a
 soak: $(WHEEL)/.ready  ## REQUESTS (1000000) through real processes under faults: nothing lost, nothing grows (build/soak.md)
 	$(BIN)/router bench soak --requests $(or $(REQUESTS),1000000) --programs $(WHEEL)/env/bin --out build/soak.md
 
-soak-smoke: $(WHEEL)/.ready  # a twentieth of it
-	$(BIN)/router bench soak --requests 50000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
+soak-smoke: $(WHEEL)/.ready  # a fiftieth of it
+	$(BIN)/router bench soak --requests 20000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@indexer/native/sanitize/run

@@ -25,7 +25,7 @@ def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(world=worlds())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: World) -> None:
     asyncio.run(live(world))
 
