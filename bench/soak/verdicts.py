@@ -22,7 +22,7 @@ RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 FILLED_AFTER, FILLING_BYTES = 100_000, 16 << 20
 """A router's may grow by so much more if the first quiet moment is before so many requests: by steps of some MiB, 8 to
 24 in all in 40,000 to 50,000 requests, then no more. The steps are not objects: of 149 MiB its heap had 67 at most.
-Each thread that has written a snapshot keeps an arena of malloc. Only longer runs find a leak of this size.
+Likely each thread that has written a snapshot keeps an arena of malloc. Only longer runs find a leak of this size.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""

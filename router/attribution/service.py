@@ -73,7 +73,9 @@ def savings_families(found: Attribution, process: str = "") -> Iterator[Family]:
         return [(at, float(getattr(sums, field))) for at, sums in named]
 
     labels = ("by", "name", "process")
-    yield counter("savings_requests", "Answered requests whose prompt was encoded", labels, samples("requests"))
+    yield counter(
+        "savings_requests", "Requests that were answered, of those with an encoded prompt", labels, samples("requests")
+    )
     yield counter("savings_prompt_tokens", "Tokens of their prompts", labels, samples("prompt_tokens"))
     yield counter(
         "savings_reused_tokens",
