@@ -37,6 +37,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
     "relay": (
         "router.server.relay",
+        "router.server.answer_output",
         "router.server.buffered_response",
         "router.server.stream_replay",
         "router.server.null_sink",
@@ -91,6 +92,7 @@ OF_CALLERS = (
     "router.server.framing",
     "router.server.heads",
     "router.server.sites",
+    "router.server.request_body",
     "router.request.latency",
     "router.decision.affinity",
     "router.decision.approximate",

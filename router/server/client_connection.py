@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 
-from kv_protocol.body_limits import SCANNED_BYTES, Bytes
+from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
 from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
-from router.server.framing import BodyReader, ChunkReader, body_reader
 from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
-from router.server.limits import HttpLimits
 from router.server.own_answer import own_answer
+from router.server.request_body import GatheredBody
 
 if TYPE_CHECKING:
     from router.server.plane import HttpPlane
@@ -43,35 +42,6 @@ _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
 
 _log = structlog.get_logger("http")
-
-
-class _Gathering:
-    """A body that is being received, and the head that it belongs to."""
-
-    __slots__ = ("_began_s", "_grew_s", "_seen", "body", "head", "reader")
-
-    def __init__(self, head: RequestHead) -> None:
-        self.head = head
-        self.body = bytearray()
-        self.reader: BodyReader = body_reader(head.body_bytes)
-        self._began_s = self._grew_s = 0.0
-        """Time of the loop's clock; 0 until the first timeout check."""
-        self._seen = 0
-
-    def too_slow(self, now_s: float, limits: HttpLimits) -> str:
-        """Return which limit the client exceeds by being too slow; empty if none."""
-        found = len(self.body)
-        if not self._began_s or found != self._seen:
-            self._began_s = self._began_s or now_s
-            self._grew_s, self._seen = now_s, found
-        took_s, rate = now_s - self._began_s, limits.body_rate_min_bytes_s
-        if took_s > limits.body_total_s:
-            return f"body: not whole within {limits.body_total_s:g} s"
-        if now_s - self._grew_s > limits.body_s:
-            return f"body: no byte for {limits.body_s:g} s"
-        if found < (took_s - limits.body_s) * rate:
-            return f"body: found {found} bytes within {took_s:.0f} s, allowed {rate:g} a second and more"
-        return ""
 
 
 class ClientStatistics(NamedTuple):
@@ -97,7 +67,6 @@ class ClientConnection:
         "_buffer",
         "_exchange",
         "_gathered",
-        "_gathering",
         "_half_closed",
         "_keep_alive",
         "_loop",
@@ -118,14 +87,13 @@ class ClientConnection:
         self._plane = plane
         self._state = _IDLE
         self._buffer = self._site_lines = b""
-        self._gathering: _Gathering | None = None
+        self._gathered: GatheredBody | None = None
+        """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
         self._keep_alive = self.http_1_1 = True
         self._writing_paused = self._reading_paused = self._advancing = self._half_closed = False
         self._served = 0
         self._pending_bytes = 0
-        self._gathered = 0
-        """Bytes of this body that are counted in the total of all bodies (`HttpPlane.gathers`)."""
 
     # ------------------------------------------------------------ the connection
 
@@ -199,8 +167,8 @@ class ClientConnection:
         """Take bytes from the client."""
         state = self._state
         if state == _BODY:
-            assert self._gathering is not None, "there is one while a body is awaited"
-            self._feed_body(self._gathering, data)
+            assert self._gathered is not None, "there is one while a body is awaited"
+            self._feed_body(self._gathered, data)
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
         elif state <= _HEAD and not self._writing_paused:
@@ -272,46 +240,30 @@ class ClientConnection:
         return True
 
     def _expect_body(self, head: RequestHead, data: bytes) -> None:
-        gathering = self._gathering = _Gathering(head)
+        gathered = self._gathered = GatheredBody(head, self._plane)
         self._state = _BODY
         self._since_s = 0.0
         if data:
-            self._feed_body(gathering, data)
+            self._feed_body(gathered, data)
         elif b"expect" in head.headers and head.http_1_1:
             self._transport.write(CONTINUE)
 
-    def _feed_body(self, gathering: _Gathering, data: bytes) -> None:
-        reader, body = gathering.reader, gathering.body
+    def _feed_body(self, gathered: GatheredBody, data: bytes) -> None:
         try:
-            end = reader.feed(data, body)
-            if type(reader) is ChunkReader:
-                self._check_body(len(body) + reader.left)
-            self._count_body(len(body))
+            end = gathered.feed(data)
         except Malformed as error:
             self._refuse(error.status, str(error))
             return
         if end < 0:
             return
-        self._gathering = None
         self._buffer = data[end:]
-        self._serve(gathering.head, body if len(body) > SCANNED_BYTES else bytes(body))
+        self._serve(gathered.head, gathered.take())
         self._advance()
 
-    def _count_body(self, gathered: int) -> None:
-        """Account for `gathered` bytes of the body in memory; 0 releases them."""
-        more, self._gathered = gathered - self._gathered, gathered
-        if not self._plane.gathers(more):
-            allowed = self._plane.limits.bodies_bytes_max
-            raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
-
     def _let_go_of_body(self) -> None:
-        if self._gathered:
-            self._count_body(0)
-
-    def _check_body(self, found: int) -> None:
-        allowed = self._plane.limits.body_bytes_max
-        if found > allowed:
-            raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            gathered.release()
 
     def _serve(self, head: RequestHead, body: Bytes) -> None:
         exchange = self._exchange = Exchange(self, head, body, self._began_s)
@@ -413,7 +365,6 @@ class ClientConnection:
     def _send_away(self, *, request_consumed: bool) -> None:
         """End the connection once the answer is sent. `request_consumed`: all that the client sent was read."""
         self._since_s = 0.0
-        self._gathering = None
         self._let_go_of_body()
         if request_consumed:
             self._state = _CLOSED
@@ -475,12 +426,12 @@ class ClientConnection:
         return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def _check_write_timeouts(self, now_s: float) -> None:
-        limits, gathering = self._plane.limits, self._gathering
-        if gathering is not None:
-            if reason := gathering.too_slow(now_s, limits):
+        head_s, gathered = self._plane.limits.head_s, self._gathered
+        if gathered is not None:
+            if reason := gathered.too_slow(now_s):
                 self._refuse(408, reason)
-        elif now_s - self._since_s > limits.head_s:
-            self._refuse(408, f"head: not whole within {limits.head_s:g} s")
+        elif now_s - self._since_s > head_s:
+            self._refuse(408, f"head: not whole within {head_s:g} s")
 
     def _check_read_timeouts(self, now_s: float) -> None:
         pending_bytes = self._transport.get_write_buffer_size()

@@ -20,31 +20,19 @@ failure, and that event is not passed on. The buffer decides what of the others 
 from typing import Protocol
 
 from kv_runtime.http.answers import error_body
-from router.server.exchange import (
-    Exchange,
-    OutboundCall,
-    ResponseHandler,
-    ResponseSink,
-    UpstreamStage,
-    error_events,
-    event_probe,
-    head_probe,
-    response_error_event,
-)
-from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, complete_chunks_tail
+from router.server.answer_output import DONE, TAIL_BYTES, AnswerOutput
+from router.server.exchange import Exchange, OutboundCall, ResponseHandler, ResponseSink, UpstreamStage
+from router.server.framing import ChunkReader, body_reader, complete_chunks_tail
 from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 from router.server.null_sink import NullSink
 from router.server.stream_replay import FAILURE, failure_in
 
-TAIL_BYTES = 4096
-_RECENT_MAX = 8
 _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK_BYTES = 2
 """How much of a mark can precede new bytes."""
 _HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _OVER = range(5)
 _CUT_SHORT = "the connection closed before the answer's end"
-_DONE = b"[DONE]"
 
 
 class WorkerEnd(Protocol):
@@ -71,26 +59,18 @@ class ResponseRelay:
     """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
 
     __slots__ = (
-        "_begun",
         "_buffer",
-        "_chunked_out",
-        "_client",
         "_exchange",
-        "_framing",
         "_has_token",
         "_heads",
         "_later_events",
-        "_lines",
-        "_mid_event",
+        "_output",
         "_reader",
         "_received_s",
-        "_recent",
         "_reusable",
         "_silent",
         "_since_s",
         "_state",
-        "_stream",
-        "_tail",
         "_until_close",
         "_watcher",
         "call",
@@ -109,13 +89,13 @@ class ResponseRelay:
         heads: HeadReader,
         now_s: float,
     ) -> None:
-        self._exchange, self._client, self._watcher, self._heads = exchange, client, watcher, heads
+        self._exchange, self._watcher, self._heads = exchange, watcher, heads
+        self._output = AnswerOutput(client, goes_on=exchange.is_begun)
         self.call = call
         self._since_s = self._received_s = now_s
         self.connection: WorkerEnd | None = None
         self.dial: Dial | None = None
-        self.received = self.paused = self._until_close = self._mid_event = False
-        self._begun = self._stream = exchange.is_begun
+        self.received = self.paused = self._until_close = False
         self._silent = True
         self._has_token = False
         """Whether an event with the call's `token_mark` came."""
@@ -166,57 +146,40 @@ class ResponseRelay:
         if lines is None:
             self._drop(head, body)
             return
-        client, body_bytes = self._client, head.body_bytes
-        start = head.lines + lines
-        if body_bytes == len(body) and not self._begun:  # most answers
-            start += client.connection_line
-            if not body:
-                client.write(start + _no_body(head))
-            else:
-                client.write(b"%bcontent-length: %d\r\n\r\n%b" % (start, len(body), body))
+        output, body_bytes, start = self._output, head.body_bytes, head.lines + lines
+        if body_bytes == len(body) and not output.has_begun:  # most answers
+            output.send_whole(start, head, body)
             self._over(extra=False, tail=body[-TAIL_BYTES:])
             return
         self._reader = body_reader(body_bytes)
         self._until_close = body_bytes == UNTIL_CLOSE
         self._buffer = bytearray()
-        self._recent: list[bytes] = []
-        self._tail = b""
-        self._chunked_out = client.http_1_1
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
             self._state = _EVENTS
-            self._stream = True
-            if b"cache-control" not in head.headers:
-                start += b"cache-control: no-cache\r\n"
-            self._framing = b"transfer-encoding: chunked\r\n\r\n" if client.http_1_1 else b"\r\n"
-        elif self._begun:
+            output.begin_events(start, names_cache=b"cache-control" in head.headers)
+        elif output.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
         elif body_bytes > self.call.buffered_bytes_max:
             self._state = _PASS_THROUGH
-            self._chunked_out = False
-            self._framing = b"content-length: %d\r\n\r\n" % body_bytes
+            output.begin_length(start, body_bytes)
         else:
             self._state = _GATHER
-            self._framing = b""
-        self._lines = start
+            output.begin_gathering(start)
         if body:
             self.feed(body)
 
     def _forwarded_unchanged(self, data: bytes) -> bool:
         """Pass `data` on if it is complete chunks, the last of which ends an event; return whether it was."""
         reader = self._reader
-        if type(reader) is not ChunkReader or not reader.between_chunks or not self._chunked_out:
+        if type(reader) is not ChunkReader or not reader.between_chunks or not self._output.takes_chunks:
             return False
         if self.call.replay_buffer is not None and FAILURE in data:
             return False
         tail_at = complete_chunks_tail(data, TAIL_BYTES)
         if tail_at < 0:
             return False
-        recent = self._recent
-        recent.append(data[tail_at:] if tail_at else data)
-        if len(recent) > _RECENT_MAX:
-            del recent[0]
-        self._write(self._shown(data, framed=True))
+        self._output.pass_chunks(data, tail_at, self._shown(data, framed=True))
         self._tell()
         return True
 
@@ -247,7 +210,7 @@ class ResponseRelay:
         if at < 0:
             return False
         if at:
-            self._mid_event = False
+            self._output.is_mid_event = False
             self._tell()
             self._forward(buffer, at)
         buffer.clear()
@@ -258,50 +221,41 @@ class ResponseRelay:
         """Pass on the first `ripe` bytes of the buffer."""
         payload = bytes(buffer[:ripe])
         del buffer[:ripe]
-        self._write(self._outgoing(payload))
-        self._remember(payload)
+        self._output.pass_payload(payload, self._shown_of(payload))
 
     def _ripe(self, buffer: bytearray, searched_from: int) -> int:
         """Return how many of the buffered bytes may be passed on."""
         if self._state == _EVENTS:
             ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
             if ends:
-                self._mid_event = False
+                self._output.is_mid_event = False
                 return max(ends)
         elif self._state == _PASS_THROUGH:
             return len(buffer)
         if len(buffer) <= self.call.buffered_bytes_max:
             return 0
-        self._mid_event = True
+        self._output.is_mid_event = True
         if self._state == _GATHER:
             self._state = _PASS_THROUGH
-            self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
+            self._output.end_head_unmeasured()
         return len(buffer)
 
-    def _outgoing(self, payload: bytes) -> bytes:
-        """Return a part of the body as the client gets it."""
-        if self._state == _EVENTS:
-            payload = self._shown(payload, framed=False)
-        return chunk(payload) if self._chunked_out and payload else payload
+    def _shown_of(self, payload: bytes) -> bytes:
+        """Return what the client gets of a part of the body."""
+        return self._shown(payload, framed=False) if self._state == _EVENTS else payload
 
     def _shown(self, events: bytes, *, framed: bool) -> bytes:
         """Return what the client gets of events, or of a long event's beginning; `framed`: both are complete chunks."""
         if self.call.token_mark:
             self._count_tokens(events.count(self.call.token_mark))
-        elif self._begun:
+        elif self._output.has_begun:
             self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
         replay_buffer = self.call.replay_buffer
         return events if replay_buffer is None else replay_buffer.add(events, framed=framed)
 
-    def _write(self, data: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            data = b"%b%b%b%b" % (self._lines, self._client.connection_line, self._framing, data)
-        self._client.write(data)
-
     def _tell(self) -> None:
         is_first, self._silent = self._silent, False
-        if self._stream and self.call.token_mark:
+        if self._output.is_stream and self.call.token_mark:
             return  # `_count_tokens` tells
         if is_first:
             self._watcher.on_first_byte()
@@ -319,16 +273,6 @@ class ResponseRelay:
             self._has_token = True
             self._watcher.on_first_byte()
 
-    def _remember(self, payload: bytes) -> None:
-        """Keep the end of what was passed on."""
-        known = bytearray(self._tail)
-        reader = ChunkReader()
-        for each in self._recent:
-            reader.feed(each, known)
-        self._recent.clear()
-        known += payload[-TAIL_BYTES:]
-        self._tail = bytes(known[-TAIL_BYTES:])
-
     # ------------------------------------------------------------ how it ends
 
     def _end(self, *, extra: bool) -> None:
@@ -338,25 +282,22 @@ class ResponseRelay:
             return
         if self._state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
             return
-        buffer = bytes(self._buffer or b"")
+        output, rest = self._output, bytes(self._buffer or b"")
         if self._state == _GATHER:
-            out = b"content-length: %d\r\n\r\n%b" % (len(buffer), buffer)
+            output.send_gathered(rest)
         else:
-            out = self._outgoing(buffer) + (LAST_CHUNK if self._chunked_out else b"")
-        self._write(out)
-        self._remember(buffer)
-        self._over(extra=extra, tail=self._tail)
+            output.send_last(rest, self._shown_of(rest))
+        self._over(extra=extra, tail=output.tail)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
         buffer = self._buffer
         assert buffer is not None
-        self._remember(b"")
-        if _DONE in (self._tail + buffer)[-TAIL_BYTES:]:
+        if DONE in (self._output.tail + buffer)[-TAIL_BYTES:]:
             return False
         if ripe := self._ripe(buffer, 0):
             self._forward(buffer, ripe)
-        if not self._begun:
+        if not self._output.has_begun:
             return False
         self._detach(reusable=False)
         goes_on = self._goes_on("body", "the stream ended without [DONE]")
@@ -366,9 +307,9 @@ class ResponseRelay:
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)
         self._exchange.close()
-        has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(_DONE)
+        has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(DONE)
         self._watcher.on_end(tail, self._later_events - has_mark)
-        self._client.finish()
+        self._output.client.finish()
 
     def _drop(self, head: AnswerHead, body: bytes) -> None:
         """Drop an unwanted answer; keep its connection if the answer is complete."""
@@ -394,9 +335,7 @@ class ResponseRelay:
     @property
     def probe(self) -> bytes:
         """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
-        if not self._begun:
-            return head_probe(self._client)
-        return event_probe(self._client) if self._stream and not self._mid_event else b""
+        return self._output.probe
 
     @property
     def unanswered(self) -> bool:
@@ -407,38 +346,37 @@ class ResponseRelay:
         """End the call after a fault of the router: answer the client, or cut it off."""
         known = self._state == _OVER
         self._detach(reusable=False)
-        if self._exchange.open and not self._begun:
+        client = self._output.client
+        if self._exchange.open and not self._output.has_begun:
             self._exchange.close()
-            body = error_body("our fault; see the log", "server_error")
-            self._client.reply(500, body, b"application/json", ())
+            client.reply(500, error_body("our fault; see the log", "server_error"), b"application/json", ())
         else:
-            self._client.cut()
+            client.cut()
         if not known:
             self._watcher.on_gone()
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
-        if self._begun and self._state == _EVENTS and self._has_done():
-            self._write(LAST_CHUNK if self._chunked_out else b"")
-            self._over(extra=True, tail=self._tail)
+        output = self._output
+        if self._state == _EVENTS and self._is_complete():
+            output.send_last(b"", b"")
+            self._over(extra=True, tail=output.tail)
             return
         self._detach(reusable=False)
-        if self._begun:
-            if self.call.replay_buffer is not None and not self._mid_event and self._goes_on(phase, reason):
+        if output.has_begun:
+            if self.call.replay_buffer is not None and not output.is_mid_event and self._goes_on(phase, reason):
                 return
             self._exchange.close()
             self._watcher.on_failed(phase, reason, begun=True)
-            self._finish_cut(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
+            self._cut_short(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
         else:
             self._exchange.carried = None
             self._watcher.on_failed(phase, reason, begun=False)
 
-    def _has_done(self) -> bool:
-        """Return whether the last event that the client has is the stream's end mark."""
-        if self.call.token_mark or self._buffer:
-            return False
-        self._remember(b"")
-        return self._tail.rstrip().endswith(_DONE)
+    def _is_complete(self) -> bool:
+        """Return whether the client has all of the stream but its framing."""
+        has_begun = self._output.has_begun and not self._buffer
+        return has_begun and not self.call.token_mark and self._output.has_end_mark
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
@@ -447,15 +385,14 @@ class ResponseRelay:
         more = self._watcher.on_cut(phase, reason)
         if more:
             exchange.close()
-            self._client.write(chunk(more) + LAST_CHUNK if self._client.http_1_1 else more)
-            self._client.finish()
+            self._output.end_with(more)
         return more is not None
 
     def leave(self) -> None:
         """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
         watcher = self._watcher
         if self.call.is_once and self._silent and self._state != _OVER:
-            self._client = self._watcher = NullSink(self.leave)
+            self._output.client = self._watcher = NullSink(self.leave)
         else:
             self._detach(reusable=False)
         watcher.on_gone()
@@ -466,25 +403,15 @@ class ResponseRelay:
         self._exchange.close()
         self._watcher.on_gone()
         message = "the router stops; the answer was not complete in time"
-        if self._begun:
-            self._finish_cut(message, "shutting_down")
+        if self._output.has_begun:
+            self._cut_short(message, "shutting_down")
         else:
             body = error_body(message, "server_error", code="shutting_down")
-            self._client.reply(503, body, b"application/json", [(b"retry-after", b"1")])
+            self._output.client.reply(503, body, b"application/json", [(b"retry-after", b"1")])
 
-    def _finish_cut(self, message: str, code: str) -> None:
-        """End the client's part of the answer: by an error event, or by closing the connection."""
-        if not self._stream:
-            self._client.cut()
-            return
-        if self.call.token_mark:
-            self._remember(b"")
-            out = response_error_event(message, code, self._tail, mid_event=self._mid_event)
-        else:
-            body = error_body(message, "server_error", code=code)
-            out = error_events(body, mid_event=self._mid_event)
-        self._client.write(chunk(out) + LAST_CHUNK if self._client.http_1_1 else out)
-        self._client.finish()
+    def _cut_short(self, message: str, code: str) -> None:
+        """End the client's part of an answer that is not complete."""
+        self._output.end_with_error(message, code, is_response=bool(self.call.token_mark))
 
     def _detach(self, *, reusable: bool) -> None:
         self._state = _OVER
@@ -521,7 +448,3 @@ class ResponseRelay:
                 self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
         elif not self.paused and now_s - self._received_s > call.between_bytes_s:
             self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
-
-
-def _no_body(head: AnswerHead) -> bytes:
-    return b"\r\n" if head.status in (204, 304) else b"content-length: 0\r\n\r\n"

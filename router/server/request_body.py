@@ -1,0 +1,72 @@
+"""A request's body that did not come in one piece with its head: it is gathered, counted, and timed."""
+
+from typing import TYPE_CHECKING
+
+from kv_protocol.body_limits import SCANNED_BYTES, Bytes
+from router.server.framing import BodyReader, ChunkReader, body_reader
+from router.server.heads import Malformed, RequestHead
+
+if TYPE_CHECKING:
+    from router.server.plane import HttpPlane
+
+
+class GatheredBody:
+    """A body, and the head that it belongs to. Its bytes count in `plane`'s total of all bodies until `release`."""
+
+    __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "head")
+
+    def __init__(self, head: RequestHead, plane: "HttpPlane") -> None:
+        self.head = head
+        self._plane = plane
+        self._body = bytearray()
+        self._reader: BodyReader = body_reader(head.body_bytes)
+        self._counted = 0
+        self._began_s = self._grew_s = 0.0
+        """Time of the loop's clock; 0 until the first timeout check."""
+        self._seen = 0
+
+    def feed(self, data: bytes) -> int:
+        """Take the next bytes; return where in `data` the body ends, -1 if it does not end.
+
+        Raises:
+            Malformed: it is too long, is no chunked body, or there is no room for it now.
+        """
+        reader, body = self._reader, self._body
+        end = reader.feed(data, body)
+        if type(reader) is ChunkReader:
+            found, allowed = len(body) + reader.left, self._plane.limits.body_bytes_max
+            if found > allowed:
+                raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
+        self._count(len(body))
+        return end
+
+    def _count(self, body_bytes: int) -> None:
+        more, self._counted = body_bytes - self._counted, body_bytes
+        if not self._plane.gathers(more):
+            allowed = self._plane.limits.bodies_bytes_max
+            raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
+
+    def take(self) -> Bytes:
+        """Return all of it, and keep only its count; a long one is not copied."""
+        body, self._body = self._body, bytearray()
+        return body if len(body) > SCANNED_BYTES else bytes(body)
+
+    def release(self) -> None:
+        """Count its bytes no more."""
+        if self._counted:
+            self._count(0)
+
+    def too_slow(self, now_s: float) -> str:
+        """Return which limit the client exceeds by being too slow; empty if none."""
+        limits, found = self._plane.limits, len(self._body)
+        if not self._began_s or found != self._seen:
+            self._began_s = self._began_s or now_s
+            self._grew_s, self._seen = now_s, found
+        took_s, rate = now_s - self._began_s, limits.body_rate_min_bytes_s
+        if took_s > limits.body_total_s:
+            return f"body: not whole within {limits.body_total_s:g} s"
+        if now_s - self._grew_s > limits.body_s:
+            return f"body: no byte for {limits.body_s:g} s"
+        if found < (took_s - limits.body_s) * rate:
+            return f"body: found {found} bytes within {took_s:.0f} s, allowed {rate:g} a second and more"
+        return ""
