@@ -87,6 +87,8 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 OF_CALLERS = (
     "router.names",
     "router.fleet",
+    "router.live",
+    "router.planner",
     "router.prompt.chains",
     "router.server.exchange",
     "router.server.framing",
