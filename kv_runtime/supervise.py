@@ -400,15 +400,6 @@ def map_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
 
 
-def give_back_free_memory() -> None:
-    """Return what the heap holds free to the system; no effect with other C libraries than glibc.
-
-    Loading a tokenizer leaves tens of MiB. Source: malloc_trim(3).
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Run `main(stop)` on uvloop until the process ends; SIGINT and SIGTERM set `stop`.
 

@@ -10,7 +10,6 @@ parent has no event loop, no thread and no connection. A child leaves the termin
 reaches the parent alone. When the parent is gone, however it ended, `Child.parent` is at its end, and the child stops.
 """
 
-import gc
 import json
 import mmap
 import os
@@ -28,8 +27,9 @@ from typing import Any, NamedTuple, NoReturn
 import structlog
 
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts, give_back_free_memory
+from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts
 from router.processes.metrics import ProcessState
+from router.processes.shared_pages import shared_pages
 
 _TOLD_BYTES_MAX = 1 << 16
 _COUNT = struct.Struct("<III")
@@ -120,13 +120,8 @@ class Supervisor:
         Raises:
             ProcessesFailed: one could not start, ended too often, or did not end as it should.
         """
-        gc.collect()
-        give_back_free_memory()  # a page that is shared and free would be copied as soon as a child used it
-        gc.freeze()  # what is there now is never looked through again, so that its pages stay shared
-        try:
+        with shared_pages():
             self._run(on_started, on_stopping)
-        finally:
-            gc.unfreeze()
         if self._failure:
             raise ProcessesFailed(self._failure)
 
