@@ -28,6 +28,7 @@ from bench.dataplane.run import (
     MeasuredShape,
 )
 from bench.dataplane.systems import (
+    CACHE,
     DIRECT,
     KV,
     NGINX,
@@ -187,6 +188,10 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
     asyncio.run(begin())
 
 
+SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"
+SMALL_AWARE = "CPU of a small request (router, kv), over the best peer's, cache-aware"
+
+
 def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> DataplaneResults:
     results = DataplaneResults()
     results.systems = [
@@ -211,16 +216,26 @@ def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> DataplaneRes
 def test_targets_are_judged_against_the_best_peer() -> None:
     results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0, DIRECT: 1.0})
     held = {each.target: (each.measured, each.holds) for each in verdicts(results)}
-    assert held["CPU of a small request, over the best peer's"] == (0.5, True)
-    assert held["CPU of a request of 40 KB, over the best peer's"] == (0.5, False)
+    assert held[SMALL_PLAIN] == (0.5, True)
+    assert held["CPU of a chunk, high rate, over the best peer's"] == (0.5, True)
     assert held["latency added at a modest rate, p50, over the best peer's"] == (19 / 39, True)
     assert held["memory for a reader that does not read (router, round robin)"] == (0.5, True)
     assert held["memory for a reader that does not read (router, kv)"] == (None, None)
 
 
+def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
+    results = measured({OURS: 30.0, "smg": 40.0})
+    for plan, cpu_us in ((SystemPlan(OURS, KV), 90.0), (SystemPlan("smg", CACHE), 60.0)):
+        results.systems.append(plan)
+        results.rounds[plan.name, SMALL].append({"cpu_us": cpu_us})
+    held = {each.target: (each.measured, each.holds, each.told) for each in verdicts(results)}
+    assert held[SMALL_PLAIN] == (0.75, True, "against smg, round robin")
+    assert held[SMALL_AWARE] == (1.5, False, "against smg, cache-aware")
+
+
 def test_a_planted_slow_router_misses_and_a_planted_fast_one_fails_the_control() -> None:
     slow = {each.target: each.holds for each in verdicts(measured({OURS: 50.0, NGINX: 14.0, "smg": 40.0}))}
-    assert slow["CPU of a small request, over the best peer's"] is False
+    assert slow[SMALL_PLAIN] is False
     fast = {each.target: each.holds for each in verdicts(measured({OURS: 2.0, NGINX: 14.0, "smg": 40.0}))}
     assert fast["control: CPU of a small request, the least of all proxies over nginx's"] is False
 
@@ -229,7 +244,7 @@ def test_without_peers_targets_that_need_one_are_not_measured() -> None:
     results = measured({OURS: 20.0})
     results.systems = results.systems[:2]
     rows = {row[0]: row[-1] for row in verdict_table(results).rows}
-    assert rows["CPU of a small request, over the best peer's"] == "not measured"
+    assert rows[SMALL_PLAIN] == rows[SMALL_AWARE] == "not measured"
 
 
 @pytest.mark.parametrize(("unsampled_us", "holds"), [(104.5, True), (105.5, False)])
