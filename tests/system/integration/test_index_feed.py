@@ -15,6 +15,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
+from indexer.embedded import ensure_streams
 from indexer.follow.fold import RankView
 from indexer.index.prefix_index import RefusedEvent
 from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
@@ -38,7 +39,7 @@ from router.fleet.registry import Fleet, TextDigests
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.index_on_log import WAIT_S, Index, gpu, running_index
+from tests.system.integration.index_on_log import NATS, WAIT_S, Index, gpu, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.system.integration.serving import Api, serving
 from tests.unit.router.samples import registered
@@ -549,6 +550,8 @@ async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
     await index.pass_time(60.0)
     await broker.start()
     await eventually(lambda: index.log.is_connected and log.is_connected)
+    for each in (log, index.log):  # round trips: the worker's subscription is back, and the first question is answered
+        await ensure_streams(each, NATS)
     await scripted.beat()
     await index.pass_time(3.0)
     await index.until_at(scripted)
