@@ -68,7 +68,7 @@ class AnswerOutput:
         self._framing = b"content-length: %d\r\n\r\n" % body_bytes
 
     def begin_gathering(self, lines: bytes) -> None:
-        """A body follows at once, by `send_gathered`; if it becomes too long for that, after `end_head_unmeasured`."""
+        """A body is gathered: `send_gathered` follows or, if it becomes too long, `end_head_unmeasured`."""
         self._lines = lines
 
     def end_head_unmeasured(self) -> None:
