@@ -24,7 +24,8 @@ FAULTS: list[tuple[FetchOutcome, Fault]] = [
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("outcome", "fault"), FAULTS)
 async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fault: Fault) -> None:
-    async with VllmDouble().serving() as engine, EngineClient(engine.url, answer_s=0.2) as client:
+    answer_s = 1.0 if outcome == "slow" else 10.0
+    async with VllmDouble().serving() as engine, EngineClient(engine.url, answer_s=answer_s) as client:
         engine.faults["/metrics"] = fault
         with pytest.raises(EngineUnanswered) as unanswered:
             await client.get("metrics", "/metrics", bytes_max=4096)

@@ -38,8 +38,12 @@ async def reporting(
     *,
     dp_ranks: tuple[int, ...] = (0,),
     clock: Clock | None = None,
+    answer_s: float = 10.0,
 ) -> AsyncIterator[tuple[EngineLoads, EngineClient, dict[int, LoadReport]]]:
-    """Loads of the engine are read and announced; what was heard last of each rank."""
+    """Loads of the engine are read and announced; what was heard last of each rank.
+
+    Nothing but a planted fault may pass `answer_s`: the iterations of an answer that came too late are lost.
+    """
     heard: dict[int, LoadReport] = {}
 
     async def on_report(message: LogMessage) -> None:
@@ -48,7 +52,7 @@ async def reporting(
     for dp_rank in dp_ranks:
         await log.listen(subjects.load(MODEL, WorkerRank(WORKER, dp_rank)), on_report)
     stop = asyncio.Event()
-    async with EngineClient(engine.url, answer_s=0.3) as client, asyncio.TaskGroup() as group:
+    async with EngineClient(engine.url, answer_s=answer_s) as client, asyncio.TaskGroup() as group:
         loads = EngineLoads(
             kind,
             client,
@@ -125,8 +129,12 @@ async def test_a_server_with_prometheus_metrics_is_read_by_name(log: EventLog) -
 async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
     log: EventLog, outcome: FetchOutcome, fault: Fault
 ) -> None:
+    answer_s = 1.0 if outcome == "slow" else 10.0
     with capture_logs() as lines:
-        async with VllmDouble().serving() as engine, reporting(log, "vllm", engine) as (loads, client, heard):
+        async with (
+            VllmDouble().serving() as engine,
+            reporting(log, "vllm", engine, answer_s=answer_s) as (loads, client, heard),
+        ):
             await eventually(lambda: loads.newest)
             engine.faults["/metrics"] = fault
             await eventually(lambda: client.requests_total["metrics", outcome] > 1)

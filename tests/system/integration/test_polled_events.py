@@ -50,10 +50,11 @@ class Polling:
 
 
 @asynccontextmanager
-async def polling(broker: Broker, log: EventLog) -> AsyncIterator[Polling]:
+async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> AsyncIterator[Polling]:
+    """Nothing but a planted fault may pass `answer_s`: the events of an answer that came too late are lost."""
     stop = asyncio.Event()
     async with TrtllmServeDouble().serving() as engine, zmq_context() as context, running_index(broker.url) as index:
-        polled = PolledEvents(engine.url, answer_s=0.3, bytes_max=1 << 20)
+        polled = PolledEvents(engine.url, answer_s=answer_s, bytes_max=1 << 20)
         streams = EventStreams(WORKER, EventsSection(poll_s=0.005), log, context, SystemClock(), polled=polled)
         await streams.consolidator.start()
         async with asyncio.TaskGroup() as group:
@@ -100,7 +101,7 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
 async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
     broker: Broker, log: EventLog, outcome: FetchOutcome, fault: Fault
 ) -> None:
-    async with polling(broker, log) as at:
+    async with polling(broker, log, answer_s=2.0 if outcome == "slow" else 10.0) as at:
         at.engine.create(0)
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)
