@@ -48,7 +48,7 @@ from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 from router.admin.rows import evidence_row, explained, trusted, worker_row
-from router.attribution.service import SavingsRecorder
+from router.attribution.service import Savings
 from router.compiled import hot_path
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
@@ -95,7 +95,7 @@ class ControlPlane:
         *,
         trace_link: str = "",
         shadows: Shadows | None = None,
-        savings: SavingsRecorder | None = None,
+        savings: Savings | None = None,
         passed: PassedRequests | None = None,
         heat: HeatSource | None = None,
         moments: Moments | None = None,

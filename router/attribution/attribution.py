@@ -10,12 +10,13 @@ The same records in the same order give the same sums, in a running router and f
 """
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from kv_protocol.journal import OutcomeKnown
-from router.attribution.savings import Placement, placement_of, saving_of
-from router.attribution.top_rows import Sums, TopRows
-from router.decision.verdict import Verdict
+from router.attribution.savings import Placement, Sums, placement_of, saving_of
+from router.attribution.top_rows import TopRows
+from router.decision.verdict import Taken, Verdict
+from router.journal.records import Recordable
 
 Dimension = Literal["model", "tenant", "lora", "prefix"]
 DIMENSIONS: tuple[Dimension, ...] = ("model", "tenant", "lora", "prefix")
@@ -36,7 +37,9 @@ class AttributionLimits(NamedTuple):
 
 
 class Attribution:
-    """All sums, of one router or of several."""
+    """All sums, of one router or of several; a recorder of what is applied to a router's state."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken, OutcomeKnown)
 
     def __init__(self, limits: AttributionLimits) -> None:
         self._limits = limits
@@ -49,6 +52,13 @@ class Attribution:
     def pending(self) -> int:
         """Decisions whose outcome is not known yet."""
         return len(self._pending)
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+        if isinstance(what, Taken):
+            self.decided(what.verdict)
+        elif isinstance(what, OutcomeKnown):
+            self.ended(what)
 
     def decided(self, verdict: Verdict) -> None:
         """A decision is carried out."""
@@ -69,7 +79,7 @@ class Attribution:
             self.not_counted["unseen" if outcome.outcome == "ok" else "not_answered"] += 1
             return None
         saving, rows = saving_of(placement, outcome), self.rows
-        self.total.count(saving)
+        self.total.add(saving)
         rows["model"].count(placement.model, saving)
         rows["tenant"].count(placement.tenant, saving)
         rows["lora"].count(placement.lora, saving)

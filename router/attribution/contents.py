@@ -11,7 +11,8 @@ from typing import Any, Literal, Self
 import msgspec
 
 from router.attribution.attribution import DIMENSIONS, Attribution, Dimension
-from router.attribution.top_rows import Sums, TopRows
+from router.attribution.savings import Sums
+from router.attribution.top_rows import TopRows
 
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""

@@ -49,20 +49,36 @@ class Placement(NamedTuple):
         return self.factor * (tokens * PREFILL_TOKEN_S + tokens * tokens / 2 * PREFILL_PAIR_S)
 
 
-class Saving(NamedTuple):
-    """What a request saved, in tokens and in seconds of its rank."""
+class Sums:
+    """What some requests saved together, in tokens and in seconds of their ranks.
 
-    prompt_tokens: int
-    reused_tokens: int
-    reported_tokens: int
-    """The reused tokens if the worker reported them, else 0."""
-    baseline_tokens: float
-    foregone_tokens: int
-    saved_s: float
-    learnt_s: float
-    """The saved seconds if the rank's factor was learnt, else 0."""
-    baseline_s: float
-    is_compared: bool
+    `compared_requests`: those whose candidates were compared. `reported_tokens`: those of the reused ones that workers
+    reported. `learnt_s`: those of the saved seconds that are of a learnt factor.
+    """
+
+    __slots__ = (
+        "baseline_s", "baseline_tokens", "compared_requests", "evicted_blocks", "foregone_tokens", "learnt_s",
+        "prompt_tokens", "reported_tokens", "requests", "reused_tokens", "saved_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.requests = self.compared_requests = 0
+        self.prompt_tokens = self.reused_tokens = self.reported_tokens = self.foregone_tokens = 0
+        self.baseline_tokens = self.saved_s = self.learnt_s = self.baseline_s = self.evicted_blocks = 0.0
+
+    def add(self, other: "Sums") -> None:
+        """Add all requests of `other`."""
+        self.requests += other.requests
+        self.compared_requests += other.compared_requests
+        self.prompt_tokens += other.prompt_tokens
+        self.reused_tokens += other.reused_tokens
+        self.reported_tokens += other.reported_tokens
+        self.baseline_tokens += other.baseline_tokens
+        self.foregone_tokens += other.foregone_tokens
+        self.saved_s += other.saved_s
+        self.learnt_s += other.learnt_s
+        self.baseline_s += other.baseline_s
+        self.evicted_blocks += other.evicted_blocks
 
 
 def family_of(chain: bytes, family_blocks: int) -> str:
@@ -117,26 +133,23 @@ def _others(verdict: Verdict) -> tuple[int, int, int]:
     return total, squares, best
 
 
-def saving_of(placement: Placement, outcome: OutcomeKnown) -> Saving:
-    """Return what a request saved that was answered."""
+def saving_of(placement: Placement, outcome: OutcomeKnown) -> Sums:
+    """Return what a request saved that was answered: the sums of this one."""
     reported, candidates = outcome.cached_tokens, placement.candidates
     reused = placement.predicted_tokens if reported is None else min(reported, placement.isl_tokens)
-    saved_s = placement.seconds(reused)
-    baseline, baseline_s = float(reused), saved_s
+    saving, saved_s = Sums(), placement.seconds(reused)
+    saving.requests = 1
+    saving.prompt_tokens, saving.reused_tokens = placement.isl_tokens, reused
+    saving.reported_tokens = 0 if reported is None else reused
+    saving.foregone_tokens = max(0, placement.best_blocks * placement.block_size - placement.predicted_tokens)
+    saving.saved_s = saving.baseline_s = saved_s
+    saving.learnt_s = saved_s if placement.is_learnt else 0.0
+    saving.baseline_tokens = float(reused)
     if candidates:
         size = placement.block_size
-        baseline = (reused + placement.others_blocks * size) / candidates
         pairs = placement.others_blocks_squared * size * size / 2
         others_s = placement.factor * (placement.others_blocks * size * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S)
-        baseline_s = (saved_s + others_s) / candidates
-    return Saving(
-        placement.isl_tokens,
-        reused,
-        0 if reported is None else reused,
-        baseline,
-        max(0, placement.best_blocks * placement.block_size - placement.predicted_tokens),
-        saved_s,
-        saved_s if placement.is_learnt else 0.0,
-        baseline_s,
-        candidates > 0,
-    )
+        saving.compared_requests = 1
+        saving.baseline_tokens = (reused + placement.others_blocks * size) / candidates
+        saving.baseline_s = (saved_s + others_s) / candidates
+    return saving

@@ -10,36 +10,26 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from kv_protocol.journal import OutcomeKnown
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
 from router.attribution.attribution import Attribution
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
-from router.attribution.top_rows import Sums
-from router.decision.verdict import Taken
-from router.journal.records import Recordable
+from router.attribution.savings import Sums
 
 SHOWN_MAX = 20
 _NS_PER_S = 1e9
 
 
-class SavingsRecorder:
-    """Sums up what is applied to the state."""
+class Savings:
+    """The sums of this router, shown; `attribution` records them."""
 
     def __init__(self, settings: ReportSection, clock: Clock, process: str = "") -> None:
         """`process`: the name of this one of several that are one router; empty: there is one."""
         self._settings, self._clock, self._process = settings, clock, process
         self._since = iso(clock.wall_ns())
         self.attribution = Attribution(settings.limits())
-
-    def record(self, what: Recordable) -> None:
-        """`what` was applied."""
-        if isinstance(what, Taken):
-            self.attribution.decided(what.verdict)
-        elif isinstance(what, OutcomeKnown):
-            self.attribution.ended(what)
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""

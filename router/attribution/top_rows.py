@@ -14,48 +14,9 @@ So for every name, with N requests in all and K rows:
 Source: Metwally, Agrawal, El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005.
 """
 
-from router.attribution.savings import Saving
+from heapq import heappop, heappush, heapreplace
 
-
-class Sums:
-    """What some requests saved together."""
-
-    __slots__ = (
-        "baseline_s", "baseline_tokens", "compared_requests", "evicted_blocks", "foregone_tokens", "learnt_s",
-        "prompt_tokens", "reported_tokens", "requests", "reused_tokens", "saved_s",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.requests = self.compared_requests = 0
-        self.prompt_tokens = self.reused_tokens = self.reported_tokens = self.foregone_tokens = 0
-        self.baseline_tokens = self.saved_s = self.learnt_s = self.baseline_s = self.evicted_blocks = 0.0
-
-    def count(self, saving: Saving) -> None:
-        """Add a request."""
-        self.requests += 1
-        self.compared_requests += saving.is_compared
-        self.prompt_tokens += saving.prompt_tokens
-        self.reused_tokens += saving.reused_tokens
-        self.reported_tokens += saving.reported_tokens
-        self.baseline_tokens += saving.baseline_tokens
-        self.foregone_tokens += saving.foregone_tokens
-        self.saved_s += saving.saved_s
-        self.learnt_s += saving.learnt_s
-        self.baseline_s += saving.baseline_s
-
-    def add(self, other: "Sums") -> None:
-        """Add all requests of `other`."""
-        self.requests += other.requests
-        self.compared_requests += other.compared_requests
-        self.prompt_tokens += other.prompt_tokens
-        self.reused_tokens += other.reused_tokens
-        self.reported_tokens += other.reported_tokens
-        self.baseline_tokens += other.baseline_tokens
-        self.foregone_tokens += other.foregone_tokens
-        self.saved_s += other.saved_s
-        self.learnt_s += other.learnt_s
-        self.baseline_s += other.baseline_s
-        self.evicted_blocks += other.evicted_blocks
+from router.attribution.savings import Sums
 
 
 class NamedRow:
@@ -79,11 +40,14 @@ class TopRows:
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
         self._rows: dict[str, NamedRow] = {}
+        self._fewest: list[tuple[int, int, NamedRow]] = []
+        """A heap of the rows: requests at most when it was placed, which only grow; its number; the row."""
+        self._entered = 0
         self.other = Sums()
 
-    def count(self, name: str, saving: Saving) -> None:
-        """Add a request of the name."""
-        (self._rows.get(name) or self._enter(name)).sums.count(saving)
+    def count(self, name: str, saving: Sums) -> None:
+        """Add what a request of the name saved."""
+        (self._rows.get(name) or self._enter(name)).sums.add(saving)
 
     def charge(self, name: str, blocks: float) -> None:
         """Add evicted blocks to a name that had a request."""
@@ -96,18 +60,21 @@ class TopRows:
             least = self._least()
             missed = least.requests_max
             self.other.add(least.sums)
+            heappop(self._fewest)
             del self._rows[least.name]
         row = self._rows[name] = NamedRow(name, missed)
+        self._entered += 1
+        heappush(self._fewest, (missed, self._entered, row))
         return row
 
     def _least(self) -> NamedRow:
-        least, fewest = None, 0
-        for row in self._rows.values():
-            requests = row.sums.requests + row.missed
-            if least is None or requests < fewest:
-                least, fewest = row, requests
-        assert least is not None, "there is room for one row at least"
-        return least
+        """Return the row with the fewest requests at most, the eldest of equals: the first of the heap afterwards."""
+        while True:
+            placed, number, row = self._fewest[0]
+            requests = row.requests_max
+            if requests == placed:
+                return row
+            heapreplace(self._fewest, (requests, number, row))
 
     @property
     def absent_max(self) -> int:

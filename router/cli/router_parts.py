@@ -37,7 +37,7 @@ from router.admin.metrics import (
     state_families,
     trust_families,
 )
-from router.attribution.service import SavingsRecorder
+from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
@@ -66,7 +66,8 @@ from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.names import Names
 from router.native import load as load_table_in_cpp
-from router.planner.service import LoadRecorder, Planner
+from router.planner.offered import LoadRecorder
+from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
@@ -129,11 +130,9 @@ class RouterParts:
         state = folds.state(policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
-        self._offered = LoadRecorder(state, self._clock.now())
+        self._offered = LoadRecorder(state.fleet, self._clock.now())
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
-        self._savings = SavingsRecorder(
-            settings.report, self._clock, "" if place is None else f"serving-{place.number}"
-        )
+        self._savings = Savings(settings.report, self._clock, "" if place is None else f"serving-{place.number}")
         self._passed, self._routed = PassedRequests(), RoutedCounts()
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)
@@ -268,7 +267,7 @@ class RouterParts:
             decisions_max=settings.journal.decisions_max,
             recorder=Recorders(
                 self._offered,
-                self._savings,
+                self._savings.attribution,
                 self._passed,
                 self._routed,
                 *(each for each in (self._journal, self._replicas) if each is not None),

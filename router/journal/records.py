@@ -14,7 +14,7 @@ A view states doubts as trust; `doubt_of` returns the doubt behind a rank's trus
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,15 +63,29 @@ class Recorder(Protocol):
         """`what` was applied."""
 
 
-class Recorders:
-    """Several recorders, called one after the other; without any, nothing is recorded."""
+class SelectiveRecorder(Recorder, Protocol):
+    """Receives what is applied of some types."""
 
-    def __init__(self, *recorders: Recorder) -> None:
-        self._records = tuple(each.record for each in recorders)
+    @property
+    def reads(self) -> tuple[type, ...]:
+        """The types that it reads; none: all."""
+
+
+class Recorders:
+    """Several recorders, each called with what it reads, one after the other; without any, nothing is recorded."""
+
+    def __init__(self, *recorders: SelectiveRecorder) -> None:
+        self._recorders = recorders
+        self._of_type: dict[type, tuple[Callable[[Recordable], None], ...]] = {}
 
     def record(self, what: Recordable) -> None:
         """`what` was applied."""
-        for record in self._records:
+        kind = type(what)
+        records = self._of_type.get(kind)
+        if records is None:
+            readers = [each for each in self._recorders if not each.reads or kind in each.reads]
+            records = self._of_type[kind] = tuple(each.record for each in readers)
+        for record in records:
             record(what)
 
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import structlog
@@ -98,6 +98,8 @@ class JournalStatistics(NamedTuple):
 
 class JournalWriter:
     """Writes one run of a router into the log; a part of a process."""
+
+    reads: ClassVar[tuple[type, ...]] = ()
 
     def __init__(
         self,

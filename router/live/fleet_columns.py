@@ -8,7 +8,7 @@ words      trust reasons, and why there is no new work, are numbers of `reasons`
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
@@ -37,6 +37,8 @@ _LOAD = (
 
 class RoutedCounts:
     """A recorder: the attempts routed to each rank, by this router and its replicas."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken, LedgerApplied)
 
     def __init__(self) -> None:
         self.of_ranks = Counter[WorkerRank]()

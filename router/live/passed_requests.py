@@ -7,6 +7,7 @@ A request that was routed in a mode without overlap has no blocks, and does not 
 
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 from indexer.embedded import PassedRequest
 from router.decision.verdict import Taken
@@ -19,6 +20,8 @@ HALF_LIFE_S = 60.0
 
 class PassedRequests:
     """A recorder of a router; older requests are forgotten for newer ones."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken,)
 
     def __init__(self) -> None:
         self._ends: deque[tuple[bytes, float]] = deque(maxlen=REQUESTS_MAX)

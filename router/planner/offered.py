@@ -10,11 +10,15 @@ queue, or was refused, does not count.
 
 import math
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kv_protocol.fleet import Role, WorkerRegistered
+from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import Routed
+from router.decision.verdict import Taken
 from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from router.fleet.registry import Fleet
+from router.journal.records import Recordable
 from router.planner.queueing import ServiceTimes
 from router.prompt.chains import block_count
 
@@ -102,6 +106,28 @@ class OfferedLoads:
         """Return of how many seconds of the window the load is known: at least one slot."""
         first = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
         return max(SLOT_S, now_s - max(first * SLOT_S, self._began_s))
+
+
+class LoadRecorder:
+    """A recorder: it counts promises of work, as they are applied to the state of a router."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken, LedgerApplied)
+
+    def __init__(self, fleet: Fleet, began_s: float) -> None:
+        self.loads = OfferedLoads(began_s)
+        self._fleet = fleet
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+        if isinstance(what, Taken):
+            self._count(what.promise, what.verdict.now_s)
+        elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
+            self._count(what.event, what.now_s)
+
+    def _count(self, routed: Routed, now_s: float) -> None:
+        worker = self._fleet.worker(routed.worker_id)
+        if worker is not None:
+            self.loads.routed(routed, worker.registration, now_s)
 
 
 def _load(sums: _Sums, covered_s: float) -> OfferedLoad:

@@ -12,16 +12,12 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from kv_protocol.journal import LedgerApplied, OutcomeKnown
-from kv_protocol.ledger import Routed
+from kv_protocol.journal import OutcomeKnown
 from kv_runtime.http.answers import BadRequest, json_response
 from kv_runtime.telemetry import Family, gauge
 from router.decision.policy_swap import field_of, refused
 from router.decision.routing import Routing
-from router.decision.state import RouterState
-from router.decision.verdict import Taken
 from router.fleet.registry import Worker
-from router.journal.records import Recordable
 from router.planner.config import PlannerSection
 from router.planner.offered import Group, OfferedLoad, OfferedLoads
 from router.planner.plan import GroupPlan, Rates, Size, plan
@@ -29,26 +25,6 @@ from router.planner.plan import GroupPlan, Rates, Size, plan
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
 _ANSWERS_MAX = 1000
 """Of how many decisions the length of answers is known; fewer if `journal.decisions_max` is less."""
-
-
-class LoadRecorder:
-    """Counts promises of work, as they are applied to the state."""
-
-    def __init__(self, state: RouterState, began_s: float) -> None:
-        self.loads = OfferedLoads(began_s)
-        self._fleet = state.fleet
-
-    def record(self, what: Recordable) -> None:
-        """`what` was applied."""
-        if isinstance(what, Taken):
-            self._count(what.promise, what.verdict.now_s)
-        elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
-            self._count(what.event, what.now_s)
-
-    def _count(self, routed: Routed, now_s: float) -> None:
-        worker = self._fleet.worker(routed.worker_id)
-        if worker is not None:
-            self.loads.routed(routed, worker.registration, now_s)
 
 
 class Planner:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import structlog
 
@@ -49,6 +49,8 @@ class ReplicasStatistics(NamedTuple):
 
 class Replicas:
     """One router's part in the shared ledger; a part of a process: `run` sends, and applies the passing of time."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken, OutcomeKnown, LedgerApplied)
 
     def __init__(
         self,

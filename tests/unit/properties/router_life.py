@@ -7,7 +7,7 @@ was recorded is encoded when all is over: nothing that a record holds may change
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -47,7 +47,7 @@ from router.decision.view import RouteRequest
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
-from router.journal.records import Recordable, Recorder, Recorders, Shortener
+from router.journal.records import Recordable, Recorders, SelectiveRecorder, Shortener
 from router.request.latency import Arrival
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
@@ -119,6 +119,8 @@ class RandomIndex:
 class Shelf:
     """A recorder that keeps what it is told, and encodes it when it is asked."""
 
+    reads: ClassVar[tuple[type, ...]] = ()
+
     def __init__(self) -> None:
         self.told: list[Recordable] = []
 
@@ -141,14 +143,14 @@ class Life:
     """One random run."""
 
     def __init__(
-        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], Recorder] | None = None
+        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], SelectiveRecorder] | None = None
     ) -> None:
         """`also` makes another recorder of all that is applied to the state."""
         self.draw = random.Random(seed)
         self.clock = ManualClock(now_s=self.draw.random() * 1e5, wall_ns=1)
         self.state = SETTINGS.state()
         self.shelf = Shelf()
-        recorders = [self.shelf] if also is None else [self.shelf, also(self.clock, self.state)]
+        others = [] if also is None else [also(self.clock, self.state)]
         self.shelf.record(
             JournalBegan(
                 now_s=self.clock.now(), router="router-1", started_ns=1, settings=msgspec.to_builtins(SETTINGS)
@@ -162,7 +164,7 @@ class Life:
             seed=seed,
             lease_s=SETTINGS.lease_s,
             decisions_max=10,
-            recorder=Recorders(*recorders),
+            recorder=Recorders(self.shelf, *others),
         )
         self._policy = policy
         self._lives = dict.fromkeys(WORKERS, 0)

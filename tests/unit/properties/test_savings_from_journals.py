@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost
 from kv_runtime.clock import ManualClock
+from router.attribution.attribution import Attribution
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
 from router.attribution.journal import JournalSavings
-from router.attribution.service import SavingsRecorder
+from router.attribution.service import Savings
 from router.decision.state import RouterState
 from tests.unit.properties.router_life import POLICIES, Life
 
@@ -20,11 +21,11 @@ SECTION = ReportSection(rows_max=2, family_blocks=2)
 
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
-    recorders = list[SavingsRecorder]()
+    recorders = list[Savings]()
 
-    def recorder(clock: ManualClock, _state: RouterState) -> SavingsRecorder:
-        recorders.append(SavingsRecorder(SECTION, clock))
-        return recorders[0]
+    def recorder(clock: ManualClock, _state: RouterState) -> Attribution:
+        recorders.append(Savings(SECTION, clock))
+        return recorders[0].attribution
 
     life = Life(seed, POLICIES[policy], recorder)
     records = asyncio.run(life.run(checkpoint_every))

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.attribution.savings import Saving
-from router.attribution.top_rows import NamedRow, Sums, TopRows
+from router.attribution.savings import Sums
+from router.attribution.top_rows import NamedRow, TopRows
 
 NAMES = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)
 
 
-def saving(tokens: int) -> Saving:
-    return Saving(tokens, tokens, 0, tokens / 2, 0, 0.0, 0.0, 0.0, is_compared=True)
+def saving(tokens: int) -> Sums:
+    of_one = Sums()
+    of_one.requests, of_one.prompt_tokens = 1, tokens
+    return of_one
 
 
 def counted(top: TopRows, names: list[str]) -> TopRows:

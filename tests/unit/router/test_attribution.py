@@ -18,7 +18,7 @@ from router.attribution.config import ReportSection
 from router.attribution.contents import Figures, merged, report_of
 from router.attribution.page import report_page
 from router.attribution.savings import Placement, family_of
-from router.attribution.service import SHOWN_MAX, SavingsRecorder, savings_families
+from router.attribution.service import SHOWN_MAX, Savings, savings_families
 from router.attribution.text import report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
@@ -54,7 +54,7 @@ class Requests:
 
     def __init__(self, policy: Policy | None = None, settings: ReportSection | None = None, **holds: int) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
-        self.savings = SavingsRecorder(settings or ReportSection(), self.clock)
+        self.savings = Savings(settings or ReportSection(), self.clock)
         self.routing = Routing(
             self.state,
             Holds(holds),
@@ -63,7 +63,7 @@ class Requests:
             seed=1,
             lease_s=8.0,
             decisions_max=9,
-            recorder=self.savings,
+            recorder=self.savings.attribution,
         )
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))

@@ -16,10 +16,10 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.fleet.rates import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.config import PlannerSection
-from router.planner.offered import SLOT_S, Group, OfferedLoad, OfferedLoads
+from router.planner.offered import SLOT_S, Group, LoadRecorder, OfferedLoad, OfferedLoads
 from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
-from router.planner.service import LoadRecorder, Planner, answered_tokens, planner_families, shown
+from router.planner.service import Planner, answered_tokens, planner_families, shown
 from router.request.latency import Arrival
 from tests.unit.router.samples import MODEL, chain, registered, route
 from tests.unit.router.test_routing import Bench
@@ -220,7 +220,7 @@ class Planning:
     def __init__(self) -> None:
         bench = Bench()
         self.clock = bench.clock
-        recorder = LoadRecorder(bench.state, bench.clock.now())
+        recorder = LoadRecorder(bench.state.fleet, bench.clock.now())
         self.routing = Routing(
             bench.state,
             bench.index,
