@@ -20,7 +20,7 @@ from indexer.index.implementations import ImplementationName, make_index, native
 from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Hashes, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
-from indexer.native import hash_blocks
+from indexer.native.block_hashes import hash_blocks
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress

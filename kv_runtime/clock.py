@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import itertools
-import time
+from time import monotonic, time_ns
 from typing import Protocol
 
 
@@ -25,11 +25,11 @@ class SystemClock:
 
     def now(self) -> float:
         """Return the monotonic clock's seconds."""
-        return time.monotonic()
+        return monotonic()
 
     def wall_ns(self) -> int:
         """Return the system clock's nanoseconds since 1970."""
-        return time.time_ns()
+        return time_ns()
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""

@@ -114,7 +114,7 @@ def _stages(fleet: DecisionFleet, request: RouteRequest, times: dict[str, list[f
         return found
 
     timed("hash", lambda: hash_blocks(tokens, BLOCK_SIZE))
-    ranks = state.model_view(request.model, request.hashing, now_s).ranks
+    ranks = state.model_view(request.model, *request.hashing, now_s).ranks
     answer = timed("match", lambda: fleet.index.columns(request.reusable_hashes, ranks))
     view: View = timed("view", lambda: state.view(request, lambda *_: answer, now_s))
     mode, positions = MODES[state.policy.mode], range(len(exclusions(view, request)))

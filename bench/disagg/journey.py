@@ -70,7 +70,7 @@ class Journey:
         self._prefilled_s: float | None = None
         self._erred_at: tuple[WorkerRank, ...] = ()
         routing = router.routing
-        roles = routing.state.model_view(route_request.model, route_request.hashing, routing.clock.now()).roles
+        roles = routing.state.model_view(route_request.model, *route_request.hashing, routing.clock.now()).roles
         self.plan = RequestPlan(first_phase(roles, may_split=True), retry_limit=RETRY_LIMIT)
         self._prefer_local()
 

@@ -123,7 +123,7 @@ class HashCell:
             call = partial(import_module("dynamo._core").compute_block_hash_for_seq, prompt, block_size)
         elif name == "native" and shape == "buffers":
             packed = array("I", prompt).tobytes()
-            call = partial(import_module("indexer.native").hash_blocks, packed, block_size)
+            call = partial(import_module("indexer.native.block_hashes").hash_blocks, packed, block_size)
         else:
             call = partial(import_module("kv_protocol.hashing").sequence_hashes, prompt, block_size)
         self._calls = [call] * calls

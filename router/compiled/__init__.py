@@ -15,8 +15,12 @@ from typing import Literal
 
 MODULES = (
     "kv_protocol.splitmix",
+    "kv_protocol.hashing",
+    "kv_protocol.ids",
     "kv_protocol.openai.decoding",
+    "kv_protocol.openai.parts",
     "indexer.index.overlap_columns",
+    "indexer.native.block_hashes",
     "kv_runtime.text.chat_messages",
     "kv_runtime.clock",
     "kv_runtime.text.content_format",

@@ -244,7 +244,7 @@ class RouterState:
         """
         policy = policy_for(self.policy, request, self.modes)
         mode = self.modes[policy.mode]
-        model_view = self._model_view(request.model, request.block_size, request.hash_scheme, now_s)
+        model_view = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
         turn = self.decisions_by_model[request.model]
         if mode.reads_overlap and model_view.ranks:
             reads_rates = mode.reads_rates and policy.cost == "ms"
@@ -301,11 +301,8 @@ class RouterState:
             misfits=model_view.misfits,
         )
 
-    def model_view(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
+    def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""
-        return self._model_view(model, *hashing, now_s)
-
-    def _model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         known = self._standings.get((model, block_size, scheme))
         changes = self._standings_of
         if (

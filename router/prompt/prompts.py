@@ -204,7 +204,7 @@ class ModelPrompts:
         tokenizer = self._tokenizer
         try:
             if tokenizer is None:
-                return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
+                return finish.prompt(self._text.pack_chat(messages, **inbound.read_options()), "messages")
             rendered = tokenizer.render_utf8(messages, **inbound.read_options())
         except HasImages:
             return self._with_images(inbound, messages, finish)
@@ -213,7 +213,7 @@ class ModelPrompts:
     def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
         chat = encode_chat(text, rendered, known)
         self._cache.keep(chat)
-        return finish(chat.ids, "messages", chat.encoded)
+        return finish.prompt(chat.ids, "messages", chat.encoded)
 
     def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
         rule, text, options = finish.images, self._text, inbound.read_options()
@@ -240,9 +240,9 @@ class ModelPrompts:
 
     def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> EncodedPrompt:
         if not isinstance(prompt, str):
-            return finish(prompt, "prompt")
+            return finish.prompt(prompt, "prompt")
         adds = inbound.add_special_tokens is not False
-        return finish(self._text.pack(prompt, add_special_tokens=adds), "prompt")
+        return finish.prompt(self._text.pack(prompt, add_special_tokens=adds), "prompt")
 
     def _worked(
         self, work: Callable[[], EncodedPrompt], size_bytes: int
@@ -251,19 +251,27 @@ class ModelPrompts:
 
 
 def _of_token_data(inbound: Inbound, finish: "_Finish") -> EncodedPrompt:
-    return finish(inbound.token_data() or b"", "nvext.token_data")
+    return finish.prompt(inbound.token_data() or b"", "nvext.token_data")
 
 
-class _Finish(NamedTuple):
-    """Turns ids into a prompt."""
+class _Finish:
+    """Turns the ids of one request into its prompt."""
 
-    hashing: Hashing
-    seed: int
-    hashed: Callable[[float], None]
-    images: ImageRule | None
-    body: Body | None
+    __slots__ = ("body", "hashed", "hashing", "images", "seed")
 
-    def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> EncodedPrompt:
+    def __init__(
+        self,
+        hashing: Hashing,
+        seed: int,
+        hashed: Callable[[float], None],
+        images: ImageRule | None,
+        body: Body | None,
+    ) -> None:
+        self.hashing, self.seed, self.hashed = hashing, seed, hashed
+        self.images, self.body = images, body
+
+    def prompt(self, ids: bytes, key: str, encoded: bytes = b"") -> EncodedPrompt:
+        """Return the prompt; `key` is where the request has it."""
         if not ids:
             raise RequestInvalid(key, "0 tokens", "one or more")
         hashing = self.hashing

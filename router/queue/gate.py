@@ -97,7 +97,7 @@ class FleetHeadroom:
 
     def _look(self, headroom: Headroom, request: RouteRequest, now_s: float) -> bool:
         state = self._routing.state
-        model_view = state.model_view(request.model, request.hashing, now_s)
+        model_view = state.model_view(request.model, request.block_size, request.hash_scheme, now_s)
         queued_tokens = state.ledger.columns(model_view.ranks).queued_tokens
         spare_tokens = headroom.spare_tokens(model_view, queued_tokens, request)
         self._sights.pop((request.model, request.endpoint), None)

@@ -195,7 +195,8 @@ class Serving:
         if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
             phase = requested_phase(bytes(params), accepted=disaggregation.accept_params)
             return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
-        roles = self.routing.state.model_view(route.model, route.hashing, self.routing.clock.now()).roles
+        now_s = self.routing.clock.now()
+        roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
         is_one = inbound.n in (None, 1)
         goes_on = inbound.limit_tokens != 1  # for one token no decode worker would fetch the KV
         is_long = route.isl_tokens > failures.migration_tokens_max

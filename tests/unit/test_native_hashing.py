@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from indexer import native
+from indexer.native.block_hashes import hash_blocks
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import hash_seed, pack_tokens, sequence_hashes
@@ -40,7 +41,7 @@ def test_the_extension_gives_its_hashes_only_where_it_has_xxhash() -> None:
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_the_hashes_equal_the_peers(vector: dict[str, Any]) -> None:
     seed = hash_seed(vector["lora_name"], vector["cache_namespace"])
-    found = native.hash_blocks(vector["tokens"], vector["kv_block_size"], seed)
+    found = hash_blocks(vector["tokens"], vector["kv_block_size"], seed)
     assert list(unpack_u64(found)) == vector["sequence_hashes_u64"]
 
 
@@ -51,7 +52,7 @@ def test_the_hashes_of_any_prompt_are_the_protocols(seed: int) -> None:
     tokens = [draw.randint(0, TOKEN_MAX) for _ in range(draw.choice([0, 1, block_size, draw.randrange(600)]))]
     salt, is_eagle = draw.choice([None, "a", "salt"]), draw.random() < 0.5
     expected = sequence_hashes(tokens, block_size, cache_salt=salt, is_eagle=is_eagle)
-    found = native.hash_blocks(tokens, block_size, hash_seed(cache_salt=salt), is_eagle=is_eagle)
+    found = hash_blocks(tokens, block_size, hash_seed(cache_salt=salt), is_eagle=is_eagle)
     assert list(unpack_u64(found)) == expected, f"seed {seed}"
 
 
@@ -71,32 +72,32 @@ def test_the_hashes_of_any_prompt_are_the_protocols(seed: int) -> None:
 )
 def test_a_prompt_may_come_in_any_form(buffer_of: Callable[[list[int]], Any]) -> None:
     tokens = list(range(LONG))
-    assert native.hash_blocks(buffer_of(tokens), 16) == pack_u64(sequence_hashes(tokens, 16))
+    assert hash_blocks(buffer_of(tokens), 16) == pack_u64(sequence_hashes(tokens, 16))
 
 
 @pytest.mark.parametrize("is_eagle", [False, True])
 def test_only_full_windows_have_a_hash(is_eagle: bool) -> None:
     full = 3 * 16 + is_eagle
-    counts = [len(native.hash_blocks(range(tokens), 16, is_eagle=is_eagle)) // 8 for tokens in (0, full - 1, full)]
+    counts = [len(hash_blocks(range(tokens), 16, is_eagle=is_eagle)) // 8 for tokens in (0, full - 1, full)]
     assert counts == [0, 2, 3]
 
 
 @pytest.mark.parametrize("block_size", [0, -1, BLOCK_SIZE_MAX + 1, 2**63, 2**64])
 def test_a_block_has_a_size(block_size: int) -> None:
     with pytest.raises(LimitExceeded, match="block_size"):
-        native.hash_blocks([1, 2, 3], block_size)
+        hash_blocks([1, 2, 3], block_size)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_is_a_u64(seed: int) -> None:
     with pytest.raises(LimitExceeded, match="seed"):
-        native.hash_blocks([1, 2, 3], 1, seed)
+        hash_blocks([1, 2, 3], 1, seed)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32], [1.5], ["a"], [None]])
 def test_a_token_is_a_u32(tokens: list[Any]) -> None:
     with pytest.raises(LimitExceeded, match="token id"):
-        native.hash_blocks(tokens, 1)
+        hash_blocks(tokens, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_token_is_a_u32(tokens: list[Any]) -> None:
 )
 def test_a_buffer_is_contiguous_u32s(tokens: Any) -> None:
     with pytest.raises(LimitExceeded, match="tokens"):
-        native.hash_blocks(tokens, 1)
+        hash_blocks(tokens, 1)
 
 
 def test_several_threads_may_hash_at_once() -> None:
@@ -114,7 +115,7 @@ def test_several_threads_may_hash_at_once() -> None:
     found: list[bytes] = [b""] * len(prompts)
 
     def hash_one(at: int) -> None:
-        found[at] = native.hash_blocks(prompts[at], 16)
+        found[at] = hash_blocks(prompts[at], 16)
 
     threads = [Thread(target=hash_one, args=(at,)) for at in range(len(prompts))]
     for thread in threads:

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from indexer.index.implementations import make_index
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.reference import ReferenceIndex
-from indexer.native import hash_blocks, load
+from indexer.native import load
+from indexer.native.block_hashes import hash_blocks
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Tier
 from kv_protocol.hashing import chain, local_block_hashes

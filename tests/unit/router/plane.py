@@ -190,7 +190,7 @@ class Plane:
         now_s = self.clock.now()
         hashing = self.state.fleet.hashing(MODEL, now_s)
         assert hashing is not None
-        standing = self.state.model_view(MODEL, hashing, now_s)
+        standing = self.state.model_view(MODEL, *hashing, now_s)
         return next(
             why for each, why in zip(standing.ranks, standing.unfit, strict=True) if each.worker_id == worker_id
         )
