@@ -54,7 +54,7 @@ system: $(READY)  ## real servers and sockets, fleets of real processes, command
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
 WHEEL_PATHS := tests/unit/properties tests/unit/router/http $(patsubst %,tests/unit/router/test_%.py,approximate data_plane \
-  decide disaggregated herding ledger picker_server pools_selection rates request_machine responses routing state time_cost \
+  decide disaggregated garbage herding ledger picker_server pools_selection rates request_machine responses routing state time_cost \
   tracing trust) $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
   bad_input endpoint_picker journal_commands journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses \
   processes report_command responses_and_embeddings what_if_commands worker_death wrong_predictions)

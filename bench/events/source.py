@@ -16,7 +16,7 @@ from bench.events.load import EventLoad, Flush, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.supervise import Part
+from kv_runtime.supervise import Part, collect_rarely
 from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent
@@ -88,7 +88,7 @@ class Collections:
 class SourceRole:
     """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`.
 
-    With `collects` the process collects garbage as usual, otherwise not at all.
+    With `collects` the process collects garbage as an agent does, otherwise not at all.
     """
 
     def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
@@ -99,6 +99,7 @@ class SourceRole:
         self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
         self._collections = Collections()
+        collect_rarely()
         if not collects:
             gc.disable()
 

@@ -1,6 +1,7 @@
 """How a process's parts, threads and short tasks end: together, in order, within a budget, and never unseen."""
 
 import asyncio
+import gc
 import signal
 import threading
 from collections.abc import Callable, Coroutine
@@ -453,6 +454,15 @@ async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -
     async with asyncio.TaskGroup() as group:
         running = group.create_task(main())
     assert (running.cancelled(), signal.getsignal(signal.SIGTERM)) == (True, before)
+
+
+def test_a_process_collects_garbage_rarely() -> None:
+    async def looks(_: asyncio.Event) -> None:
+        seen.append(gc.get_threshold()[0])
+
+    seen = list[int]()
+    run_process(looks)
+    assert seen == [20_000]
 
 
 def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback() -> None:
