@@ -405,9 +405,9 @@ def map_large_blocks() -> None:
 def collect_rarely() -> None:
     """Have Python look for garbage when 20,000 more objects were made than freed, not 700.
 
-    Requests and events leave no cycles that only the collector frees (`tests/unit/router/test_garbage.py`), but much
-    that is kept: decisions, blocks. At 700 a router spends up to 5 % of its CPU there, and an agent stops for tenths of
-    a second. TensorRT-LLM has the same number: `TorchLlmArgs.garbage_collection_gen0_threshold`.
+    Requests leave no cycles that only the collector frees (`tests/unit/router/test_garbage.py`), but the newest
+    decisions are kept: at 700 a router spends up to 5 % of its CPU on looking through them, and stops for it each time.
+    TensorRT-LLM has the same number: `TorchLlmArgs.garbage_collection_gen0_threshold`.
     """
     gc.set_threshold(_MADE_BEFORE_COLLECTION, *gc.get_threshold()[1:])
 
