@@ -52,8 +52,9 @@ class Placement(NamedTuple):
 class Sums:
     """What some requests saved together, in tokens and in seconds of their ranks.
 
-    `compared_requests`: those whose candidates were compared. `reported_tokens`: those of the reused ones that workers
-    reported. `learnt_s`: those of the saved seconds that are of a learnt factor.
+    compared_requests    requests whose candidates were compared
+    reported_tokens      the part of `reused_tokens` that workers reported; the rest was predicted
+    learnt_s             the part of `saved_s` that is computed with a learnt factor
     """
 
     __slots__ = (

@@ -41,7 +41,7 @@ class TopRows:
         self._rows_max = rows_max
         self._rows: dict[str, NamedRow] = {}
         self._fewest: list[tuple[int, int, NamedRow]] = []
-        """A heap of the rows: requests at most when it was placed, which only grow; its number; the row."""
+        """A heap: `requests_max` of a row when it was placed here (it only grows), the row's number, the row."""
         self._entered = 0
         self.other = Sums()
 
