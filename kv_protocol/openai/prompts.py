@@ -19,7 +19,7 @@ from kv_protocol.openai.parts import RawPart
 _SLICE = 128 << 10
 _LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
 _LOOKED_AT = 64
-_INDEX = re.compile(r"`\$\[(\d+)\]`$")
+_INDEX = re.compile(r"\[(\d+)\]")
 
 _TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 _prompt = RawPart[str | list[int]](Annotated[str, msgspec.Meta(min_length=1)] | _TokenIds)
@@ -64,6 +64,6 @@ def _decoded(piece: bytes, key: str, before: int) -> list[int]:
     try:
         return _ids.read(msgspec.Raw(b"[%b]" % piece), "")
     except RequestInvalid as error:
-        at = _INDEX.search(str(error.__cause__))
+        at = _INDEX.fullmatch(error.field)
         param = f"{key}[{before + int(at[1])}]" if at else key
         raise RequestInvalid(param, error.found, error.allowed if at else "token ids") from error
