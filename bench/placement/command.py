@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.placement.grid import PlacementGrid, PlacementResult, run_grid
+from bench.placement.grid import PlacementGrid, PlacementRuns, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES
 from bench.placement.report import as_json, markdown
@@ -69,19 +69,19 @@ def placement(
     if not grid.played_regimes:
         raise click.UsageError(f"{', '.join(left_out)}: needs --trace")
     try:
-        result = _run(grid, jobs)
+        played = _run(grid, jobs)
     except TraceInvalid as error:
         raise click.UsageError(str(error)) from error
     if json_file is not None:
-        json_file.write_bytes(as_json(grid, result, held_out))
+        json_file.write_bytes(as_json(grid, played, held_out))
     click.echo(f"{len(grid.cells())} runs in virtual time. {machine_line()}\n")
-    for line in markdown(result, held_out):
+    for line in markdown(played, held_out):
         click.echo(line)
     for name in left_out:
         click.echo(f"* left out without --trace: {name}")
 
 
-def _run(grid: PlacementGrid, jobs: int) -> PlacementResult:
+def _run(grid: PlacementGrid, jobs: int) -> PlacementRuns:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("runs", total=len(grid.cells()))

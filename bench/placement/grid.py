@@ -87,8 +87,15 @@ class PlacementFigures(NamedTuple):
         return cls(**{**medians, "requests": int(medians["requests"])}, checked=worst)
 
 
+PlacementRuns = dict[Place, dict[str, list[PlacementFigures]]]
+"""The figures of each run, by place and policy, in the order of the grid; runs in the order of their seeds."""
 PlacementResult = dict[Place, dict[str, PlacementFigures]]
-"""All figures, by place and policy, in the order of the grid."""
+"""The medians of the runs, in the same order."""
+
+
+def medians(runs: PlacementRuns) -> PlacementResult:
+    """Return what is compared."""
+    return {place: {name: PlacementFigures.of_runs(each) for name, each in at.items()} for place, at in runs.items()}
 
 
 def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
@@ -117,12 +124,10 @@ def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
     )
 
 
-def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementResult:
+def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementRuns:
     """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
     found: dict[tuple[Place, str], list[PlacementFigures]] = defaultdict(list)
     for cell, cell_figures in play_side_by_side(partial(play, grid), grid.cells(), jobs):
         found[cell.place, cell.policy].append(cell_figures)
         on_cell()
-    return {
-        place: {name: PlacementFigures.of_runs(found[place, name]) for name in grid.policies} for place in grid.places()
-    }
+    return {place: {name: found[place, name] for name in grid.policies} for place in grid.places()}

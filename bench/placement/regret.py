@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bench.placement.grid import Place, PlacementFigures, PlacementResult
+from bench.placement.grid import Place, PlacementFigures, PlacementResult, PlacementRuns
 
 REGRET_MAX = 10.0
+SURPASSED_BY = 0.05
 LATENCIES = ("ttft_p50_s", "ttft_p99_s")
 RATES = ("requests_per_s", "goodput_rps")
 COMPARED = LATENCIES + RATES
@@ -38,11 +39,12 @@ def regrets(at: Mapping[str, PlacementFigures]) -> dict[str, dict[str, float]]:
         values = {name: float(getattr(figures, figure)) for name, figures in at.items()}
         best = min(values.values()) if figure in LATENCIES else max(values.values())
         for name, value in values.items():
-            found[name][figure] = _regret(value, best) if figure in LATENCIES else _regret(best, value)
+            found[name][figure] = _regret(value, best, figure)
     return found
 
 
-def _regret(worse: float, better: float) -> float:
+def _regret(value: float, best: float, figure: str) -> float:
+    worse, better = (value, best) if figure in LATENCIES else (best, value)
     if worse == better:
         return 0.0
     return min(REGRET_MAX, worse / better - 1) if better else REGRET_MAX
@@ -62,6 +64,26 @@ def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, f
         key=lambda found: found[0],
     )
     return PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, place)
+
+
+def surpassed(runs: PlacementRuns) -> dict[str, dict[str, list[Place]]]:
+    """Return for each policy and figure where one other policy is better by `SURPASSED_BY` in every run.
+
+    The best of many policies is often the luckiest; one that is better with each workload is not.
+    """
+    found: dict[str, dict[str, list[Place]]] = {}
+    for place, at in runs.items():
+        for name in at:
+            of_figure = found.setdefault(name, {figure: [] for figure in COMPARED})
+            for figure, places in of_figure.items():
+                if any(_is_better(at[other], at[name], figure) for other in at if other != name):
+                    places.append(place)
+    return found
+
+
+def _is_better(others: Sequence[PlacementFigures], own: Sequence[PlacementFigures], figure: str) -> bool:
+    pairs = zip(own, others, strict=True)
+    return all(_regret(getattr(mine, figure), getattr(other, figure), figure) > SURPASSED_BY for mine, other in pairs)
 
 
 def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:

@@ -5,8 +5,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.placement.grid import SLO, Place, PlacementGrid, PlacementResult
-from bench.placement.regret import COMPARED, PolicyRegret, failed_checks, held_out, regrets, summed
+from bench.placement.grid import SLO, Place, PlacementGrid, PlacementResult, PlacementRuns, medians
+from bench.placement.regret import (
+    COMPARED,
+    SURPASSED_BY,
+    PolicyRegret,
+    failed_checks,
+    held_out,
+    regrets,
+    summed,
+    surpassed,
+)
 from bench.report import machine_line
 
 _TITLES = {
@@ -34,14 +43,18 @@ def summaries(result: PlacementResult, seed: int | None) -> list[Summary]:
     return [Summary("kept", kept, summed(result, kept)), Summary("held out", drawn, summed(result, drawn))]
 
 
-def as_json(grid: PlacementGrid, result: PlacementResult, held_out_seed: int | None) -> bytes:
+def as_json(grid: PlacementGrid, runs: PlacementRuns, held_out_seed: int | None) -> bytes:
     """Return everything measured, on this machine; equal arguments give equal bytes."""
+    result = medians(runs)
     return msgspec.json.encode(
         {
             "machine": machine_line(),
             "shape": grid._replace(trace=None)._asdict() | {"slo": SLO._asdict()},
             "cells": [
-                place._asdict() | {"policy": name} | figures._asdict() | {"regret": regrets(at)[name]}
+                place._asdict()
+                | {"policy": name}
+                | figures._asdict()
+                | {"regret": regrets(at)[name], "runs": [run._asdict() for run in runs[place][name]]}
                 for place, at in result.items()
                 for name, figures in at.items()
             ],
@@ -53,13 +66,18 @@ def as_json(grid: PlacementGrid, result: PlacementResult, held_out_seed: int | N
                 }
                 for each in summaries(result, held_out_seed)
             ],
+            "surpassed": {
+                name: {figure: [str(place) for place in places] for figure, places in of_figure.items()}
+                for name, of_figure in surpassed(runs).items()
+            },
             "failed_checks": failed_checks(result),
         }
     )
 
 
-def markdown(result: PlacementResult, held_out_seed: int | None) -> Iterator[str]:
-    """Yield the lines of the tables: regrets by figure, by regime, and the failed checks."""
+def markdown(runs: PlacementRuns, held_out_seed: int | None) -> Iterator[str]:
+    """Yield the lines of the tables: regrets by figure, by regime, places surpassed, and the failed checks."""
+    result = medians(runs)
     for summary in summaries(result, held_out_seed):
         yield f"Mean regret, {summary.title}: {len(summary.places)} places, {len(summary.policies)} policies"
         yield ""
@@ -68,6 +86,10 @@ def markdown(result: PlacementResult, held_out_seed: int | None) -> Iterator[str
     yield "Mean regret by regime"
     yield ""
     yield from _by_regime(result)
+    yield ""
+    yield f"Places where one other policy is more than {SURPASSED_BY:.0%} better in every run"
+    yield ""
+    yield from _surpassed(runs)
     yield ""
     for name, places in failed_checks(result).items():
         yield f"* {name} fails {len(places)} checks: {'; '.join(places)}"
@@ -94,6 +116,14 @@ def _by_regime(result: PlacementResult) -> Iterator[str]:
     yield _row(["---", *["---:"] * len(regimes)])
     for each in summed(result, result):
         yield _row([each.policy, *(_percent(of_regime[regime][each.policy]) for regime in regimes)])
+
+
+def _surpassed(runs: PlacementRuns) -> Iterator[str]:
+    yield _row(["policy", *(_TITLES[figure] for figure in COMPARED)])
+    yield _row(["---", *["---:"] * len(COMPARED)])
+    counts = {name: [len(of_figure[each]) for each in COMPARED] for name, of_figure in surpassed(runs).items()}
+    for name, numbers in sorted(counts.items(), key=lambda each: sum(each[1])):
+        yield _row([name, *map(str, numbers)])
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.placement import regret
-from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, run_grid
+from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import CACHES, LONG_TOKENS, REGIMES, Sizing, restart_s
-from bench.placement.regret import REGRET_MAX, failed_checks, held_out, regrets, summed
+from bench.placement.regret import REGRET_MAX, failed_checks, held_out, regrets, summed, surpassed
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
@@ -136,6 +136,23 @@ def test_of_several_runs_the_medians_count_and_the_share_that_is_nearest_to_fail
     assert PlacementFigures.of_runs([found(0.1)]) == found(0.1)
 
 
+def test_a_policy_is_surpassed_by_one_other_that_is_better_in_every_run() -> None:
+    two_lucky_ones = {"a": [found(0.2), found(0.2)], "b": [found(0.1), found(0.2)], "c": [found(0.2), found(0.1)]}
+    one_better = {"a": [found(0.2), found(0.2)], "b": [found(0.18), found(0.1)], "c": [found(0.195), found(0.195)]}
+    worse_rates = {"a": [found(0.1, 9.0), found(0.1, 8.0)], "b": [found(0.1), found(0.1)]}
+    assert not any(surpassed({HERE: two_lucky_ones})["a"].values())
+    at = surpassed({HERE: one_better})
+    assert (at["a"]["ttft_p50_s"], at["b"]["ttft_p50_s"], at["c"]["ttft_p50_s"]) == ([HERE], [], [HERE])
+    at = surpassed({HERE: worse_rates})
+    assert (at["a"]["requests_per_s"], at["b"]["requests_per_s"], at["a"]["ttft_p50_s"]) == ([HERE], [], [])
+
+
+def test_a_policy_that_is_surpassed_by_luck_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(regret, "SURPASSED_BY", -1.0, monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_policy_is_surpassed_by_one_other_that_is_better_in_every_run()
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -146,7 +163,7 @@ def typed(*arguments: str) -> Result:
 @pytest.mark.parametrize("regime", MADE_UP)
 def test_every_policy_serves_all_requests_of_every_regime(regime: str) -> None:
     grid = PlacementGrid((regime,), loads=(1.0,), caches=("small",), scale=0.05)
-    (at,) = run_grid(grid, jobs=1).values()
+    (at,) = medians(run_grid(grid, jobs=1)).values()
     assert set(at) == set(PLACEMENTS)
     assert {each.requests for each in at.values()} == {REGIMES[regime].make(Sizing(1, 1.0, 0.05)).size}
 
@@ -162,6 +179,7 @@ def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
     assert len(written["cells"]) == 2 * 3 * 2 * 3
     assert [each["title"] for each in written["summaries"]] == ["kept", "held out"]
     assert all(0.0 <= figure <= REGRET_MAX for cell in written["cells"] for figure in cell["regret"].values())
+    assert all(len(cell["runs"]) == 1 for cell in written["cells"])
     assert "| kv |" in printed[0].stdout
 
 
@@ -170,7 +188,7 @@ def test_each_run_of_a_place_has_a_seed_of_its_own() -> None:
     (both,), (first,), (second,) = (run_grid(each, jobs=1).values() for each in (
         grid._replace(runs=2), grid, grid._replace(seed=2)
     ))  # fmt: skip
-    assert both["kv"] == PlacementFigures.of_runs([first["kv"], second["kv"]])
+    assert both["kv"] == [*first["kv"], *second["kv"]]
     assert first != second
 
 
@@ -188,6 +206,6 @@ def test_a_name_that_does_not_exist_is_refused(flag: str, value: str) -> None:
 
 def test_caches_that_follow_sessions_have_more_hits_than_turns() -> None:
     grid = PlacementGrid(("chat",), ("kv", "sglang", "session-hash", "round-robin"), (1.0,), ("large",), scale=0.2)
-    (at,) = run_grid(grid, jobs=1).values()
+    (at,) = medians(run_grid(grid, jobs=1)).values()
     in_turn = at["round-robin"].hit_rate
     assert all(at[name].hit_rate > in_turn + 0.05 for name in ("kv", "sglang", "session-hash")), at
