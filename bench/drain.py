@@ -30,7 +30,7 @@ from bench.processes import FleetProcesses, FleetShape
 from bench.report import machine_line, percentile
 from bench.streaming_client import Measured
 from kv_runtime.clock import SystemClock
-from kv_runtime.supervise import run_process
+from kv_runtime.process import run_process
 
 Way = Literal["undisturbed", "hand-over", "without", "killed"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -21,7 +21,8 @@ import click
 from bench.ports import free_ports
 from bench.processes import FleetProcesses, FleetShape, ProcessFailed, roles_of, settings_of
 from kv_runtime.clock import SystemClock
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 
 _AGENT_FLAGS = ("dp-ranks", "kv-events", "model", "replay-endpoint", "served-name", "worker-id")
 _RESTART_S = 1.0

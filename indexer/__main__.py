@@ -25,7 +25,8 @@ from kv_runtime.extras import InstalledCommands
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import NatsServerError
-from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, configure_logs, new_registry
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_event_tracing

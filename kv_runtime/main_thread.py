@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from kv_runtime.open_files import raise_open_files
-from kv_runtime.supervise import STOP_SIGNALS, exit_with_reason, map_large_blocks
+from kv_runtime.process import STOP_SIGNALS, exit_with_reason, map_large_blocks
 
 T = TypeVar("T")
 

@@ -22,32 +22,21 @@ A `SupervisedThread` survives unexpected errors of its work:
 """
 
 import asyncio
-import ctypes
-import gc
-import signal
-import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import structlog
-import uvloop
 
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.open_files import raise_open_files
 
 T = TypeVar("T")
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 _FAILURE_CHARACTERS_MAX = 500
-_MADE_BEFORE_COLLECTION = 20_000
-_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
 
 _log = structlog.get_logger("supervise")
 
@@ -365,82 +354,3 @@ class TaskSet:
 
     def _on_ended(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
-
-
-def install_signals(stop: asyncio.Event) -> Callable[[], None]:
-    """Let SIGINT and SIGTERM set `stop`; return a function that undoes this.
-
-    A further signal cancels the calling task at once; the next one has the system's default effect. Only for the main
-    thread's event loop.
-    """
-    loop, caller = asyncio.get_running_loop(), asyncio.current_task()
-    assert caller is not None
-
-    def undo() -> None:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-
-    def on_signal() -> None:
-        if stop.is_set():
-            undo()
-            caller.cancel()
-        stop.set()
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    return undo
-
-
-def map_large_blocks() -> None:
-    """Make glibc allocate blocks of 1 MiB and more as separate mappings; no effect with other C libraries.
-
-    By default glibc takes blocks of up to 32 MiB from its heap, once larger ones were freed. A buffer that grows there
-    is copied repeatedly, up to 32 MiB at a time: tens of milliseconds in which nothing else runs. A mapping is moved.
-    Source: mallopt(3), `M_MMAP_THRESHOLD`.
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
-
-
-def collect_rarely() -> None:
-    """Have Python look for garbage when 20,000 more objects were made than freed, not 700.
-
-    Requests leave no cycles that only the collector frees (`tests/unit/router/test_garbage.py`), but the newest
-    decisions are kept: at 700 a router spends up to 5 % of its CPU on looking through them, and stops for it each time.
-    TensorRT-LLM has the same number: `TorchLlmArgs.garbage_collection_gen0_threshold`.
-    """
-    gc.set_threshold(_MADE_BEFORE_COLLECTION, *gc.get_threshold()[1:])
-
-
-def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` on uvloop until the process ends; SIGINT and SIGTERM set `stop`.
-
-    The limit of open files is raised to the hard limit: every connection takes one. Garbage is collected rarely.
-    A second signal cuts off running work: the process ends at once, with exit code 1 and a line with the reason.
-    A drain beyond its budget ends the same way.
-    """
-
-    async def main_task() -> None:
-        stop = asyncio.Event()
-        undo = install_signals(stop)
-        try:
-            await main(stop)
-        finally:
-            undo()
-
-    raise_open_files()
-    map_large_blocks()
-    collect_rarely()
-    with exit_with_reason(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main_task())
-
-
-@contextmanager
-def exit_with_reason() -> Iterator[None]:
-    """Exit with code 1 and a line with the reason if the process was cut off."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        sys.exit("stopped by a second signal: what was running was cut off")
-    except DrainOverdue as error:
-        sys.exit(str(error))

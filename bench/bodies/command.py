@@ -16,7 +16,7 @@ from bench.bodies.probe import Probed, Target, probe
 from bench.bodies.shapes import BodyShape, Search
 from bench.processes import FleetProcesses, FleetShape
 from bench.report import machine_line
-from kv_runtime.supervise import run_process
+from kv_runtime.process import run_process
 
 HELD_MS_MAX = 20.0
 MEMORY_RATIO_MAX = 3.0

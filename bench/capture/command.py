@@ -10,7 +10,7 @@ from bench.capture.check import print_check
 from bench.capture.pipe import CheckFailed
 from kv_runtime.event_log import BrokerUnavailable, StreamUnfit
 from kv_runtime.nats_server import NatsServerError
-from kv_runtime.supervise import run_process
+from kv_runtime.process import run_process
 from kv_runtime.telemetry import configure_logs
 
 _EXPECTED = (BrokerUnavailable, CheckFailed, NatsServerError, StreamUnfit)

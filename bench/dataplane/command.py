@@ -13,7 +13,8 @@ from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
 from bench.dataplane.systems import DIRECT, NGINX, PEERS, SystemPlan, found, on_core
 from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from router.compiled import hot_path
 
 _WIDTH = 200

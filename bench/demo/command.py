@@ -9,7 +9,7 @@ from bench.demo.demo import Demo, DemoStopped
 from bench.demo.monitoring import ALERTMANAGER, PROMETHEUS, ProgramMissing, program
 from bench.demo.workload import WorkloadShape
 from bench.processes import ProcessFailed
-from kv_runtime.supervise import run_process
+from kv_runtime.process import run_process
 
 
 @click.command()

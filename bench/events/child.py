@@ -17,7 +17,8 @@ from typing import Any, Protocol, TextIO
 
 import msgspec
 
-from kv_runtime.supervise import Part, run_parts, run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import configure_logs
 
 Answer = dict[str, Any]

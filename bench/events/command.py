@@ -26,7 +26,8 @@ from bench.index.tables import FigureTable
 from bench.processes import ProcessFailed
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.nats_server import NatsServerError
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 
 _WIDTH = 160
 _NOT_JUDGED = "targets are for the full run"

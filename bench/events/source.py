@@ -16,7 +16,8 @@ from bench.events.load import EventLoad, Flush, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.supervise import Part, collect_rarely
+from kv_runtime.process import collect_rarely
+from kv_runtime.supervise import Part
 from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent

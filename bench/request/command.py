@@ -13,7 +13,8 @@ from bench.index.report import commit, machine, markdown_table, rich_table
 from bench.request.report import RequestFacts, as_json, tables
 from bench.request.results import RequestResults
 from bench.request.run import MeasuredAmount, RequestBench
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from router.compiled import hot_path
 
 _WIDTH = 200

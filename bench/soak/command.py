@@ -11,7 +11,7 @@ import click
 from bench.soak.report import markdown
 from bench.soak.run import SoakPlan, SoakRun
 from bench.soak.verdicts import Soak, problems
-from kv_runtime.supervise import run_process
+from kv_runtime.process import run_process
 
 
 @click.command("soak", context_settings={"show_default": True})

@@ -16,7 +16,8 @@ from bench.sweep.endpoint import EndpointNotReady
 from bench.sweep.plan import RunInputs, SweepAxes, runs_of
 from bench.sweep.results import ResultInvalid
 from bench.sweep.run import NothingAnswered, Sweep
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000

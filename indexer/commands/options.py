@@ -27,7 +27,8 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 
 DIFFERENT, NOT_DONE = 1, 2

@@ -15,7 +15,8 @@ from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import Part, run_parts
 
 _DRAIN_S = 5.0
 

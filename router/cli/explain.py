@@ -16,7 +16,8 @@ import msgspec
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import (
     NOT_DONE,

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from kv_runtime.config.loading import load_settings
-from kv_runtime.supervise import run_parts, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
 from router.config import RouterSettings

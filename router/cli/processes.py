@@ -32,7 +32,8 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.acceptor import listening_at_path, listening_sockets, port_of
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families

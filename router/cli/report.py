@@ -16,7 +16,8 @@ from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.attribution.attribution import DIMENSIONS, Dimension
 from router.attribution.contents import SavingsReport, report_of

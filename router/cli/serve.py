@@ -14,7 +14,8 @@ from kv_runtime.config.rendering import render, without_user
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
-from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text

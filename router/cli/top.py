@@ -13,7 +13,8 @@ import click
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.extras import require
-from kv_runtime.supervise import run_process, until
+from kv_runtime.process import run_process
+from kv_runtime.supervise import until
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker

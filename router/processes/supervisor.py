@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 import structlog
 
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.supervise import RESTARTS, STOP_SIGNALS, Restarts
+from kv_runtime.process import STOP_SIGNALS
+from kv_runtime.supervise import RESTARTS, Restarts
 from router.processes.metrics import ProcessState
 from router.processes.shared_pages import shared_pages
 

@@ -15,7 +15,8 @@ from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.main_thread import ThreadCall, run_beside
-from kv_runtime.supervise import PartGaveUp, run_process
+from kv_runtime.process import run_process
+from kv_runtime.supervise import PartGaveUp
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS

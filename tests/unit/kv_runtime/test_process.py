@@ -1,0 +1,73 @@
+"""A process: its signals, its garbage, and the line with which it ends when it is cut off."""
+
+import asyncio
+import gc
+import signal
+
+import pytest
+
+from kv_runtime.process import install_signals, run_process
+from kv_runtime.supervise import Part, run_parts
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_sets_stop(number: signal.Signals) -> None:
+    stop = asyncio.Event()
+    undo = install_signals(stop)
+    try:
+        signal.raise_signal(number)
+        await stop.wait()
+    finally:
+        undo()
+
+
+@pytest.mark.asyncio
+async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        install_signals(stop)
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(main())
+    assert (running.cancelled(), signal.getsignal(signal.SIGTERM)) == (True, before)
+
+
+def test_a_process_collects_garbage_rarely() -> None:
+    async def looks(_: asyncio.Event) -> None:
+        seen.append(gc.get_threshold()[0])
+
+    seen = list[int]()
+    run_process(looks)
+    assert seen == [20_000]
+
+
+def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback() -> None:
+    async def stays(stop: asyncio.Event) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit) as ended:
+        run_process(stays)
+    assert ended.value.code == "stopped by a second signal: what was running was cut off"
+
+
+def test_a_process_that_cannot_drain_in_time_ends_with_a_line_and_no_traceback() -> None:
+    async def stays(_: asyncio.Event) -> None:
+        await asyncio.Event().wait()
+
+    async def drains(stop: asyncio.Event) -> None:
+        stop.set()
+        await run_parts([Part("stuck", stays)], stop=stop, drain_s=0.0)
+
+    with pytest.raises(SystemExit) as ended:
+        run_process(drains)
+    assert ended.value.code == "cancelled after 0.0 s of draining: stuck"
