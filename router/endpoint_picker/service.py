@@ -7,7 +7,7 @@ the answer is told to the call's handler. So requests are read, queued, decided,
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,6 +40,7 @@ from router.endpoint_picker.stream import (
 )
 from router.request import refusals
 from router.request.endpoints import Endpoints
+from router.request.refusals import Refusal
 from router.request.replies import refuse
 from router.request.serving import Serving
 from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
@@ -147,9 +148,12 @@ class EndpointPicker:
         stream = _Stream(self)
         self._streams += 1
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                for reply in await stream.replies(wire.decode(message)):
+            async for message in _messages_of(context, stream):
+                for reply in await stream.replies(message):
                     await context.write(reply)
+        except TimeoutError:
+            for reply in stream.refuse(_TOO_SLOW):
+                await context.write(reply)
         except (OutOfOrder, wire.UnknownMessage) as error:
             self._failed += 1
             self._refused.warning("picker_message_refused", reason=str(error))
@@ -171,6 +175,16 @@ class EndpointPicker:
         else:
             await context.abort(grpc.StatusCode.NOT_FOUND, "allowed: liveness, readiness, or the processor's name")
         return MESSAGES["HealthCheckResponse"](status=_SERVING if is_serving else _NOT_SERVING)
+
+
+async def _messages_of(context: Any, stream: "_Stream") -> AsyncIterator[FromGateway]:  # noqa: ANN401
+    """Yield the gateway's messages; raise `TimeoutError` if those of the request come too slowly."""
+    while True:
+        async with asyncio.timeout(stream.pause_max_s()):
+            message = await context.read()
+        if message is grpc.aio.EOF:
+            return
+        yield wire.decode(message)
 
 
 class _Stream:
@@ -201,6 +215,20 @@ class _Stream:
         self._perform(commands if self._gathers() else self._core.refuse(_TOO_MUCH))
         if self._core.awaits_router:
             await self._spoke.wait()
+        return self._taken()
+
+    def pause_max_s(self) -> float | None:
+        """Return how long the gateway's next message may take; None: the request is complete."""
+        limits = self._picker.limits
+        left_s = self._began_s + limits.body_total_s - perf_counter()
+        return max(0.0, min(limits.body_s, left_s)) if self._core.reads_request else None
+
+    def refuse(self, refusal: Refusal) -> Sequence[ToGateway]:
+        """Return what the gateway is sent instead of a decision."""
+        self._perform(self._core.refuse(refusal))
+        return self._taken()
+
+    def _taken(self) -> Sequence[ToGateway]:
         replies, self._replies = self._replies, []
         return replies
 
@@ -329,6 +357,7 @@ class _Stream:
             handler.on_bytes()
 
 
+_TOO_SLOW = refusals.invalid("request: not complete within data.body_s or data.body_total_s", "body", "timeout", 408)
 _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
 

@@ -146,6 +146,11 @@ class GatewayStream:
         return self._state == "placing"
 
     @property
+    def reads_request(self) -> bool:
+        """Whether the request is not complete."""
+        return self._state == "request"
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of the request's body that came."""
         return len(self._body) + len(self._complete)

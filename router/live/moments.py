@@ -74,7 +74,6 @@ class Moments:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep moments until `stop` is set; then their processes end."""
-        self._directory = Path(tempfile.mkdtemp(prefix="kv-router-moments-"))  # of mode 0700
         try:
             async with TaskSet(PROCESSES_MAX) as tasks:
                 self._tasks = tasks
@@ -84,7 +83,8 @@ class Moments:
                     keeper.cancel()
         finally:
             self._tasks = None
-            shutil.rmtree(self._directory, ignore_errors=True)
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes, for an application to add."""
@@ -153,14 +153,16 @@ class Moments:
 
     def _opened(self, at_s: float) -> PastMoment | None:
         """Return a new moment, in the place of a failed or the least recently used one; None: too many still end."""
-        tasks, directory = self._tasks, self._directory
-        if tasks is None or directory is None or len(tasks) >= PROCESSES_MAX:
+        tasks = self._tasks
+        if tasks is None or len(tasks) >= PROCESSES_MAX:
             return None
         if len(self._kept) >= MOMENTS_MAX:
             self._drop(min(self._kept.values(), key=lambda kept: (not kept.failure, kept.used_s)))
         self._begun += 1
         moment_id = f"m{self._begun}"
-        moment = PastMoment(moment_id, at_s, directory / f"{moment_id}.sock", self._clock, self._limits)
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="kv-router-moments-"))  # of mode 0700
+        moment = PastMoment(moment_id, at_s, self._directory / f"{moment_id}.sock", self._clock, self._limits)
         self._kept[moment_id] = moment
         self._keepers[moment_id] = tasks.spawn(self._keep(moment), name=f"moment {moment_id}")
         return moment

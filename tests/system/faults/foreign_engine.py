@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 import msgspec
 import zmq
@@ -47,8 +48,7 @@ class ForeignEngine:
             socket.set(zmq.LINGER, 0)
             socket.bind("tcp://127.0.0.1:*")
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
-        self._chains: deque[int] = deque()
-        self._published = 0
+        self.steps = 0
         self.replays_asked = 0
 
     def configuration(self) -> str:
@@ -61,21 +61,21 @@ class ForeignEngine:
             replay=self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
         )
 
-    def held(self) -> set[int]:
-        """Return the sequence hashes of all that the engine's cache has."""
-        return {block for chain in self._chains for block in sequence_hashes(_tokens(chain), BLOCK_TOKENS)}
+    def held(self, steps: int | None = None) -> set[int]:
+        """Return the sequence hashes of what the cache had after so many steps; by default after all."""
+        newest = self.steps if steps is None else steps
+        return set[int]().union(*map(_sequence_hashes, range(max(1, newest - _CHAINS_MAX + 1), newest + 1)))
 
     async def step(self) -> None:
         """One more chain is stored, the oldest is removed where there are too many; one batch tells of both."""
-        chain = self._published + 1
+        sequence, chain = self.steps, self.steps + 1
         events: list[dict[str, object]] = [_stored(chain)]
-        self._chains.append(chain)
-        if len(self._chains) > _CHAINS_MAX:
-            events.append(_removed(self._chains.popleft()))
+        if chain > _CHAINS_MAX:
+            events.append(_removed(chain - _CHAINS_MAX))
         payload = msgspec.msgpack.encode([float(chain), events, FOREIGN.dp_rank])
-        self._ring.append((self._published, payload))
-        await self._live.send_multipart([b"", encode_sequence(self._published), payload])
-        self._published += 1
+        self._ring.append((sequence, payload))
+        await self._live.send_multipart([b"", encode_sequence(sequence), payload])
+        self.steps = chain
 
     async def run(self) -> None:
         """Step for ever."""
@@ -96,6 +96,11 @@ class ForeignEngine:
 
 def _tokens(chain: int) -> list[int]:
     return [chain * _CHAIN_BLOCKS + at // BLOCK_TOKENS for at in range(_CHAIN_BLOCKS * BLOCK_TOKENS)]
+
+
+@cache
+def _sequence_hashes(chain: int) -> tuple[int, ...]:
+    return tuple(sequence_hashes(_tokens(chain), BLOCK_TOKENS))
 
 
 def _hashes(chain: int) -> list[int]:

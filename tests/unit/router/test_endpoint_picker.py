@@ -61,8 +61,9 @@ def test_a_buffered_request_is_passed_on_with_its_body() -> None:
     stream = GatewayStream(1 << 20)
     head = came(Modes("buffered", "none"))
     assert stream.receive(head) == (HeadersReply("request"),)
+    assert (stream.reads_request, stream.awaits_router) == (True, False)
     assert stream.receive(RequestBody(BODY, is_last=True)) == (Begin(head, BODY),)
-    assert stream.awaits_router
+    assert (stream.reads_request, stream.awaits_router) == (False, True)
     assert stream.receive(PLACED) == (BodyReply("request", *HEAD, None),)
     assert not stream.awaits_router
 

@@ -5,8 +5,10 @@ A shell stands for `indexer at`: it says what that says, on real pipes.
 
 import asyncio
 import shlex
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -150,3 +152,20 @@ async def test_while_dropped_processes_do_not_end_a_further_moment_is_refused() 
             process.kill()
         await shown.until_states("failed", "failed")
         assert (await shown.ask(5.0))["state"] == "reading"
+
+
+def in_it(directory: Path) -> list[tuple[str, int]]:
+    """Return names and modes."""
+    return [(each.name, each.stat().st_mode & 0o777) for each in directory.iterdir()]
+
+
+async def test_moments_have_a_directory_from_the_first_on_and_leave_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with kept(saying(READY)) as shown:
+        assert in_it(tmp_path) == []
+        await shown.ask(1.0)
+        ((name, mode),) = in_it(tmp_path)
+        assert (name.startswith("kv-router-moments-"), mode) == (True, 0o700)
+    assert in_it(tmp_path) == []

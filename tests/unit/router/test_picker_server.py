@@ -24,9 +24,11 @@ from tests.unit.router.samples import MODEL
 SERVING, NOT_SERVING = 1, 2
 
 
-def picker_of(plane: Plane, **settings: Any) -> EndpointPicker:
+def picker_of(plane: Plane, *, body_s: float = 30.0, body_total_s: float = 300.0, **settings: Any) -> EndpointPicker:
     endpoints = Endpoints(plane.serving, index_name="python")
-    limits = HttpLimits(body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0)
+    limits = HttpLimits(
+        body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0, body_s=body_s, body_total_s=body_total_s
+    )
     return EndpointPicker(plane.serving, endpoints, PickerSection(port=0, **settings), limits, shares_port=False)
 
 
@@ -64,13 +66,13 @@ def asked(prompt: list[int]) -> list[Any]:
     return [head, body]
 
 
-def process(channel: Any) -> Any:
+def process(channel: Any, messages: AsyncIterator[Any] | None = None) -> Any:
     call = channel.stream_stream(
         f"/{PROCESSOR}/Process",
         MESSAGES["ProcessingRequest"].SerializeToString,
         MESSAGES["ProcessingResponse"].FromString,
     )
-    return call()
+    return call(messages)
 
 
 @pytest.mark.asyncio
@@ -204,3 +206,23 @@ async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() 
             await until(lambda: picker.statistics().streams == 0)
             assert picker.statistics().body_bytes == 0
             assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("limit", [{"body_s": 0.05}, {"body_total_s": 0.05}])
+async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream_ends(limit: dict[str, float]) -> None:
+    async def head_alone() -> AsyncIterator[Any]:
+        yield asked(PROMPT)[0]
+        await refused.wait()
+
+    refused = asyncio.Event()
+    async with running_plane() as plane:
+        picker = picker_of(plane, **limit)
+        plane.join("w0", "http://127.0.0.1:1")
+        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+            *_, last = [reply async for reply in process(channel, head_alone())]
+            refused.set()
+        assert last.immediate_response.status.code == 408
+        assert b"data.body_s" in last.immediate_response.body
+        assert dict(picker.statistics().outcomes) == {"refused": 1}
+        assert (picker.statistics().streams, picker.statistics().failed, plane.serving.inflight) == (0, 0, 0)
