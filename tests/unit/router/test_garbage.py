@@ -2,16 +2,19 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from tests.unit.router.plane import Plane, running_plane
-from tests.unit.router.upstream import Upstream, answers, completion
+from tests.unit.router.plane import Plane, running_plane, until
+from tests.unit.router.role_workers import RoleWorker
+from tests.unit.router.upstream import Upstream, answers, chunked, completion, event, says_and_waits
 
 OURS = ("router.", "kv_protocol.", "kv_runtime.", "indexer.")
 STREAMED = {"stream": True}
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+BEGUN = event("first")
 
 
 @contextmanager
@@ -55,6 +58,42 @@ async def test_a_request_leaves_no_cycles() -> None:
         with collected() as found:
             assert (await plane.post()).status == 200
         assert len(failing.received) == 1
+        assert found == []
+
+
+async def left_in_a_stream(plane: Plane) -> None:
+    """A client reads the beginning of a stream and leaves."""
+    before = plane.serving.inflight
+    reader, writer = await plane.dial()
+    await reader.readuntil(BEGUN)
+    writer.close()
+    await until(lambda: plane.serving.inflight == before)
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_in_a_stream_leaves_no_cycles() -> None:
+    async with running_plane() as plane, Upstream(says_and_waits(STREAM_HEAD + chunked(BEGUN))) as worker:
+        plane.join("w0", worker.base_url)
+        await left_in_a_stream(plane)
+        with collected() as found:
+            await left_in_a_stream(plane)
+        assert found == []
+
+
+@pytest.mark.asyncio
+async def test_prefill_and_decode_apart_leave_no_cycles() -> None:
+    async with (
+        running_plane() as plane,
+        Upstream(RoleWorker("prefill")) as prefill,
+        Upstream(RoleWorker("decode")) as decode,
+    ):
+        plane.join("p0", prefill.base_url, role="prefill")
+        plane.join("d1", decode.base_url, role="decode")
+        for _ in range(2):
+            with collected() as found:
+                assert (await plane.post(STREAMED | {"max_tokens": 6})).status == 200
         assert found == []
 
 
