@@ -42,7 +42,7 @@ def _in_nodes(forest: Forest) -> Iterator[str]:
         if node.child_count != children[sequence_hash]:
             yield f"node {sequence_hash}: counts {node.child_count} children, has {children[sequence_hash]}"
         if not children[sequence_hash] and not any(node.holders):
-            yield f"node {sequence_hash}: nobody holds it, and nothing is behind it"
+            yield f"node {sequence_hash}: no rank holds it, and no block follows it"
     if (walked := sum(len(stretch.hashes) for stretch in walk(forest))) != len(forest):
         yield f"{len(forest)} nodes, of which {walked} are reached from a first block: there is a circle"
 

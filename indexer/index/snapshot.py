@@ -204,7 +204,7 @@ class _BodyReader:
                 ends[run.hashes[-1]] = at
         for block, at in ends.items():
             if block not in self._parents:
-                raise self._refusal(at, "nobody holds the last block of the run, and nothing is behind it")
+                raise self._refusal(at, "no rank holds the last block of the run, and no block follows it")
         return runs
 
     def _read_run(self) -> SavedRun:

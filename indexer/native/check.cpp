@@ -40,11 +40,11 @@ private:
 
     Digest& digest(u32 rank, u32 tier) { return digests_[std::size_t{rank} * kTiers + tier]; }
 
-    // A run has a reason to be, a place among its siblings and in its extent, and holders who are known.
+    // A run has holders or children, a place among its siblings and in its extent, and only known holders.
     void check_run(u32 run) {
         const Run& own = tree_.runs_[run];
         expect(own.length != 0, "a run without blocks is in the tree", run);
-        expect(own.set != HolderSets::kEmpty || own.child_count != 0, "a run is for nobody and nothing", run);
+        expect(own.set != HolderSets::kEmpty || own.child_count != 0, "a run has neither holders nor children", run);
         expect(own.is_parent_unknown == 0 || own.parent == Runs::kRoot, "an unknown parent is known", run);
         expect(own.next == 0 || tree_.runs_[own.next].previous == run, "siblings disagree", run);
         const u32 end = own.extent + tree_.blocks_.used(own.extent);

@@ -34,7 +34,7 @@ struct Limits {
     u32 parked_blocks_max = 65'536;
     double parked_ttl_s = 5.0;
     u64 memory_bytes_max = 0;  // 0: none
-    u64 seed = 0;              // of the map from hashes to blocks, so that nobody can choose hashes that collide in it
+    u64 seed = 0;              // of the map from hashes to blocks, so that clients cannot choose hashes that collide
 };
 
 // A rank and one of its tiers: a member of a set of holders.

@@ -3,8 +3,8 @@
 //     set      bit matrix, planes (tiers in use) x width (words of 64 ranks), both as small as can be; set 0 is empty
 //     memo     (set, holder, come or gone) -> set, a cache of fixed size
 //
-// A run owns a reference; a set that nobody refers to is forgotten, and its number may be given anew: `generation` tells
-// a memo that its answer is of a former life.
+// A run owns a reference. A set without references is forgotten, and its number may be given to another set:
+// `generation` tells a memo that its answer is of an earlier set with this number.
 #pragma once
 
 #include <vector>
@@ -21,7 +21,7 @@ public:
 
     explicit HolderSets(Budget& budget, Lane sets = {}, Lane words = {});
 
-    // The set that has one holder more, or one less; whoever keeps it acquires it before anything else happens.
+    // The set that has one holder more, or one less; a caller that keeps it acquires it before any other call.
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }
     u32 without(u32 set, Holder holder) { return transition(set, holder, false); }
     // The set of a matrix of words, plane by plane.

@@ -1,5 +1,5 @@
-// Answers coming in: a rank holds exactly what the rows say, of all blocks or of some buckets; and a parent that nobody told of becomes a block that nobody
-// holds and whose own parent is not known.
+// Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets. A
+// parent that is not in the tree becomes a placeholder: a block without holders whose own parent is not known.
 #include <algorithm>
 #include <cstring>
 
@@ -99,7 +99,7 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
     return length;
 }
 
-// A block that nobody holds, whose parent is not known.
+// Adds a block that no rank holds, whose parent is not known.
 u32 Tree::placeholder(u64 hash, double now_s) {
     const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
     if (made.count != 0) {

@@ -1,4 +1,4 @@
-// Who holds how much of a prefix: walk the runs, and let go of the ranks that are not among a run's holders.
+// How many blocks of a prefix each rank holds: walk the runs, and drop the ranks that are not among a run's holders.
 //
 // Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0, so rows are kept apart only from the
 // first set on that has more planes: `rows` of them are, and the last stands for all that follow.
@@ -16,7 +16,7 @@ class Survivors {
 public:
     Survivors(std::int32_t* out, std::size_t columns) : out_(out), columns_(columns) {}
 
-    // The first holders; nobody has reached any depth.
+    // Starts with the first run's holders; no rank has reached any depth yet. False: there are none.
     bool begin(const u64* words, u32 planes, u32 width) {
         width_ = width;
         rows_ = planes;
@@ -29,7 +29,7 @@ public:
         return planes != 0;
     }
 
-    // Only the holders in `words` go on; the others reached `depth`. False: nobody does.
+    // Only the holders in `words` go on; the others reached `depth`. False: no holder goes on.
     bool meet(const u64* words, u32 planes, u32 width, u32 depth) {
         if (rows_ == 1 && planes <= 1) {
             return meet_on_one_tier(words, width, depth);
@@ -51,7 +51,7 @@ public:
         return left != 0;
     }
 
-    // Who is left has reached `depth`; the rows that were not kept apart are as the last.
+    // The ranks that are left reached `depth`; the rows that were not kept apart are as the last.
     void finish(u32 depth) {
         for (u32 row = 0; row < rows_; ++row) {
             for (u32 word = 0; word < width_; ++word) {
@@ -103,7 +103,7 @@ private:
 
     std::int32_t* out_;
     std::size_t columns_;
-    u32 first_ = 0;  // words before it have nobody alive, as long as rows are not kept apart
+    u32 first_ = 0;  // words before it have no rank left, as long as rows are not kept apart
     u32 width_ = 0;
     u32 rows_ = 0;
     u64 alive_[kTiers][kRankWords];
@@ -111,7 +111,7 @@ private:
 
 }  // namespace
 
-// Writes 4 rows of `columns` depths; returns how many blocks somebody reaches on some tier.
+// Writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier.
 u32 Tree::match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const {
     if (columns == 0) {
         return 0;

@@ -1,6 +1,6 @@
 // The shape of a tree for people: its chains without forks, what lies behind each, and how many requests went through it.
 //
-// It is copied from the tree slice by slice, so that whoever holds the tree's lock holds it for one slice at a time, and
+// It is copied from the tree slice by slice: the copying thread holds the tree's lock for one slice at a time. It is
 // laid out afterwards without the tree:
 //
 //     copy      kSliceRuns runs: length, time, hashes of both ends, and the hash of the block before
@@ -26,7 +26,7 @@ struct PassedRequest {
     double used_s;
 };
 
-// Blocks in a row without a fork, whoever holds them. `children`: nodes behind the last; `depth` counts up to it.
+// Blocks in a row without a fork, whatever their holders. `children`: nodes behind the last; `depth` counts up to it.
 struct OutlineNode {
     u64 first = 0, last = 0;
     u64 blocks = 0, subtree_blocks = 0, depth_blocks = 0;

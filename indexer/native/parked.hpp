@@ -1,4 +1,4 @@
-// Stored blocks whose parent nobody ever had: the native twin of indexer/index/parked_blocks.py, rule by rule.
+// Parked blocks: stored blocks whose parent is not in the tree. The native twin of indexer/index/parked_blocks.py.
 #pragma once
 
 #include <list>

@@ -310,11 +310,11 @@ public:
     }
 
 private:
-    // The tree while nobody else uses it; which one it is, is known only then.
+    // The tree with its lock held. `tree_` is read under the lock, because `restore` replaces it.
     class Locked {
     public:
         explicit Locked(PyTree& owner) : lock_(owner.mutex_, std::try_to_lock) {
-            if (!lock_.owns_lock()) {  // who has it may want the interpreter's lock, which is let go of while we wait
+            if (!lock_.owns_lock()) {  // its owner may wait for the interpreter's lock: release that while waiting
                 const auto unlocked = PyGILState_Check() ? std::make_unique<nb::gil_scoped_release>() : nullptr;
                 lock_.lock();
             }
@@ -376,7 +376,7 @@ private:
         std::vector<nb::bytes> kept;
     };
 
-    // The buffer, or a copy that nobody else can change.
+    // The buffer itself if it is `bytes`, which do not change; else a copy as `bytes`.
     static nb::bytes unchanging(nb::handle buffer) {
         if (PyBytes_CheckExact(buffer.ptr())) {
             return nb::borrow<nb::bytes>(buffer);

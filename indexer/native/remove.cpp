@@ -1,4 +1,4 @@
-// Removals and clears: a rank lets go of blocks, and what nobody holds and nothing hangs on is no more.
+// Removals and clears: a rank gives up blocks, and a run that has neither holders nor children is erased.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -47,9 +47,9 @@ Tree::Piece Tree::piece_at(const u64* hashes, std::size_t left, u32 block) const
 
 void Tree::release(u32 run, u32 offset, u32 length, Holder holder) {
     const u32 after = sets_.without(runs_[run].set, holder);
-    const bool is_nobodys = after == HolderSets::kEmpty;
+    const bool is_unheld = after == HolderSets::kEmpty;
     const Run& own = runs_[run];
-    const bool is_end = is_nobodys && own.child_count == 0 && offset != 0 && offset + length == own.length;
+    const bool is_end = is_unheld && own.child_count == 0 && offset != 0 && offset + length == own.length;
     if (!is_end) {
         run = runs_.isolate(run, offset, length);
         offset = 0;
@@ -66,14 +66,14 @@ void Tree::release(u32 run, u32 offset, u32 length, Holder holder) {
         return;
     }
     runs_.set_holders(run, after);
-    if (is_nobodys && runs_[run].child_count == 0) {
+    if (is_unheld && runs_[run].child_count == 0) {
         prune(run);
     } else {
         runs_.merge_around(run);
     }
 }
 
-// The run is no more where nobody holds it and nothing hangs on it; and so on, upwards.
+// Erases the run if it has neither holders nor children; then its parent likewise, and so on upwards.
 void Tree::prune(u32 run) {
     while (run != Runs::kRoot && runs_[run].set == HolderSets::kEmpty && runs_[run].child_count == 0) {
         const u32 parent = runs_[run].parent;

@@ -163,10 +163,10 @@ private:
         for (std::size_t set = 1; set < sets_.size(); ++set) {
             tree_.sets_.release(sets_[set]);
         }
-        for (const auto& end : nobodys_) {
+        for (const auto& end : unheld_ends_) {
             const Run& run = tree_.runs_[tree_.runs_.of(end.first)];
             if (run.last() == end.first && run.child_count == 0) {
-                throw Malformed(end.second, "nobody holds the last block of the run, and nothing is behind it");
+                throw Malformed(end.second, "no rank holds the last block of the run, and no block follows it");
             }
         }
     }
@@ -196,7 +196,7 @@ private:
         }
         plant(above, flags == kParentUnknown, sets_[set], last_stored_s);
         if (set == 0) {
-            nobodys_.emplace_back(last_, from);
+            unheld_ends_.emplace_back(last_, from);
         }
     }
 
@@ -281,7 +281,7 @@ private:
     u32 last_ = kNone;
     std::vector<u32> sets_;
     std::vector<u64> hashes_;
-    std::vector<std::pair<u32, u64>> nobodys_;  // last block of a run that nobody holds, and where it was read
+    std::vector<std::pair<u32, u64>> unheld_ends_;  // last block of a run without holders, and the run's offset
 };
 
 void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s) {

@@ -1,7 +1,7 @@
 // The native prefix index: what indexer/index/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
 // Python and takes no lock; its owner does both.
 //
-//     tree.cpp      ranks, and the tree as a whole          match.cpp   who holds how much of a prefix
+//     tree.cpp      ranks, and the tree as a whole          match.cpp   how much of a prefix each rank holds
 //     store.cpp     stores                                  walk.cpp    dumps, and walks for people
 //     remove.cpp    removals and clears                     check.cpp   what contradicts itself
 //     load.cpp      dumps coming in                         snapshot.cpp    the whole state as bytes
@@ -90,7 +90,7 @@ public:
     std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
     // answers
-    // writes 4 rows of `columns` depths; how many blocks somebody reaches on some tier
+    // writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier
     u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
     // their places in the map are about to be looked at
     void prefetch(const u64* hashes, std::size_t count) const;
@@ -99,7 +99,7 @@ public:
     bool has_rank(u32 rank) const { return ranks_.has(rank); }
     std::set<u32> overfull() const;
     std::vector<Columns> dump(u32 rank, std::size_t chunk_blocks) const;
-    std::vector<u64> children(const u64* hash) const;  // nullptr: of nobody
+    std::vector<u64> children(const u64* hash) const;  // nullptr: of the root
     std::vector<std::pair<u32, u32>> holders(u64 hash) const;
     std::vector<Stretch> prefixes(std::size_t limit, PrefixOrder order) const;
     // the blocks from `hash` on up to a fork, at most `limit`

@@ -1,7 +1,7 @@
 """The native index may be used from several threads: whatever they do at once, all of them end, and nothing is broken.
 
-The threads are a process's of their own: one that holds the interpreter's lock, and waits for a lock whose owner waits
-for the interpreter's, would stop whoever looks on as well.
+The threads run in a process of their own. A thread that holds the interpreter's lock, and waits for a lock whose owner
+waits for the interpreter's lock, would stop the test's process as well.
 """
 
 import os
@@ -30,7 +30,7 @@ OPERATIONS = 2_000
 RANKS = 6
 PATHS = [chain(200, seed=seed) for seed in range(1, 4)]
 END_S = 60.0
-"""Far more than it takes: who is not at an end by then waits for ever."""
+"""Far longer than the threads take: a thread that has not ended by then waits for ever."""
 
 MakeNative = Callable[[], NativeIndex]
 

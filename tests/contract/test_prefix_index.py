@@ -197,7 +197,7 @@ def test_a_hole_of_one_rank_does_not_affect_others(index: PrefixIndex) -> None:
     assert index.overlaps(path) == {0: both(1), 1: both(4)}
     index.drop(1)
     assert index.overlaps(path) == {0: both(1)}
-    assert index.statistics().nodes == 4, "the hole is nobody's and stays, for there are blocks beyond it"
+    assert index.statistics().nodes == 4, "no rank holds the hole's block, and it stays, because blocks follow it"
 
 
 # ------------------------------------------------------------------------------------------------- counted no-ops
@@ -232,7 +232,7 @@ def test_a_removal_of_what_is_not_held_changes_nothing_and_is_counted(index: Pre
     index.store(0, None, path, GPU, 0)
     index.remove(1, path, GPU)  # another rank's
     index.remove(0, path[:2], HOST)  # another tier's
-    index.remove(0, [12345], GPU)  # nobody's
+    index.remove(0, [12345], GPU)  # held by no rank
     assert index.statistics().unknown_removals_total == 6
     index.remove(0, [path[2], path[2]], GPU)  # the second time
     assert index.statistics().unknown_removals_total == 7

@@ -85,7 +85,7 @@ def test_an_unheld_parent_is_forgotten_with_its_last_child(index: PrefixIndex) -
     index.clear(2)
     assert index.statistics().nodes == 0
     index.store(0, path[0], path[1:2], GPU, 0)
-    assert index.statistics().parked_blocks == 1, "nobody ever had the parent again"
+    assert index.statistics().parked_blocks == 1, "the parent is in the index no longer"
 
 
 # ------------------------------------------------------------------------------------------------- repair

@@ -39,7 +39,7 @@ def test_an_empty_index_has_no_nodes(index: PrefixIndex) -> None:
     assert index.chain(5, 10) == b""
 
 
-def test_a_chain_is_one_node_whoever_holds_its_blocks(index: PrefixIndex) -> None:
+def test_a_chain_is_one_node_whichever_ranks_hold_its_blocks(index: PrefixIndex) -> None:
     path = chain(9)
     index.store(0, None, path, GPU, 3.0)
     index.store(1, None, path[:4], HOST, 5.0)

@@ -85,7 +85,7 @@ def test_room_for_depths_is_the_callers_again_after_a_match(index: PrefixIndex) 
     index.match(PATH, out)
     index.match_many([PATH, PATH[:3]], many)
     for rows in (out, many):
-        rows.extend([1, 2, 3])  # a buffer that somebody looks into cannot grow
+        rows.extend([1, 2, 3])  # a buffer with an exported view cannot grow
     assert index.match(PATH, out[:12]) == 30
 
 

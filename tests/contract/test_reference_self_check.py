@@ -26,9 +26,9 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         lambda index: setattr(inside(index, "_nodes")[3], "child_count", 1),
         "node 3: counts 1 children, has 0",
     ),
-    "a leaf of nobody": (
+    "a leaf without holders": (
         lambda index: inside(index, "_nodes").update({8: Node(None, 0)}),
-        "node 8: nobody holds it, and nothing is behind it",
+        "node 8: no rank holds it, and no block follows it",
     ),
     "a parent unknown and named": (
         lambda index: setattr(inside(index, "_nodes")[3], "parent_known", False),
@@ -51,7 +51,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         lambda index: inside(index, "_parked").park(ParkedBlock(0, 9, GPU), 3, 0),
         "block 9 waits for 3, which has a node",
     ),
-    "a parked block of nobody": (
+    "a parked block of an unknown rank": (
         lambda index: inside(index, "_parked").park(ParkedBlock(7, 9, GPU), 10, 0),
         "a block of rank 7 waits, and the rank is unknown",
     ),

@@ -85,7 +85,7 @@ inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string
     return restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
 }
 
-// Who holds how much of `hashes`, every walk for people, and every dump: no more is asked than that they end.
+// Calls `match` on `hashes`, every walk for people, and every dump; the only demand is that they end.
 inline void look(const kv::Tree& tree, const std::vector<std::uint64_t>& hashes) {
     const std::size_t columns = std::max(tree.rank_numbers(), 1u);
     std::vector<std::int32_t> depths(kv::kTiers * columns);
