@@ -208,7 +208,7 @@ def _show(found: Sequence[DrainLosses], problems: Sequence[str], workers: int) -
     console = Console() if Console().is_terminal else Console(width=_WIDTH)
     console.print(f"{workers} workers, of which {LEAVES} leaves. {machine_line()}", highlight=False)
     table = Table(
-        "run", "requests", "failed", "moved sessions", "their first request hits", "all of theirs", "everybody's",
+        "run", "requests", "failed", "moved sessions", "their first request hits", "all of theirs", "of all sessions",
         "first TTFT p50, ms", "p95, ms", "drained after, s", "prefixes warmed / listed", "tokens",
     )  # fmt: skip
     for each in found:
@@ -247,5 +247,5 @@ def _gain(found: Sequence[DrainLosses]) -> list[str]:
 _RATES = {
     "first_hit_rate": "first request of a moved session",
     "later_hit_rate": "all requests of moved sessions",
-    "fleet_hit_rate": "everybody's",
+    "fleet_hit_rate": "all requests of all sessions",
 }

@@ -110,7 +110,7 @@ CONNECTIONS = Row(
         Panel(
             title="Connections to control planes and agents",
             description="kvrouter_server_connections by state, and the bound, kvrouter_server_connections_max. All in "
-            "use: raise the hard limit of open files, or look who keeps connections open.",
+            "use: raise the hard limit of open files, or find the clients that keep connections open.",
             queries=(
                 Query(f"sum by (job, state) ({selected('server_connections')})", "{{job}} {{state}}"),
                 Query(f"min by (job) ({selected('server_connections_max')})", "{{job}} bound of one", right=True),

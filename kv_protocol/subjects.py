@@ -92,7 +92,7 @@ def ledger_of(slug: str, router_id: str) -> str:
 
 
 def pattern(kind: str, *, slug: str = "", worker_id: str = "", dp_rank: int | None = None) -> str:
-    """Return what to follow for the messages of a kind (events, heartbeat, fleet): of all, or of whom is named."""
+    """Return the subject pattern for messages of a kind (events, heartbeat, fleet), of all or of the named sources."""
     rank = ["*" if dp_rank is None else str(dp_rank)] if kind != "fleet" else []
     return ".".join(["kv.v1", kind, slug or "*", worker_id or "*", *rank])
 

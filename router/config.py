@@ -153,7 +153,7 @@ class QueueSection(Section):
         " max_num_batched_tokens; none: no request waits; smaller leaves the choice of a rank open for longer",
     )
     policy: QueuePolicy = Field(
-        _QUEUE.policy, description="who goes first of a tenant's: the first come, the shortest, the most urgent"
+        _QUEUE.policy, description="which request of a tenant goes first: the first come, the shortest, the most urgent"
     )
     wait_s: float = Field(
         _QUEUE.wait_s, gt=0, le=3600, description="how long a request may wait; then it is refused with 503"

@@ -84,7 +84,7 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: dict[str, int]
     """Requests, by why they are in no sum; `pending`: their outcome is not known yet."""
     removed_blocks: int | None = None
-    """Blocks that ranks removed from their GPUs in the period, whoever caused it; None as `evicted_blocks`."""
+    """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
 
 
 def report_of(

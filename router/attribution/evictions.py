@@ -6,8 +6,8 @@
                    `AFTER_S` behind, in proportion to their new blocks that are not charged yet
 
 So a placement is charged at most its new blocks, and all placements together at most what was removed. That removals
-of the same seconds are shared in proportion is an assumption: engines do not say for whom they evict. A removal without
-placements near it is charged to none. Clears are no removals.
+of the same seconds are shared in proportion is an assumption: engines do not say for which request they evict. A
+removal without placements near it is charged to none. Clears are no removals.
 """
 
 from bisect import bisect_left, bisect_right

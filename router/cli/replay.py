@@ -23,7 +23,7 @@ _SHOWN_MAX = 20
 
 @click.command()
 @with_settings
-@click.option("--mode", help="another mode: whom would it have chosen?")
+@click.option("--mode", help="another mode: which workers would it have chosen?")
 @click.option("--sweep", metavar="KEY=A,B,...", help="other policies: this field of the policy with each of the values")
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one JSON object, and no lines")
 @click.option("--all", "show_all", is_flag=True, help=f"print every difference and loss, not the first {_SHOWN_MAX}")

@@ -110,7 +110,7 @@ class PolicySection(Section):
     )
     newcomers: bool = Field(
         default=_POLICY.newcomers,
-        description="a joining rank gets a bounded share of the requests of which nobody holds anything",
+        description="a joining rank gets a bounded share of the requests of which no rank holds a block",
     )
     affinity: Affinity = Field(_POLICY.affinity, description="what a session's former rank means: off, soft or hard")
     affinity_discount: float = Field(

@@ -308,7 +308,7 @@ _ROUTERS: _Entries = {
     "queue.full": (
         "warning",
         "beyond its bound, requests are refused with 429 or 503",
-        'add workers or routers; `docs/OPERATIONS.md`, "Who waits"',
+        'add workers or routers; `docs/OPERATIONS.md`, "Requests that wait"',
     ),
     "journal.off": (
         "note",

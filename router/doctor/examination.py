@@ -42,7 +42,7 @@ CHECKS: tuple[Callable[[FleetFacts], Iterable[Finding]], ...] = (
 
 
 def examine(facts: FleetFacts) -> list[Finding]:
-    """Return what is wrong: the worst first, then by id and by whom it is about; each once."""
+    """Return what is wrong: the worst first, then by id and by the subject of the finding; each once."""
     found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
     return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))
 

@@ -27,8 +27,8 @@ _SPLIT = {"prefill", "decode"}
 
 def parity(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the fields in which a model's workers, and the routers, differ, if that affects routing."""
-    for model, everybody in facts.models().items():
-        registrations = [each for each in everybody if each.role != "encode"]
+    for model, workers in facts.models().items():
+        registrations = [each for each in workers if each.role != "encode"]
         if not facts.is_by_prefix and not {each.role for each in registrations} >= _SPLIT:
             continue
         yield from _canaries(registrations)
@@ -68,9 +68,9 @@ def _shown(value: str) -> str:
 
 def versions(facts: FleetFacts) -> Iterator[Finding]:
     """Yield software with several versions."""
-    for model, everybody in facts.models().items():
+    for model, workers in facts.models().items():
         by_kind: dict[str, dict[str, list[str]]] = {}
-        for registration in everybody:
+        for registration in workers:
             if registration.version and registration.event_source != "none":
                 by_kind.setdefault(registration.event_source, {}).setdefault(registration.version, []).append(
                     registration.worker_id

@@ -185,7 +185,7 @@ class Admission:
         self._clock, self._headroom = clock, headroom
         self._queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}
-        self._is_anybody_there = asyncio.Event()
+        self._has_waiting = asyncio.Event()
         self._is_poked = self._is_letting_on = self._is_stopped = False
 
     def now_s(self) -> float:
@@ -205,7 +205,7 @@ class Admission:
             refused(_refusal(placed))
             return None
         ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
-        self._is_anybody_there.set()
+        self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self._queue.stop(self.now_s()))
         elif not is_first:
@@ -241,8 +241,8 @@ class Admission:
     async def run(self, stop: asyncio.Event) -> None:
         """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""
         while not stop.is_set():
-            await until(stop, self._is_anybody_there.wait())
-            self._is_anybody_there.clear()
+            await until(stop, self._has_waiting.wait())
+            self._has_waiting.clear()
             while self._tickets and not stop.is_set():
                 await until(stop, self._clock.sleep(LOOK_S))
                 self.look()

@@ -31,7 +31,7 @@ class KvTransferSection(Section):
         UNBOUNDED.timeout_s,
         gt=0,
         le=3600,
-        description="after which fetching fails, and a context that nobody fetched is given up",
+        description="after which fetching fails, and a context that no decode engine fetched is given up",
     )
 
     @field_validator("networks")
