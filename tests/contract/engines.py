@@ -67,7 +67,7 @@ DESCRIPTION = EngineDescription(
     max_seq_len=LONGEST,
 )
 TRANSFERS = TransferRules(timeout_s=20.0)
-"""A second of a test's: a prefill engine's stop waits for what nobody fetches."""
+"""One second of a test at `SPEED`: a prefill engine's stop waits so long for contexts that no decode engine fetches."""
 
 
 def simulator(role: Role) -> Simulator:
@@ -104,7 +104,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Fake], RunEngine]] = {"simulated": simulate
 def trtllm_engine(
     arguments: dict[str, Any] | None = None, settings: TrtllmSettings | None = None, **circumstances: Any
 ) -> TensorRTLLMEngine:
-    """Return an engine with 4-token blocks, events and statistics, that nobody has started."""
+    """Return an engine with 4-token blocks, events and statistics, not started yet."""
     return TensorRTLLMEngine(trtllm_args(arguments, **circumstances), SystemClock(), model="m", settings=settings)
 
 

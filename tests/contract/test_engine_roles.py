@@ -287,7 +287,7 @@ def of_class(kind: type[Simulator]) -> Callable[[Role], Simulator]:
 
 
 def without_roles(_: Role) -> Simulator:
-    """Planted bug: a role that requires no handoff, because nobody looks at it."""
+    """Planted bug: the engine ignores its role, and so requires no handoff."""
     return simulator("aggregated")
 
 

@@ -49,7 +49,7 @@ def test_real_engines_are_held_to_the_same_wherever_there_are_some(kind: str) ->
 
 
 def chat(worker: Worker) -> dict[str, Any]:
-    """Return a chat that nobody began before."""
+    """Return a chat with a beginning that no earlier request had."""
     return {"messages": [{"role": "user", "content": bytes(worker.fresh_prompt()).decode()}]}
 
 
@@ -117,7 +117,7 @@ async def test_the_second_of_two_equal_prompts_is_found_in_the_cache(worker: Wor
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_another_model_is_refused(worker: Worker, path: str) -> None:
     asked = chat(worker) if path == CHAT else {"prompt": worker.fresh_prompt()}
-    answered = await worker.ask(path, asked | {"model": "nobody-s", "max_tokens": 2})
+    answered = await worker.ask(path, asked | {"model": "unknown", "max_tokens": 2})
     assert (answered.status, "error" in answered.body) == (404, True)
 
 
@@ -174,7 +174,7 @@ async def test_asked_to_stop_it_ends_what_it_began_and_takes_its_leave(ground: G
 @pytest.mark.asyncio(loop_scope="module")
 async def test_when_its_engine_dies_streams_end_as_broken_and_the_fleet_hears_of_it(ground: Ground, kind: str) -> None:
     if not KINDS[kind].can_be_killed:
-        pytest.skip("whoever started the engine ends it")
+        pytest.skip("the test did not start the engine, and may not end it")
     async with KINDS[kind].start(ground, "aggregated", f"killed-{kind}") as worker:
         async with worker.open({"prompt": worker.fresh_prompt(), "max_tokens": worker.long}) as stream:
             await worker.kill()

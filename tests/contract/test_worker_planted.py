@@ -34,7 +34,7 @@ __all__ = ["ground"]
 KIND = "simulated"
 Patch = pytest.MonkeyPatch
 going_on: list[AsyncGenerator[EngineOutput, None]] = []
-"""What nobody ends."""
+"""Generations that `cancelled_requests_run_on` leaves open; the reference keeps them from being collected."""
 Fact = Callable[[Ground], Awaitable[None]]
 
 
@@ -93,7 +93,7 @@ def cancelled_requests_run_on(patch: Patch) -> None:
     patch.setattr(worker_kinds, "SPEED", 1.0)  # it would end by itself soon
 
 
-def nobody_is_told_of_draining(patch: Patch) -> None:
+def draining_is_not_told(patch: Patch) -> None:
     async def silent(_: Membership) -> bool:
         return True
 
@@ -190,7 +190,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Fact, str]] = [
     (events_are_another_rank_s, RANKS, "0"),
     (load_is_never_reported, LOAD, "load that has risen"),
     (cancelled_requests_run_on, LOAD, "load that has fallen"),
-    (nobody_is_told_of_draining, STOPS, "WorkerDraining"),
+    (draining_is_not_told, STOPS, "WorkerDraining"),
     (nothing_is_said_of_the_cache, CACHED, "0"),
     (removals_are_not_told, PROOF, "<= 900"),
     (the_mirror_is_not_what_was_published, PROOF, "equal digests"),

@@ -78,7 +78,7 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another(router:
 @pytest.mark.parametrize("kind", kinds_with("aggregated"))
 async def test_when_an_engine_dies_the_other_worker_serves(router: Router, kind: str) -> None:
     if not KINDS[kind].can_be_killed:
-        pytest.skip("whoever started the engine ends it")
+        pytest.skip("the test did not start the engine, and may not end it")
     async with several(router.ground, kind) as (one, two):
         await router.until_fit(one, two)
         await one.kill()

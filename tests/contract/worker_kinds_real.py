@@ -5,8 +5,8 @@
     real-trtllm          KV_CONTRACT_TRTLLM=MODEL                          `worker-agent serve` as a process, with the
                          KV_CONTRACT_DEVICES=0,1,2: a GPU for each         installed package; on one GPU they share it
                          worker, in turn
-    real-trtllm-serve    KV_CONTRACT_TRTLLM_SERVE_URL, and for the other   attached to servers that somebody else
-                         roles .._PREFILL_URL, .._DECODE_URL               started
+    real-trtllm-serve    KV_CONTRACT_TRTLLM_SERVE_URL, and for the other   attached to servers that run already
+                         roles .._PREFILL_URL, .._DECODE_URL
     real-vllm            KV_CONTRACT_VLLM_URL, KV_CONTRACT_VLLM_KV_EVENTS  likewise
                          and KV_CONTRACT_VLLM_REPLAY: tcp://host:port
 
@@ -132,7 +132,7 @@ async def _attached(ground: Ground, role: Role, assignments: list[str]) -> Async
     settings = load_settings(AttachSettings, assignments=[*own, f"engine.text={TEXT}", *assignments, *_SET])
 
     async def kill() -> None:
-        raise AssertionError("whoever started the engine ends it")
+        raise AssertionError("the test did not start the engine, and may not end it")
 
     async with attached(ground, settings, kill) as worker:
         worker.model = worker.registration.model

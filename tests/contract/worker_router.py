@@ -22,7 +22,7 @@ class Router(NamedTuple):
     control_url: str
 
     async def ask(self, worker: Worker, path: str, asked: dict[str, Any]) -> Answered:
-        """Return what clients of the router get of the worker's model; who reads an event stream reads no comments."""
+        """Return what a client of the router gets from the worker's model, without the comments of an event stream."""
         answered = await post(self.ground.session, self.data_url + path, worker.greedy(asked))
         return replace(answered, data=re.sub(rb"(?m)^:.*\n", b"", answered.data))
 

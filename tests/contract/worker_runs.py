@@ -26,7 +26,7 @@ class Lines(list[str]):
     """What a process says."""
 
     def word_after(self, words: str) -> str:
-        """Return the word behind these; empty where nobody said them."""
+        """Return the word that follows `words`; empty where no line has them."""
         return next((line.split(words)[1].split()[0] for line in self if words in line), "")
 
 

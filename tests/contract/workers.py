@@ -90,7 +90,7 @@ class Ground:
     _names: Any = field(default_factory=lambda: count(1))
 
     def name(self, kind: str) -> str:
-        """Return a worker id that nobody has had."""
+        """Return a worker id that no worker has had."""
         return f"{kind}-{next(self._names)}"
 
 
@@ -164,7 +164,7 @@ class Worker:
         return self.registration.ranks
 
     def fresh_prompt(self) -> list[int]:
-        """Return tokens that nobody asked for before: whole blocks, and one more, which is always computed."""
+        """Return a prompt that no request had before: whole blocks, and one more token, which is always computed."""
         seed = next(_seeds)
         return [(seed * 31 + at * at * seed + at) % 96 + 32 for at in range(PROMPT_BLOCKS * self.block_size + 1)]
 
@@ -207,7 +207,7 @@ class Worker:
         )
 
     def is_proven(self, rank: WorkerRank) -> bool:
-        """Whether the rank's newest pulse proves that the index holds what its mirror holds, and nobody doubts it."""
+        """Whether the rank's newest heartbeat proves that index and mirror hold the same, and neither is stale."""
         beat, state = self.ground.heard.beats.get(rank), self.ground.index.state(rank)
         if beat is None or state is None or beat.stale or state.stale:
             return False

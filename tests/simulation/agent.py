@@ -1,6 +1,6 @@
 """One life of a worker's agent: engine, hop A and consolidation, as the shells join them, in virtual time.
 
-It serves requests, publishes, proves what it holds, answers those who lost their place, and says that it is there.
+It serves requests, publishes, proves what it holds, answers readers that lost their place, and sends heartbeats.
 After each payload of hop A the mirror must equal what the engine holds, or be less where something was lost for good.
 """
 
@@ -40,7 +40,7 @@ Connect = Callable[[Callable[[], None]], Connection]
 
 
 class Chronicle(Protocol):
-    """Whoever keeps the truth."""
+    """The record of what is true of the ranks."""
 
     answers: Answers
 
@@ -162,7 +162,7 @@ class Agent:
         on_output(output)
 
     def hang_up(self, request_id: str) -> None:
-        """Nobody waits for the request any more."""
+        """No client waits for the request any more."""
         self._resets.pop(request_id, None)
         self.engine.cancel(request_id)
 

@@ -1,4 +1,4 @@
-"""Answers of one rank's consolidation to those who follow its stream: one asker at a time, part by part.
+"""Answers of one rank's consolidation to readers of its stream: one asker at a time, part by part.
 
 Between two parts others have their turn; a question that its asker gave up is not answered to its end.
 """

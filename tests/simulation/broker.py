@@ -1,4 +1,4 @@
-"""The broker: two streams, a store of objects, and subjects on which whoever listens now is told.
+"""The broker: two streams, a store of objects, and subjects whose messages reach the present listeners.
 
     up        does what it is asked, in order
     frozen    nothing; what comes meanwhile is done once it is thawed, unless it crashes first
@@ -33,7 +33,7 @@ ReceiveStored = Callable[[Stored, bytes], None]
 
 
 class Witness(Protocol):
-    """Whoever sees what happens to the events' stream."""
+    """Observes what happens to the events' stream."""
 
     def logged(self, rank: WorkerRank, data: bytes) -> None:
         """It has another message of the rank."""
@@ -115,12 +115,12 @@ class Broker:
         self._listeners.setdefault(subject, []).append((connection, receive))
 
     def announce(self, subject: str, rank: WorkerRank, data: bytes, reply: str) -> None:
-        """Whoever listens is told."""
+        """Every listener of the subject receives the message."""
         for connection, receive in self._listeners.get(subject, ()):
             connection.tell(rank, data, reply, receive)
 
     def append(self, name: str, subject: str, data: bytes, message_id: str) -> int:
-        """Return where in the stream the message is; whoever reads the stream is told."""
+        """Return where in the stream the message is; every reader of the stream receives it."""
         stored, is_new = self.streams[name].append(subject, data, message_id, self.clock.wall_ns())
         self.counts["deduplicated_messages"] += not is_new
         if is_new:

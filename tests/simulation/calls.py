@@ -1,6 +1,6 @@
 """Requests of routers to workers, each over a connection that either may close, or that a cut way leaves hanging.
 
-refused                        nobody is there: the process is dead
+refused                        no process listens: the worker is dead
 no connection in `CONNECT_S`, no first byte in `FIRST_BYTE_S`, no next in `BETWEEN_BYTES_S`    given up
 closed by the router           the worker cancels the generation, once it hears of it
 reset                          the worker died; the router hears of it, if the way is open
@@ -36,11 +36,11 @@ class Server(Protocol):
         """Compute; raises `RequestRefused`. It says with `on_reset` that it dies first."""
 
     def hang_up(self, request_id: str) -> None:
-        """Nobody waits for the request any more."""
+        """No client waits for the request any more."""
 
 
 class Caller(Protocol):
-    """Whoever a call tells how it goes."""
+    """Receives the progress of a call."""
 
     def on_output(self, output: EngineOutput) -> None:
         """Bytes came."""

@@ -5,8 +5,8 @@
                   not confirmed has failed
     found         as soon as the broker is reached, at most every `RETRY_S`
 
-The fleet's stream, and what is asked of the broker, go over an ordered connection, always: who reads a stream finds
-out what is missing of it, and reads it again. Of the events' stream nobody is to rely on that.
+The fleet's stream, and requests to the broker, always go over an ordered connection: a reader of a stream finds out
+what is missing of it, and reads it again. No reader of the events' stream may rely on that.
 What a dead process said to the fleet last and is still on its way is lost: its next life takes longer to begin than
 that takes to arrive, and what is said last counts.
 What is not confirmed within `CONFIRM_S` has failed, and may have been done nevertheless.
@@ -35,7 +35,7 @@ Talk = Generator[Operation, Any, None]
 
 
 class BrokerAway(Exception):
-    """The broker did not do as asked, or nobody knows whether it did."""
+    """The broker did not do as asked, or it is unknown whether it did."""
 
 
 def _nothing() -> None:
@@ -114,7 +114,7 @@ class Connection:
         self._broker.listen(subject, self, receive)
 
     def announce(self, subject: str, rank: WorkerRank, data: bytes, reply: str = "") -> None:
-        """Whoever listens to `subject` is told; nobody, while the line is down."""
+        """Every listener of `subject` receives the message; none does while the line is down."""
         if self.is_connected:
             broker, life = self._broker, self._broker.life
             self._up.send(data, lambda came: broker.do(life, lambda: broker.announce(subject, rank, came, reply)))

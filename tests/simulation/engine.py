@@ -77,7 +77,7 @@ class HostTier:
 
 
 class _Generation(NamedTuple):
-    """A request that the engine computes: its tokens so far, and who is told of more."""
+    """A request that the engine computes: its tokens so far, and the callback for more."""
 
     request: EngineRequest
     tokens: list[int]
@@ -127,7 +127,7 @@ class TrueEngine:
         self._step()
 
     def cancel(self, request_id: str) -> None:
-        """Whoever asked for the generation has gone; without effect where it has ended."""
+        """The caller of the generation has gone; without effect where the generation has ended."""
         generation = self._running.pop(request_id, None)
         if generation is not None:
             self._names.learn(generation.request, generation.tokens)

@@ -1,6 +1,6 @@
 """The snapshots of one index, as the indexer's shell keeps them: looked after now and then, read at a cold start.
 
-Between two steps the broker may fail, the index goes on, and others who keep the same log do the same.
+Between two steps the broker may fail, the index goes on, and other keepers of the same log take the same steps.
 """
 
 from collections import Counter

@@ -43,7 +43,7 @@ class Network:
         self._release()
 
     def mend_all(self) -> None:
-        """Everybody reaches everybody."""
+        """Every process reaches every other."""
         self._cuts.clear()
         self._release()
 

@@ -1,4 +1,4 @@
-"""Bugs of those who follow a stream: what comes, what is asked, what is answered."""
+"""Planted bugs of readers that follow a stream: what comes, what is asked, what is answered."""
 
 from collections.abc import Callable, Iterator
 
@@ -183,7 +183,7 @@ def is_current_without_log(stale: str) -> str:
     return stale
 
 
-class NeverMissesAnybody(IndexFold):
+class NeverMissesARank(IndexFold):
     """Takes silence for life."""
 
     def tick(self, now_s: float) -> list[Question]:
@@ -216,5 +216,5 @@ PLANTED = (
     Planted(QUESTION, NeverForgivesPauses, "silent", 20),
     Planted(QUESTION, NeverPauses, "faulty", 20),
     Planted(WITHOUT_LOG, is_current_without_log, "torn", 20),
-    Planted(FOLD, NeverMissesAnybody, "faulty", 80),
+    Planted(FOLD, NeverMissesARank, "faulty", 80),
 )

@@ -1,4 +1,4 @@
-"""Bugs of those who keep snapshots and the log, and of those who keep account of promised work."""
+"""Planted bugs of keepers of snapshots and the log, and of ledgers of promised work."""
 
 from collections.abc import Collection, Iterable
 
@@ -38,7 +38,7 @@ def deletes_the_newest(
 
 
 class LeaksCancelled(Ledger):
-    """Keeps the lease of a client who went away."""
+    """Keeps the lease of a client that went away."""
 
     def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
         if not isinstance(event, Cancelled):

@@ -1,4 +1,4 @@
-"""Bugs of those who read hop A."""
+"""Planted bugs of subscribers to engine events."""
 
 from tests.simulation.planted import Planted
 from tests.support.planting import inside

@@ -1,4 +1,4 @@
-"""Bugs of those who write a stream: the mirror, the outbox, the answers."""
+"""Planted bugs of writers of a stream: the mirror, the outbox, the answers."""
 
 from collections.abc import Iterator
 

@@ -69,7 +69,7 @@ class Troubles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is there, and what befalls them."""
+    """The processes of a world, and the faults that they suffer."""
 
     agents: tuple[AgentSetup, ...]
     routers: int = 1

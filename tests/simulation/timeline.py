@@ -61,9 +61,9 @@ class ProcessClock:
         return WALL_NS + self._set_by_ns + round(self._timeline.now_s * 1e9)
 
     def set_by(self, seconds: float) -> None:
-        """Somebody sets the wall clock, forward or back."""
+        """The wall clock is set, forward or back."""
         self._set_by_ns += round(seconds * 1e9)
 
     async def sleep(self, seconds: float) -> None:
-        """Nobody sleeps here: what is to be done later is arranged with the timeline."""
+        """Fail: no process sleeps in virtual time; later work is scheduled on the timeline."""
         raise AssertionError(f"a sleep of {seconds} s in virtual time")

@@ -3,7 +3,7 @@
 always     an index holds of a rank what the rank held at the index's place in its stream, block for block, and says of
            a prompt what is held of it; where messages may be wrong, it is not beyond the rank at least
            the place in an epoch goes on, never back
-           who lacks something asks for it, after a pause that has a bound; nothing is current without the log
+           a reader that lacks something asks for it, after a pause that has a bound; nothing is current without the log
            a router has promised what it has not heard the end of, no more and, while no lease can expire, no less
            what is purged from the log a snapshot covers
            no reader is sent more for a question than `traffic.py` allows, nor more of the log than there is
@@ -64,7 +64,7 @@ class _Place:
 
 
 class Truth:
-    """Sees all that happens in a world; raises an `AssertionError` that says what is wrong, and of whom."""
+    """Sees all that happens in a world; raises an `AssertionError` that says what is wrong, and where."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -1,7 +1,7 @@
 """Agents, a broker, indexes and routers in virtual time, and what may go wrong between them; one seed decides it all.
 
     0 s            agents, routers, indexers and a broker begin; clients ask from `ARRIVALS_FROM_S` to `WORK_S`
-    `FAULTS_S`     the last trouble was; from now on nothing is lost, and everybody reaches everybody
+    `FAULTS_S`     the last trouble was; from now on nothing is lost, and every process reaches every other
     + `HEAL_S`     everything has healed; halfway, one more indexer began
 
 What must be true meanwhile, and in the end: `truth.py`.
@@ -41,7 +41,7 @@ ARRIVALS_FROM_S = 1.5
 
 
 class World:
-    """`run` lives through it; an `AssertionError` says what is wrong, of whom and when."""
+    """`run` lives through it; an `AssertionError` says what is wrong, where and when."""
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self.kind, self.seed = kind, seed
@@ -87,7 +87,7 @@ class World:
         timeline.run(FAULTS_S + HEAL_S)
         self.truth.check_at_last()
 
-    # -------------------------------------------------------------- who is there
+    # -------------------------------------------------------------- processes
     def clock(self, process: str) -> ProcessClock:
         """Return the clock of the machine that a process runs on."""
         if process not in self._clocks:

@@ -20,7 +20,7 @@ ENGINE = (
 
 
 def agent_process(worker_id: str, nats_url: str, *arguments: str) -> ChildProcess:
-    """Return a worker that nobody has started."""
+    """Return the process of a worker, not started yet."""
     command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", worker_id, "--nats-url", nats_url]
     return ChildProcess(worker_id, [*command, *arguments])
 

@@ -19,7 +19,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 
 _BEAT_S = 0.2
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE_URL = "http://127.0.0.1:1"
 
 
 class Planted(NamedTuple):

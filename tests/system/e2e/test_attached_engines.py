@@ -153,7 +153,7 @@ async def published(context: zmq.asyncio.Context, ranks: int) -> tuple[list[Play
                 for socket, of_first in zip(pair, first, strict=True):
                     host, _, port = endpoint_of(of_first).rpartition(":")
                     socket.bind(f"{host}:{int(port) + rank}")
-        except zmq.ZMQError:  # somebody has the next port
+        except zmq.ZMQError:  # another process has the next port
             for pair in sockets:
                 for socket in pair:
                     socket.close(linger=0)

@@ -83,9 +83,9 @@ async def test_a_bad_rank_header_is_named(client: Client, rank: str) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_pin_to_an_unknown_worker_is_refused_with_the_reason(client: Client) -> None:
-    answered = await client.complete([1, 2, 3], x_worker_instance_id="nobody")
+    answered = await client.complete([1, 2, 3], x_worker_instance_id="unknown")
     assert (answered.status, answered.body["error"]["code"]) == (400, "no_such_worker")
-    assert "pinned to nobody" in answered.body["error"]["message"]
+    assert "pinned to unknown" in answered.body["error"]["message"]
 
 
 @pytest.mark.asyncio(loop_scope="module")

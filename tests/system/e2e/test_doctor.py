@@ -16,7 +16,7 @@ from kv_protocol.fleet import WorkerLeft
 from kv_runtime.event_log import EventLog
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
-from tests.system.e2e.planted import NOBODY, Planted, beating, http_of_a_worker, in_the_fleet, told
+from tests.system.e2e.planted import UNREACHABLE_URL, Planted, beating, http_of_a_worker, in_the_fleet, told
 from tests.system.e2e.typed import Ended, typed
 
 pytestmark = pytest.mark.slow
@@ -61,10 +61,10 @@ async def test_in_a_fleet_that_is_well_there_is_only_a_note(fleet: FleetProcesse
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_cannot_be_reached_is_an_error_while_the_other_half_answers(fleet: FleetProcesses) -> None:
     without_router, without_log = await asyncio.gather(
-        doctor("--nats-url", fleet.nats_url, "--router", NOBODY, "--json"),
+        doctor("--nats-url", fleet.nats_url, "--router", UNREACHABLE_URL, "--json"),
         doctor("--nats-url", "nats://127.0.0.1:1", "--router", fleet.control_url, "--json"),
     )
-    assert (without_router.code, by_id(without_router)["router.unreachable"]) == (2, [NOBODY])
+    assert (without_router.code, by_id(without_router)["router.unreachable"]) == (2, [UNREACHABLE_URL])
     assert (without_log.code, [*by_id(without_log)]) == (2, ["log.unreachable"])
     assert without_log.json["looked_at"]["workers"] == 2
 
@@ -72,7 +72,7 @@ async def test_what_cannot_be_reached_is_an_error_while_the_other_half_answers(f
 @pytest.mark.asyncio(loop_scope="module")
 async def test_where_nothing_can_be_seen_it_says_so_and_why(fleet: FleetProcesses) -> None:
     nothing, no_time, no_url, with_user, no_token = await asyncio.gather(
-        doctor("--nats-url", "nats://127.0.0.1:1", "--router", NOBODY),
+        doctor("--nats-url", "nats://127.0.0.1:1", "--router", UNREACHABLE_URL),
         doctor("--listen", "0"),
         doctor("--router", "127.0.0.1:8001"),
         doctor("--data", "http://me:secret@127.0.0.1:8000"),
@@ -80,7 +80,7 @@ async def test_where_nothing_can_be_seen_it_says_so_and_why(fleet: FleetProcesse
     )
     assert [each.code for each in (nothing, no_time, no_url, with_user, no_token)] == [3] * 5
     assert "nats.url nats://127.0.0.1:1" in nothing.err
-    assert f"--router {NOBODY}: " in nothing.err
+    assert f"--router {UNREACHABLE_URL}: " in nothing.err
     assert "'--listen': 0.0 is not in the range 1.5<=x<=600." in no_time.err
     assert "--router: found '127.0.0.1:8001', allowed http(s)://host:port" in no_url.err
     assert "--data: found an address with a user, allowed http(s)://host:port" in with_user.err
@@ -129,7 +129,7 @@ def planted(clock_url: str, ill_url: str) -> list[Planted]:
     return [
         beating(told("wrong-clock", clock_url)),
         beating(told("ill", ill_url)),
-        beating(told("unreachable", NOBODY, block_size=32, event_source="none")),
+        beating(told("unreachable", UNREACHABLE_URL, block_size=32, event_source="none")),
         beating(told("hashes-otherwise", f"{clock_url}/a", canary=1, version="1"), stale="cannot be polled"),
         beating(
             told("untold", f"{clock_url}/b", template_digest="other", block_reuse=False, version="2"), used_blocks=500

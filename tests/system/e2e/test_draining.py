@@ -20,7 +20,7 @@ REUSABLE_TOKENS = TOKENS - BLOCK_SIZE
 
 @pytest_asyncio.fixture
 async def three_workers() -> AsyncIterator[FleetProcesses]:
-    settings = (*QUIET_ROUTER, "policy.history_weight=0")  # whoever holds a prompt is chosen, whoever computed it
+    settings = (*QUIET_ROUTER, "policy.history_weight=0")  # the holder of a prompt is chosen, whatever it computed last
     async with FleetProcesses(FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)) as fleet:
         yield fleet
 

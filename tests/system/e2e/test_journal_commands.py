@@ -24,7 +24,7 @@ from tests.system.integration.test_journal import SETTINGS, written
 from tests.unit.properties import router_life
 from tests.unit.properties.router_life import POLICIES, Life
 
-NOBODY = "nats://127.0.0.1:1"
+UNREACHABLE_URL = "nats://127.0.0.1:1"
 _REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay')"
 _TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
 
@@ -183,7 +183,7 @@ async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: Broker, log: EventLog) -> None:
-    assert (await typed("-c", _REPLAY, "--nats-url", NOBODY)).code == 2
+    assert (await typed("-c", _REPLAY, "--nats-url", UNREACHABLE_URL)).code == 2
     without = await typed("-c", _REPLAY)
     assert (without.code, "nats.url: found none" in without.err) == (2, True)
     nothing = await typed("-c", _REPLAY, "--nats-url", broker.url)

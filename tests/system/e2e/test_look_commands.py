@@ -25,7 +25,7 @@ from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.system.integration.serving import serving
 from tests.unit.router.samples import registered
 
-NOBODY = "nats://127.0.0.1:1"
+UNREACHABLE_URL = "nats://127.0.0.1:1"
 WALL_NS = 1_700_000_000_123_000_000
 HELD = [(1, None, ["gpu"]), (2, 1, ["gpu"]), (3, 2, ["gpu"])]
 
@@ -93,12 +93,18 @@ async def test_verify_without_an_answer_ends_with_2_and_names_the_silent_party(b
         outcomes = await asyncio.gather(
             there.verified(),
             there.verified("--set", "control.token=secret"),
-            there.verified("--nats-url", NOBODY),
+            there.verified("--nats-url", UNREACHABLE_URL),
             there.verified("--index-url", "http://127.0.0.1:1"),
             there.verified("--timeout-s", "0"),
         )
     assert [each.code for each in outcomes] == [2, 0, 2, 2, 2], [each.err for each in outcomes]
-    wanted = ["allowed its control plane's, as control.token", "", NOBODY, "--index-url http://127.0.0.1:1", "0.1<=x"]
+    wanted = [
+        "allowed its control plane's, as control.token",
+        "",
+        UNREACHABLE_URL,
+        "--index-url http://127.0.0.1:1",
+        "0.1<=x",
+    ]
     assert [words for words, each in zip(wanted, outcomes, strict=True) if words not in each.err] == []
 
 
@@ -291,7 +297,9 @@ async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log:
 async def test_tail_refuses_what_is_not_there(broker: Broker, log: EventLog) -> None:
     await ScriptedRank(log).store(1)
     common = ("tail", "--nats-url", broker.url)
-    late, unreached = await asyncio.gather(indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", NOBODY))
+    late, unreached = await asyncio.gather(
+        indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", UNREACHABLE_URL)
+    )
     assert (late.code, unreached.code) == (2, 2)
     assert "from-seq: found 2, allowed 1..1: the oldest that is kept is message 1, of 2" in late.err
-    assert NOBODY in unreached.err
+    assert UNREACHABLE_URL in unreached.err

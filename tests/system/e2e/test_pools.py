@@ -158,7 +158,7 @@ async def test_a_pool_that_is_saturated_and_then_killed_costs_no_new_request(run
     late = [one for one in seen if one.began_s > killed_at_s]
     assert len(late) >= CLIENTS * REQUESTS_AFTER_THE_KILL
     assert all(one.status == 200 and one.done and one.pool == "slow" for one in late), late
-    assert all(one.status == 200 for one in seen), "nobody was refused before, either"
+    assert all(one.status == 200 for one in seen), "no request was refused before, either"
     assert all(one.done or one.pool == "fast" for one in seen), "only what the dead router had begun is lost"
     await running.client.until("fast", lambda found: found["fitness"] == "down")
 

@@ -19,7 +19,7 @@ from tests.system.e2e.test_pools import CONFIG as AGG_CONFIG
 from tests.system.e2e.test_pools import PoolsProcess, pools_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE_URL = "http://127.0.0.1:1"
 ENGINES = ("simulated", "trtllm")
 TRANSFER = (
     "--trtllm.cache_transceiver_config.backend",
@@ -97,8 +97,12 @@ async def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         OneWorker(request.param, "aggregated") as whole,
         aiohttp.ClientSession() as session,
     ):
-        places = (f"--pool=pre={pre.data_url},{pre.control_url}", f"--pool=dec={dec.data_url}", f"--pool=gone={NOBODY}")
-        both = (f"--pool=fast={whole.data_url}", f"--pool=slow={NOBODY}")
+        places = (
+            f"--pool=pre={pre.data_url},{pre.control_url}",
+            f"--pool=dec={dec.data_url}",
+            f"--pool=gone={UNREACHABLE_URL}",
+        )
+        both = (f"--pool=fast={whole.data_url}", f"--pool=slow={UNREACHABLE_URL}")
         async with pools_process(files[0], *places) as disagg, pools_process(files[1], *both) as agg:
             yield Running(disagg, agg, whole, session)
 
@@ -135,4 +139,4 @@ async def test_so_it_is_in_a_streamed_chat_and_where_one_token_is_all(running: R
         assert headers["content-type"].startswith("text/event-stream")
         assert text_of(events) == text_of(expected)
         assert "x-pool" in headers
-        assert ("x-prefill-pool" in headers) == (limit > 1), "nobody would fetch what is computed for one token"
+        assert ("x-prefill-pool" in headers) == (limit > 1), "no decode pool fetches what is computed for one token"

@@ -228,7 +228,7 @@ async def test_an_engine_that_streams_its_events_is_read_where_it_publishes(brok
     ):
         url = (await agent.line_with(f"worker {WORKER} on")).split()[3] + "/v1/completions"
         async with asyncio.timeout(WAIT_S):
-            while found < 3:  # what it publishes before the agent has subscribed nobody gets: it has no replays
+            while found < 3:  # events from before the agent has subscribed are lost: it has no replays
                 asked += 1
                 prompt = [asked] * (3 * BLOCK_SIZE)
                 async with session.post(url, json={"model": "sim-8b", "prompt": prompt, "max_tokens": 2}) as response:

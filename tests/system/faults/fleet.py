@@ -69,7 +69,7 @@ class Fleet:
         return traffic(self.data_url, self._shape.requests)
 
     async def start(self) -> None:
-        """Everything runs, everybody knows of each other."""
+        """All processes run, and know of each other."""
         await self.start_router()
         workers = [self.start_worker(worker_id) for worker_id in self.worker_ids]
         await asyncio.gather(self.start_index("index"), *workers)

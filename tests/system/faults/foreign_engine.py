@@ -84,7 +84,7 @@ class ForeignEngine:
             await asyncio.sleep(_STEP_S)
 
     async def answer_replays(self) -> None:
-        """Send what the ring has to whoever asks; answers have no topic."""
+        """Send what the ring has to each subscriber that asks; answers have no topic."""
         while True:
             identity, _, start = await self._replay.recv_multipart()
             self.replays_asked += 1

@@ -25,7 +25,7 @@ _LOOK_S = 0.05
 
 
 class Unanswered(Exception):
-    """Somebody did not say what he holds."""
+    """A mirror or an index did not say what it holds."""
 
 
 class Mirror:

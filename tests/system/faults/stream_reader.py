@@ -31,7 +31,7 @@ async def connected_to(urls: Sequence[str]) -> AsyncIterator[Client]:
     """A connection to one of the servers, which is not made again when it is lost."""
 
     async def ignore(_: Exception) -> None:
-        """Whoever waits for an answer sees for himself that none comes."""
+        """Ignore the error: a caller that waits for an answer notices by itself that none comes."""
 
     client = await nats.connect(list(urls), error_cb=ignore, allow_reconnect=False, connect_timeout=1)
     try:
@@ -48,7 +48,7 @@ async def first_seq_of(urls: Sequence[str], stream: str = subjects.EVENTS_STREAM
 
 @asynccontextmanager
 async def squeezed(urls: Sequence[str], bytes_max: int, stream: str = subjects.EVENTS_STREAM) -> AsyncIterator[None]:
-    """The stream keeps no more than so many bytes while the block runs, whoever else says what it may keep."""
+    """The stream keeps no more than so many bytes while the block runs, whatever other clients configure."""
     stop = asyncio.Event()
 
     async def squeeze(client: Client) -> None:

@@ -36,8 +36,8 @@ ENGINE_LEFT = ("agent_inflight_requests", "engine_running_requests", "engine_wai
 
 
 def request(number: int) -> bytes:
-    """Return a stream's request, of which the beginning is everybody's."""
-    prompt = "everybody begins like this, " * 4 + f"and goes on as number {number}"
+    """Return a stream's request; the prompts of all streams have the same beginning."""
+    prompt = "each text begins like this, " * 4 + f"and goes on as number {number}"
     body = json.dumps({"model": MODEL, "prompt": prompt, "stream": True, "max_tokens": 4000}).encode()
     return b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 

@@ -38,7 +38,9 @@ async def fleet_on_a_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Fl
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("leader", ["n0", "n1"], ids=["which all are connected to", "which nobody is connected to"])
+@pytest.mark.parametrize(
+    "leader", ["n0", "n1"], ids=["which all clients are connected to", "which no client is connected to"]
+)
 async def test_a_cluster_whose_stream_leader_is_killed_loses_nothing_and_goes_on(
     tmp_path: Path, recoveries: Recoveries, leader: str
 ) -> None:
@@ -56,8 +58,8 @@ async def test_a_cluster_whose_stream_leader_is_killed_loses_nothing_and_goes_on
         assert [count >= 1 for count in reconnects] == [leader == "n0"] * len(READERS)
         await running.start_index("index-2", nats_url=",".join(running.nats_urls))
         await running.until_equal(QUIET_S, moved=False)
-        whose = "that of all clients" if leader == "n0" else "nobody's"
-        recoveries.add(f"cluster of three, the stream's leader killed, {whose}", recovered_s, LEADER_S, sent)
+        clients = "all clients on it" if leader == "n0" else "no clients on it"
+        recoveries.add(f"cluster of three, the stream's leader killed, {clients}", recovered_s, LEADER_S, sent)
 
 
 @pytest.mark.asyncio
@@ -100,7 +102,7 @@ async def test_streams_are_awaited_while_the_cluster_has_no_leader(tmp_path: Pat
 
 async def nothing_is_lost(running: Fleet, kept: list[Stored]) -> None:
     await running.until_published(PUBLISHED_S)
-    await until_all_led(running.nats_urls, STREAMS)  # else the cluster may have nobody who could say what is stored
+    await until_all_led(running.nats_urls, STREAMS)  # else the cluster may have no server that can say what is stored
     stored = await stored_in(running.nats_urls)
     assert set(kept) <= set(stored)
     assert holes(stored) == {}

@@ -53,7 +53,7 @@ async def until_purged(running: Fleet) -> None:
         if max(await running.totals("log_purged_seq", "router", "index")) >= 1:
             return
         await SystemClock().sleep(1.0)
-    raise AssertionError(f"nobody purged the log within {FILL_S} s")
+    raise AssertionError(f"the log was not purged within {FILL_S} s")
 
 
 @pytest.mark.asyncio

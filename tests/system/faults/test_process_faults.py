@@ -90,7 +90,7 @@ async def test_an_index_that_was_cut_off_as_a_slow_consumer_reads_on(tmp_path: P
             index.freeze()
             async with connected_to(running.nats_urls) as client:
                 for _ in range(BURST_MESSAGES):
-                    await client.publish(subjects.heartbeat(MODEL, WorkerRank("nobody", 0)), bytes(BURST_BYTES))
+                    await client.publish(subjects.heartbeat(MODEL, WorkerRank("unknown", 0)), bytes(BURST_BYTES))
                 await client.flush()
             await server.child.line_with("Slow Consumer Detected")
             await sent.more(10)

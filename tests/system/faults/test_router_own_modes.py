@@ -1,4 +1,4 @@
-"""A user's own mode that raises costs its own request, at whatever moment: not the router, and nobody's time."""
+"""A user's own mode that raises fails its own request, at whatever moment; the router and other requests go on."""
 
 import asyncio
 import json

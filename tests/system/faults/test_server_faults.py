@@ -18,7 +18,7 @@ QUIET_S = 5.0
 READERS = ("router", "index")
 
 
-async def everybody_lost_and_found_the_log(running: Fleet) -> None:
+async def all_processes_lost_and_found_the_log(running: Fleet) -> None:
     names = (*READERS, *running.worker_ids)
     assert min(await running.totals("log_reconnects_total", *names)) >= 1
     assert await running.totals("log_connected", *names) == [1] * len(names)
@@ -42,7 +42,7 @@ async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowle
         stored = await stored_in(running.nats_urls)
         assert set(kept) <= set(stored)
         assert holes(stored) == {}
-        await everybody_lost_and_found_the_log(running)
+        await all_processes_lost_and_found_the_log(running)
         assert await running.totals("log_read_anew_total", *READERS) == [0, 0]
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("nats-server killed, its data kept", recovered_s, KILLED_S, sent)
@@ -63,7 +63,7 @@ async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_th
             await running.start_index("index-2")
             await running.until_equal(EMPTY_S, only=["index-2"])
         assert sent.failed == []
-        await everybody_lost_and_found_the_log(running)
+        await all_processes_lost_and_found_the_log(running)
         assert min(await running.totals("log_read_anew_total", *READERS)) >= 1
         assert await running.totals("log_read_anew_total", "index-2") == [0]
         await running.until_equal(QUIET_S, moved=False)
@@ -85,7 +85,7 @@ async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Pat
         stored = await stored_in(running.nats_urls)
         assert set(kept) <= set(stored)
         assert holes(stored) == {}
-        await everybody_lost_and_found_the_log(running)
+        await all_processes_lost_and_found_the_log(running)
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("nats-server stopped for 8 s", recovered_s, FROZEN_S, sent)
 
@@ -108,6 +108,6 @@ async def test_a_server_that_retires_hands_over_to_the_next_one_on_its_port(
         stored = await stored_in(running.nats_urls)
         assert set(kept) <= set(stored)
         assert holes(stored) == {}
-        await everybody_lost_and_found_the_log(running)
+        await all_processes_lost_and_found_the_log(running)
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("nats-server retired (lame duck)", recovered_s, RETIRED_S, sent)

@@ -54,7 +54,7 @@ async def ask(fleet: Running, stream: Stream, began_s: float, has_begun: asyncio
     """Read a stream to its end."""
     clock = SystemClock()
     body = {"model": MODEL, "max_tokens": TOKENS, "stream": True, "stream_options": {"include_usage": True}}
-    body["prompt"] = "everybody begins like this, " * 8 + f"and goes on as number {stream.number}"
+    body["prompt"] = "each text begins like this, " * 8 + f"and goes on as number {stream.number}"
     async with fleet.session.post(f"{fleet.data_url}/v1/completions", json=body) as response:
         stream.status, stream.worker = response.status, response.headers.get("x-worker-instance-id", "")
         async for data in response.content.iter_any():

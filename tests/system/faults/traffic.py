@@ -20,7 +20,7 @@ TENANTS = 3
 _SYSTEMS = 6
 _ANSWER_TOKENS = 20
 _ANSWER_S = 10.0
-"""Who waits longer has gone."""
+"""A client that waited longer has gone."""
 _RETRY_S = 0.05
 
 

@@ -188,7 +188,7 @@ def scripted_source(
 async def publishing(
     context: zmq.asyncio.Context, *, ring: int = 1 << 20, live_hwm: int = 100_000
 ) -> AsyncIterator["PublishingEngine"]:
-    """An engine that publishes itself, before anybody subscribes."""
+    """An engine that publishes its own events, before the first subscription."""
     publisher, stop = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(run_parts([Part("replay", publisher.run)], stop=stop, drain_s=5.0))

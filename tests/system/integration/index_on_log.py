@@ -54,7 +54,7 @@ class Index:
         await eventually(lambda: self.view(rank).stale == reason, f"{self.view(rank).stale!r} is not {reason!r}")
 
     async def pass_time(self, seconds: float) -> None:
-        """Let the index's clock, and nobody else's, go on."""
+        """Let the index's clock go on, and no other clock."""
         for _ in range(round(seconds / TICK_S)):
             await self.clock.advance(TICK_S)
             for _ in range(20):

@@ -49,7 +49,7 @@ class _Here(AbstractResolver):
 async def asked(
     routes: dict[str, Handler], *, token: str = "", timeout_s: float = 5.0
 ) -> AsyncIterator[tuple[HttpAsker, str]]:
-    """Be where the routes are served at a name beyond loopback, and somebody asks."""
+    """Serve the routes at a name beyond loopback; yield a client for them, and their URL."""
     app = web.Application(middlewares=[openai_errors, require_token(token)])
     app.add_routes([web.get(path, handler) for path, handler in routes.items()])
     names = HostNames("127.0.0.1", ("far.test",))
@@ -143,10 +143,10 @@ async def test_what_is_no_control_plane_says_what_was_found() -> None:
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:
     async with asked({"/never": never, "/elsewhere": elsewhere, "/health": says("ok")}, timeout_s=0.2) as (asker, url):
         silent, moved = await asker.get(f"{url}/never"), await asker.get(f"{url}/elsewhere", TOKEN)
-        nobody, no_url = await asker.get("http://127.0.0.1:1/health"), await asker.get("http://", TOKEN)
+        refused, no_url = await asker.get("http://127.0.0.1:1/health"), await asker.get("http://", TOKEN)
     assert silent.problem == "no answer within 0.2 s"
     assert (moved.problem, moved.status, moved.is_ok) == ("", 302, False)
-    assert "127.0.0.1:1" in nobody.problem
+    assert "127.0.0.1:1" in refused.problem
     assert no_url.problem
     assert TOKEN not in no_url.problem
 

@@ -112,10 +112,10 @@ async def test_vllm_s_two_servers_hand_over_by_kv_transfer_params(path: str) -> 
 
 @pytest.mark.asyncio
 async def test_vllm_s_decode_server_records_requested_blocks_that_are_not_held() -> None:
-    said = {"do_remote_prefill": True, "remote_block_ids": [3], "remote_engine_id": "somebody"}
+    said = {"do_remote_prefill": True, "remote_block_ids": [3], "remote_engine_id": "unknown"}
     async with pair(VllmDouble) as (_, decode):
         await post(decode, COMPLETION, PROMPTS[COMPLETION] | {"kv_transfer_params": said})
-        assert decode.surprises == ["blocks 3 of somebody"]
+        assert decode.surprises == ["blocks 3 of unknown"]
         decode.surprises.clear()
 
 

@@ -61,7 +61,7 @@ class Agent:
     requests: int = 0
 
     async def generate(self, tokens: int) -> None:
-        """A prompt that nobody had before was answered, and its blocks are cached."""
+        """A prompt that no request had before was answered, and its blocks are cached."""
         self.requests += 1
         prompt = tuple(1000 * self.requests + token for token in range(tokens))
         request = EngineRequest(request_id=f"r{self.requests}", prompt=prompt, max_tokens=2)

@@ -63,7 +63,7 @@ async def test_17_a_replay_of_many_answers_is_read_to_its_end_with_or_without_to
 
 
 class BusyEngine(ScriptedEngine):
-    """Keeps whoever polls it waiting until it is told to answer."""
+    """An engine whose polls wait until `answers` is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Requests through a forwarder to an engine, on real sockets: bytes, ranks, errors, and who ends what when one goes."""
+"""Requests through a forwarder to an engine, on real sockets: bytes, ranks, errors, and what ends if one side goes."""
 
 import asyncio
 import base64
@@ -96,8 +96,8 @@ async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
 @pytest.mark.asyncio
 async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    async with forwarding(nobody) as (forwarder, url, session):
+        gone_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    async with forwarding(gone_url) as (forwarder, url, session):
         status, body = await post(session, url)
         assert (status, b"engine_unreachable" in body) == (502, True)
         assert forwarder.requests_total == {"failed": 1}

@@ -56,7 +56,7 @@ def python() -> PrefixIndex:
 
 
 class Told(NamedTuple):
-    """A log that nobody purged: its messages in order, and the workers that told them, as they are at its end."""
+    """A log that was not purged: its messages in order, and the workers that sent them, as they are at its end."""
 
     messages: list[tuple[str, bytes]]
     workers: list[ToldWorker]

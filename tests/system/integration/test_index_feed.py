@@ -525,7 +525,7 @@ async def ready(log: EventLog) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
-                await log.publish(subjects.fleet(MODEL, "nobody"), b"garbage")
+                await log.publish(subjects.fleet(MODEL, "unknown"), b"garbage")
             except BrokerUnavailable:
                 await SystemClock().sleep(0.02)
             else:
@@ -593,7 +593,7 @@ Ask = Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
 
 
 def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return what `/ready` says of an index that has read the log and refuses nobody."""
+    """Return what `/ready` says of an index that has read the log and refuses no rank."""
     return {"ready": ready, "catching_up": "", "stale": stale or {}, "refused": {}}
 
 

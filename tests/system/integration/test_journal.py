@@ -81,7 +81,7 @@ async def test_each_router_has_its_own_journal(log: EventLog) -> None:
         await eventually(lambda: second.statistics().records_total == 1)
         assert [type(record) for record in await read(log, "a")] == [JournalBegan, TimePassed]
         assert [type(record) for record in await read(log, "b")] == [JournalBegan]
-        assert await read(log, "nobody") == []
+        assert await read(log, "unknown") == []
 
 
 @pytest.mark.asyncio

@@ -100,7 +100,7 @@ async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
         "http://[2001:db8::1]:1",
         "https://127.0.0.1:1",
         "http://127.0.0.1:1/elsewhere",
-        "http://somebody@127.0.0.1:1",
+        "http://user@127.0.0.1:1",
         "http://127.0.0.1:1?to=1",
         "tcp://127.0.0.1:1",
         "http://127.0.0.1:99999",

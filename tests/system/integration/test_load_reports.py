@@ -234,7 +234,7 @@ async def test_a_thread_that_failed_begins_again_and_reports_go_on(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reporting(log, monkeypatch) as running:
-        running.engine.tell([row(1)], ZeroDivisionError("nobody expected it"), [row(2)])
+        running.engine.tell([row(1)], ZeroDivisionError("unexpected"), [row(2)])
         await eventually(lambda: running.heard.get(0) and running.heard[0][-1].iteration == 2)
         assert running.loads.thread.failures_total == 1
     assert running.gave_up == []

@@ -1,4 +1,4 @@
-"""The log in lines, followed on a real nats-server from now, from a place, from a time, and of whom is wanted."""
+"""The log in lines, followed on a real nats-server from now, from a place, from a time, and of the wanted ranks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,11 +18,11 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.unit.router.samples import registered
 
-EVERYBODY = TailFilter()
+EVERYTHING = TailFilter()
 
 
 @asynccontextmanager
-async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYBODY) -> AsyncIterator[list[Line]]:
+async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYTHING) -> AsyncIterator[list[Line]]:
     lines: list[Line] = []
     stop = asyncio.Event()
     await LogTail(log, ManualClock(wall_ns=77), wanted, lines.append).begin(start)

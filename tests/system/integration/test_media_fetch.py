@@ -26,7 +26,7 @@ HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
 
 
 class Names:
-    """Who has which addresses; each answer is given once, the last one for ever."""
+    """A resolver: each answer is given once, the last one for ever."""
 
     def __init__(self, *answers: list[Address]) -> None:
         self.answers = list(answers) or [[HERE]]
@@ -134,7 +134,7 @@ async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monke
     assert not {"Cookie", "Authorization", "Referer", "Proxy-Authorization"} & set(last.headers)
 
 
-# ------------------------------------------------------------------------------------------------- who is asked
+# --------------------------------------------------------------------------------------- which hosts are asked
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
@@ -215,11 +215,11 @@ def test_the_client_reads_a_target_as_it_was_checked(url: str) -> None:
 
 @pytest.mark.asyncio
 async def test_a_name_without_addresses_is_refused(server: Server) -> None:
-    async def nobody(_: str) -> list[Address]:
+    async def unresolved(_: str) -> list[Address]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     with pytest.raises(MediaRefused) as caught:
-        await MediaLoader(section(server.port), resolve=nobody).load([part(server.url("/a.png"))])
+        await MediaLoader(section(server.port), resolve=unresolved).load([part(server.url("/a.png"))])
     assert refused(caught) == "address_unresolved"
     assert await reason_of(server.port, server.url("/a.png"), names=Names([])) == "address_unresolved"
 
@@ -356,7 +356,7 @@ async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        await asyncio.sleep(0)  # all who may be here are, before the first goes on
+        await asyncio.sleep(0)  # all loads that may run at once are here before the first goes on
         running -= 1
         return [HERE]
 

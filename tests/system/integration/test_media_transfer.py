@@ -1,4 +1,4 @@
-"""Embeddings between workers over HTTP: once, in time, within bounds, the very bytes, and from nobody else."""
+"""Embeddings between workers over HTTP: once, in time, within bounds, the very bytes, and from no impostor."""
 
 import asyncio
 from collections.abc import AsyncIterator

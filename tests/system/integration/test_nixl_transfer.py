@@ -1,4 +1,4 @@
-"""Embeddings over the fake NIXL: the very bytes, once, and no memory let go while somebody may read or write it."""
+"""Embeddings over the fake NIXL: the very bytes, once, and no memory released while the other side may use it."""
 
 import asyncio
 import importlib
@@ -114,7 +114,7 @@ async def test_more_than_is_allowed_is_neither_kept_nor_read(nixl: Any) -> None:
 async def test_an_agent_that_does_not_exist_is_unreachable(nixl: Any) -> None:
     async with running() as here, running() as there:
         descriptor = await here.offer(SAFETENSORS)
-        for agent in (b"{}", b"no agent", b'{"name": "nobody", "regions": []}'):
+        for agent in (b"{}", b"no agent", b'{"name": "unknown", "regions": []}'):
             assert await reason_of(there, msgspec.structs.replace(descriptor, agent=agent)) == "unreachable"
         assert await reason_of(there, msgspec.structs.replace(descriptor, address=1)) == "unreachable"
     assert (nixl.handles, nixl.regions) == (0, 0)

@@ -128,6 +128,6 @@ async def test_an_engine_that_began_anew_is_learnt_anew(broker: Broker, log: Eve
 
 def test_an_engine_that_is_gone_is_an_engine_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        gone_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(EngineError, match="POST /kv_cache_events"):
-        PolledEvents(nobody).take(0)
+        PolledEvents(gone_url).take(0)

@@ -1,4 +1,4 @@
-"""`router pools` before scripted routers: who is asked, what they are asked, and what the client gets."""
+"""`router pools` before scripted routers: which are asked, what they are asked, and what the client gets."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ async def test_a_stream_passes_chunk_for_chunk() -> None:
 @pytest.mark.parametrize(
     "failing",
     [error(500), error(503), answers(302), says(b""), None],
-    ids=["500", "503", "302", "cut", "nobody"],
+    ids=["500", "503", "302", "cut", "no router"],
 )
 async def test_a_pool_that_fails_before_its_answer_is_followed_by_faster_ones_and_then_by_slower_ones(
     failing: Script | None,
@@ -101,7 +101,7 @@ async def test_the_last_error_is_what_the_client_sees() -> None:
         assert told["message"].startswith("pool p0 failed: connect: ")
 
 
-async def test_a_pool_that_cannot_be_reached_twice_is_passed_over_before_anybody_looks() -> None:
+async def test_a_pool_that_cannot_be_reached_twice_is_passed_over_before_the_next_look() -> None:
     async with pools(agg(0, 1, pools={"look_period_s": 3600}), p0=OK, p1=None) as (running, _):
         for _ in range(3):
             assert (await running.post(request(1)))[1]["x-pool"] == "p0"

@@ -81,7 +81,7 @@ def bound(context: zmq.asyncio.Context, kind: int, ports: int) -> Iterator[tuple
                 for at, socket in enumerate(sockets[1:], start=1):
                     socket.bind(f"tcp://127.0.0.1:{first + at}")
             except zmq.ZMQError:
-                continue  # somebody else has it
+                continue  # another process has the port
             yield first, sockets
             return
     raise AssertionError("no ports in a row")
@@ -91,7 +91,7 @@ def bound(context: zmq.asyncio.Context, kind: int, ports: int) -> Iterator[tuple
 async def host_tier(
     log: EventLog, engine: RoughEngine
 ) -> AsyncIterator[tuple[PolledAgent, Source, "asyncio.Task[None]"]]:
-    """An agent of a polled engine and of a host tier's owner, at an endpoint of its own; who answers its replays."""
+    """An agent of a polled engine and of a host tier's source; the source, and the task that answers its replays."""
     async with zmq_context() as context, asyncio.TaskGroup() as group:
         publish, replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         for socket in (publish, replay):

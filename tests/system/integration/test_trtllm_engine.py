@@ -65,7 +65,7 @@ async def test_the_engine_is_loaded_off_the_event_loop_and_the_time_is_known(trt
 
 @pytest.mark.asyncio
 async def test_a_start_that_is_cancelled_leaves_no_engine_behind(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(trtllm.submodule("llmapi.llm").BaseLLM, "__del__")  # somebody may hold on to it
+    monkeypatch.delattr(trtllm.submodule("llmapi.llm").BaseLLM, "__del__")  # a kept reference would prevent it
     trtllm.control.delay_start()
     starting = asyncio.ensure_future(trtllm_engine().start())
     await asyncio.sleep(0)

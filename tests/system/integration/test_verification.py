@@ -227,7 +227,7 @@ async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log
         await scripted.store(1)
         await index.until_at(scripted)
         assert (await verified.verdict(scripted.rank)).verdict == "unanswered"
-        (found,) = await verified.verdicts()  # nobody says by which name its mirror listens
+        (found,) = await verified.verdicts()  # without the rank's slug its mirror cannot be asked
         assert (found.verdict, found.reason) == ("unanswered", "its mirror does not answer")
         scripted.may_answer.set()
 
@@ -312,7 +312,7 @@ async def test_what_is_no_answer_is_said(log: EventLog) -> None:
         await mirrors.state(SLUG, WorkerRank("w1", 0))
 
 
-# ---------------------------------------------------------------- who is there
+# ---------------------------------------------------------------- which ranks are there
 
 
 async def called(log: EventLog, *beating: ScriptedRank) -> Mapping[WorkerRank, str]:

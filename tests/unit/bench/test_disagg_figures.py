@@ -1,4 +1,4 @@
-"""Figures of runs that are written down, who is better, what is drawn, and the words for layouts."""
+"""Figures of runs that are written down, which layout is better, what is drawn, and the words for layouts."""
 
 from xml.etree import ElementTree as ET
 

@@ -50,8 +50,8 @@ def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> 
 async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
     async with Stage() as stage:
         agent = await stage.child("events.agent", workers=[], block_size=16)
-        with pytest.raises(BenchFailed, match=r"events\.agent: hold: KeyError: 'nobody'"):
-            await agent.call("hold", worker="nobody", dp_rank=0, load={})
+        with pytest.raises(BenchFailed, match=r"events\.agent: hold: KeyError: 'unknown'"):
+            await agent.call("hold", worker="unknown", dp_rank=0, load={})
         assert (await agent.call("cpu"))["cpu_ns"] > 0
 
 

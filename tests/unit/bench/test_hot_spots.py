@@ -55,12 +55,12 @@ def test_a_workload_is_the_same_for_the_same_seed() -> None:
 
 def test_all_requests_begin_with_the_one_system_prompt() -> None:
     for workload in SMALL.values():
-        everybody = [
+        requests = [
             *workload.requests,
             *(each.request for several in workload.follow_ups.values() for each in several),
         ]
-        assert len({request.block_ids[:16] for request in everybody}) == 1
-        assert max(request.isl_tokens for request in everybody) < KV_TOKENS
+        assert len({request.block_ids[:16] for request in requests}) == 1
+        assert max(request.isl_tokens for request in requests) < KV_TOKENS
 
 
 def outcome(arrival_s: float, worker: int, uncached_tokens: int) -> RequestFigures:

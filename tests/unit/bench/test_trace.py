@@ -78,7 +78,7 @@ def test_without_sharing_sizes_and_times_stay_and_no_id_comes_twice() -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_at_twice_the_rate_everybody_comes_in_half_the_time() -> None:
+def test_at_twice_the_rate_all_requests_come_in_half_the_time() -> None:
     assert at_rate([request(0.0, 1), request(3.0, 2)], 2.0) == [request(0.0, 1), request(1.5, 2)]
 
 

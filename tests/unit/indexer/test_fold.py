@@ -36,7 +36,7 @@ A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), Wor
 EPOCH, LATER = 11, 22
 GONE_S, PARKED_TTL_S = 5.0, 4.0
 PATH = [splitmix64(at) for at in range(6)]
-NOBODY = RankView((0, 0, 0, 0), 0, 0, "never_heard")
+NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
 
 
 make_index: MakeIndex = ReferenceIndex
@@ -81,7 +81,7 @@ def asks_tail(rank: WorkerRank, request_id: int, after_seq: int, epoch: int = EP
 
 
 def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, host: Sequence[int] = ()) -> Question:
-    """Return the question for a repair of one who holds these blocks."""
+    """Return the question for a repair of a rank of which the index holds these blocks."""
     table = bucket_table(SetDigest(held).buckets for held in (gpu, host, (), ()))
     return Question(rank, RecoverRequest(request_id, EPOCH, after_seq, table))
 
@@ -111,7 +111,7 @@ def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFo
     views = fold.overlap(PATH, [B0, C0, A0, A1])
     assert views == [
         RankView((0, 4, 4, 4), EPOCH, 1, ""),
-        NOBODY,
+        NEVER_HEARD,
         RankView((6, 6, 6, 6), EPOCH, 1, ""),
         RankView((2, 2, 2, 2), EPOCH, 1, ""),
     ]
@@ -268,7 +268,7 @@ def test_a_silent_rank_is_forgotten_after_gone_s(fold: IndexFold) -> None:
     assert fold.ranks() == [A0, B0]
     assert fold.tick(GONE_S) == []
     assert fold.ranks() == [B0]
-    assert fold.overlap(PATH, [A0, B0]) == [NOBODY, RankView((6, 6, 6, 6), EPOCH, 1, "")]
+    assert fold.overlap(PATH, [A0, B0]) == [NEVER_HEARD, RankView((6, 6, 6, 6), EPOCH, 1, "")]
     assert (fold.held(A0), list(fold.statistics().streams)) == ([], [B0])
 
 
@@ -336,7 +336,7 @@ def test_a_worker_that_left_takes_all_its_ranks_and_no_others(fold: IndexFold) -
     assert told(fold, WorkerGone("a")) == []
     assert fold.ranks() == [B0]
     assert depths(fold, A0, A1, B0) == [(0, 0, 0, 0), (0, 0, 0, 0), (6, 6, 6, 6)]
-    assert told(fold, WorkerGone("a"), WorkerGone("nobody")) == []
+    assert told(fold, WorkerGone("a"), WorkerGone("unknown")) == []
     told(fold, WorkerGone("b"))
     now = fold.statistics().index
     assert (now.ranks, now.nodes, now.held_blocks) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""An index without memory for all: who is overfull is stale until there is room, who is new is refused until then."""
+"""An index without memory for all: until there is room, an overfull rank is stale and a new rank is refused."""
 
 from collections.abc import Iterable
 from random import Random

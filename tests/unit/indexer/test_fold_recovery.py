@@ -82,7 +82,7 @@ def spoilt(batch: Batch) -> Batch:
 
 
 def refused(fold: IndexFold, ranks: Sequence[WorkerRank], now_s: float = 0) -> list[WorkerRank]:
-    """Return who is asked because bytes of all these could not be read."""
+    """Return the ranks that are asked after bytes of all these ranks could not be read."""
     return [question.rank for question in told(fold, *map(BytesRefused, ranks), now_s=now_s)]
 
 

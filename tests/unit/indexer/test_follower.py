@@ -111,7 +111,7 @@ ROWS = [
     Row("HOLE, dump, a new gap", [*HOLE, batch(9)], whole(1, 7), [ReplaceAll()], "resyncing", (EPOCH, 7)),
     Row("HOLE, a part of a dump", HOLE, answer(1, 7, 8, 9, size=1)[0], [], "resyncing", (EPOCH, 3)),
     Row("HOLE, another's answer", HOLE, whole(2, 7, 8), [], "resyncing", (EPOCH, 3)),
-    Row("HOLE, a repair that nobody wanted", HOLE, repaired(1, 7, 8), [], "resyncing", (EPOCH, 3)),
+    Row("HOLE, a repair that was not asked for", HOLE, repaired(1, 7, 8), [], "resyncing", (EPOCH, 3)),
     Row("HOLE, replay of another epoch", HOLE, replay(1, 7, 4, epoch=LATER), [], "resyncing", (EPOCH, 3)),
     Row("HOLE, the log was faster than the dump", [*HOLE, batch(4)], whole(1, 3, 8), [], "", (EPOCH, 4)),
     Row("HOLE, patience", HOLE, TICK, [], "resyncing", (EPOCH, 3), 1.99),

@@ -43,7 +43,7 @@ class Damage:
 
 @pytest.fixture(params=["missing", "damaged"])
 def unbuilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Let nobody find the extension, or find one that cannot be loaded."""
+    """Make the extension missing, or one that cannot be loaded."""
     monkeypatch.delitem(sys.modules, "indexer.native.index", raising=False)
     if request.param == "missing":
         monkeypatch.setitem(sys.modules, CORE, None)  # which says: not to be found

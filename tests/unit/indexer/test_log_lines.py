@@ -1,4 +1,4 @@
-"""Messages of the log in lines: what a batch did, who came and went, and what cannot be read."""
+"""Messages of the log in lines: what a batch did, which workers came and went, and what cannot be read."""
 
 import json
 

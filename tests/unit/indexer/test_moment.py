@@ -1,4 +1,4 @@
-"""A moment of the past: what has to be said of a rank there, and of whom nothing has."""
+"""A moment of the past: what has to be said of a rank there, and of which ranks nothing has."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def test_a_capacity_that_is_said_afterwards_is_told_of_each_rank_of_its_worker()
         places.take(rank, 0.0)
     index.news()
     places.set_capacity("a", 5000)
-    places.set_capacity("nobody", 1)
+    places.set_capacity("unknown", 1)
     assert index.news() == [(0, 5000), (2, 5000)]
 
 

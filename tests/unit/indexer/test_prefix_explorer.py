@@ -1,4 +1,4 @@
-"""Pages of the prefix tree: what lies behind a block, who holds it how deep, and what may be asked."""
+"""Pages of the prefix tree: what lies behind a block, which ranks hold it how deep, and what may be asked."""
 
 import asyncio
 import json

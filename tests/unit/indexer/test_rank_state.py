@@ -1,4 +1,4 @@
-"""A rank's state on its way: bytes that say it, bytes that do not, and lines for those who keep it."""
+"""A rank's state as bytes and as lines: what is written is read again, and other bytes are refused."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-r"""A body is UTF-8, and its `\u` escapes are whole characters, wherever they stand and whoever reads it."""
+r"""A body is UTF-8, and its `\u` escapes are whole characters, wherever they stand and whichever parser reads it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which encoder a model gets: the fast one where it is equal, else the library that everybody means."""
+"""Which encoder a model gets: the fast one where it is equal, else the library `tokenizers`."""
 
 import json
 from collections.abc import Callable

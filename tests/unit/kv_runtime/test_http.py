@@ -1,4 +1,4 @@
-"""HTTP of every process: one error body, one refusal for whoever has no token, a server that stops in order."""
+"""HTTP of every process: one error body, one refusal of requests without a token, a server that stops in order."""
 
 import asyncio
 import json
@@ -335,7 +335,7 @@ async def test_metrics_come_in_the_format_that_the_scraper_accepts(accept: str, 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
 @pytest.mark.parametrize(("family_s", "turns_min", "turns_max"), [(0.002, 21, 23), (0.0001, 2, 4), (0.0, 0, 1)])
-async def test_what_is_scraped_is_the_whole_registry_and_everybody_goes_on_each_millisecond(
+async def test_what_is_scraped_is_the_whole_registry_and_other_tasks_go_on_each_millisecond(
     accept: str, family_s: float, turns_min: int, turns_max: int
 ) -> None:
     registry, turns, now_s = new_registry(), 0, 0.0
@@ -348,13 +348,13 @@ async def test_what_is_scraped_is_the_whole_registry_and_everybody_goes_on_each_
     Projection(registry, lambda: [gauge(f"g{number}", "G", ("x",), [(("a",), number)]) for number in range(20)])
     Projection(registry, lambda: [counter("c", "C", (), [((), 1.0)])])
 
-    async def everybody() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             turns += 1
             await asyncio.sleep(0)
 
-    others = asyncio.ensure_future(everybody())
+    others = asyncio.ensure_future(count_turns())
     response = await metrics_handler(registry, now)(make_mocked_request("GET", "/metrics", headers={"Accept": accept}))
     others.cancel()
     encoder, content_type = choose_encoder(accept)
@@ -424,7 +424,7 @@ async def test_a_used_port_is_named() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("host", ["nobody.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["unknown.invalid", "192.0.2.1"])
 async def test_an_address_that_is_not_ours_is_named(host: str) -> None:
     with pytest.raises(PortUsed, match=rf"^port: found {host}:0, which cannot be bound"):
         await HttpServer(application(), host, 0).start()

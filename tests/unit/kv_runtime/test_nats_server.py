@@ -222,7 +222,7 @@ async def test_what_a_killed_parent_left_is_removed_at_the_next_start_and_nothin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "kv-nats-of-somebody-else").mkdir()
+    (tmp_path / "kv-nats-of-another-program").mkdir()
     living, living_pid = await started_by(PARENT, tmp_path)
     parent, pid = await started_by(PARENT, tmp_path)
     assert len(names_in(tmp_path)) == 3

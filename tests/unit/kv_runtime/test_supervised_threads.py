@@ -1,4 +1,4 @@
-"""Threads whose work raises what nobody expected: begun again, given up in time, and never silent."""
+"""Threads whose work raises an unexpected error: restarted, given up in time, and always reported."""
 
 import asyncio
 import threading

@@ -105,7 +105,7 @@ def test_logs_of_libraries_are_lines_of_json_as_well(configure: Configure, capfd
     except ValueError:
         logging.getLogger("asyncio").exception("Task %s failed", "a")
     logging.getLogger("nats.aio.client").error("nats: encountered error")
-    logging.getLogger("aiohttp.server").debug("nobody wants to know")
+    logging.getLogger("aiohttp.server").debug("a detail that is not logged")
     first, second = records(capfd)
     assert (first["event"], first["level"], first["logger"]) == ("Task a failed", "error", "asyncio")
     assert "second" in first["exception"]

@@ -1,7 +1,7 @@
 """What the rules of a prefix index say, in sets: slow, and without any of an index's structure.
 
-The blocks form a forest that is known beforehand. A block has a node while somebody holds it, or while a node names it
-as its parent; a node names its parent once the block was held. A block is parked while its parent has no node.
+The blocks form a forest that is known beforehand. A block has a node while a rank holds it, or while a node names it as
+its parent; a node names its parent once the block was held. A block is parked while its parent has no node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +144,7 @@ class IndexModel:
             self._settle()
 
     def restored(self, now_s: float) -> None:
-        """All is as in a snapshot: what waits does so since now, and nobody is blamed for what was lost."""
+        """The state is that of a snapshot: parked blocks wait from now on, and the record of lost blocks is empty."""
         self.parked = {block: Waiting(waiting.parent, now_s) for block, waiting in self.parked.items()}
         self._lost.clear()
 

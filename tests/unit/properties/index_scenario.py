@@ -243,7 +243,7 @@ class Scenario:
             assert index.expire(self._now_s) == expected, name
 
     def _message(self) -> None:
-        """Tell one implementation of events in a message, some of which nobody can apply, and the others one by one."""
+        """Give one implementation a message with events, some invalid, and the others the valid events one by one."""
         rank, tier, bad = self._rank(), self._tier(), set[int]()
         events: list[Event] = []
         events += self._world.cut(self._random, self._family, self._path(), tier)[:6]
@@ -267,14 +267,14 @@ class Scenario:
         self._indexes = indexes
 
     def _restore(self) -> None:
-        """Everybody goes on from the snapshot of another."""
+        """Each implementation goes on from the snapshot of another."""
         snapshots = [index.snapshot() for index in self._indexes.values()]
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
             index.restore(snapshot, self._now_s)
         self._model.restored(self._now_s)
 
     def _renew(self) -> None:
-        """Everybody begins anew, from the snapshot of another."""
+        """Each implementation is made anew, from the snapshot of another."""
         snapshots = [index.snapshot() for index in self._indexes.values()]
         self._indexes = {name: make(**self._limits) for name, make in self._voices.items()}
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):

@@ -20,7 +20,7 @@ from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import DONE, Exchange, Script, Upstream, answers, says
 
 OK = 200
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE_URL = "http://127.0.0.1:1"
 ROLES = ("aggregated", "prefill", "decode")
 CUT = says(b"")
 FAULTS: dict[str, Script | int] = {
@@ -60,7 +60,7 @@ class World:
     retry_limit: int
     migration_limit: int
     unreachable: frozenset[int]
-    """Workers that nobody can connect to."""
+    """Workers to which no connection can be made."""
 
 
 wishes = st.builds(
@@ -127,7 +127,7 @@ async def live(world: World) -> None:
         for number, (role, faults) in enumerate(zip(world.roles, world.faults, strict=True)):
             worker = FaultyWorker(role, f"w{number}", faults)
             upstream = await stack.enter_async_context(Upstream(worker))
-            plane.join(worker.name, NOBODY if number in world.unreachable else upstream.base_url, role=role)
+            plane.join(worker.name, UNREACHABLE_URL if number in world.unreachable else upstream.base_url, role=role)
             workers.append(worker)
         async with asyncio.timeout(20):
             answered = await asyncio.gather(*(_asked(plane, number, wish) for number, wish in enumerate(world.wishes)))

@@ -88,7 +88,7 @@ class HoldsOnOneTier(ReferenceIndex):
 
 
 class HidesHoles(ReferenceIndex):
-    """A stretch that nobody holds is not shown."""
+    """A stretch that no rank holds is not shown."""
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
         return [each for each in super().prefixes(limit, order_by) if each.holders]
@@ -211,7 +211,7 @@ class ClosingForest(Forest):
 
 
 class ClosesCircles(ReferenceIndex):
-    """A block that nobody knew the parent of is believed to come behind its own descendant."""
+    """A block without a known parent may be attached behind its own descendant."""
 
     def __init__(self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0) -> None:
         super().__init__(parked_blocks_max=parked_blocks_max, parked_ttl_s=parked_ttl_s)
@@ -219,7 +219,7 @@ class ClosesCircles(ReferenceIndex):
 
 
 class FickleForest(Forest):
-    """A forest that believes whoever came last."""
+    """A forest in which the latest store decides a block's parent."""
 
     def link(self, sequence_hash: int, parent: int | None, now_s: float) -> Node:
         node = super().link(sequence_hash, parent, now_s)

@@ -13,7 +13,7 @@ from tests.support.planting import inside
 
 
 class TruncatesAtRemovals(ReferenceIndex):
-    """Who loses a block loses what lies beyond it."""
+    """A rank that loses a block loses the blocks beyond it."""
 
     def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
         for sequence_hash in hashes:
@@ -180,7 +180,7 @@ class LeakyForest(Forest):
 
 
 class LeaksParents(ReferenceIndex):
-    """A parent which nobody holds outlives its last child."""
+    """A parent that no rank holds outlives its last child."""
 
     def __init__(self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0) -> None:
         super().__init__(parked_blocks_max=parked_blocks_max, parked_ttl_s=parked_ttl_s)

@@ -112,7 +112,7 @@ class Network:
         return kinds[self.draw(len(kinds))](lease_id=own[self.draw(len(own))])
 
     def quiet(self, seconds: float) -> None:
-        """Nobody has news, and the network does what it should, for so long."""
+        """For so many seconds no router has news, and the network works as it should."""
         self.is_troubled = False
         until_s = self.now_s + seconds
         while self.now_s < until_s - 1e-9:

@@ -108,7 +108,7 @@ class RandomIndex:
         )
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Nobody looks at single ranks here."""
+        """Fail: the router does not ask for single ranks here."""
         raise AssertionError(f"asked of {len(ranks)} ranks one by one for {len(sequence_hashes)} blocks")
 
     def catching_up(self) -> str:
@@ -195,7 +195,7 @@ class Life:
             self._leave_or_drain,
             self._connection,
             self._change_policy,
-            lambda: self._join(self._anyone()),
+            lambda: self._join(self._any_worker()),
         ]
         for step in range(steps):
             if checkpoint_every and step % checkpoint_every == 0:
@@ -217,7 +217,7 @@ class Life:
         )
         self.routing.apply(known)
 
-    def _anyone(self) -> str:
+    def _any_worker(self) -> str:
         return self.draw.choice(WORKERS)
 
     def _instance(self, worker_id: str) -> str:
@@ -244,7 +244,7 @@ class Life:
         self._heard(worker_id)
 
     def _leave_or_drain(self) -> None:
-        kind, worker_id = self.draw.choice([WorkerLeft, WorkerDraining]), self._anyone()
+        kind, worker_id = self.draw.choice([WorkerLeft, WorkerDraining]), self._any_worker()
         instance = self.draw.choice([self._instance(worker_id), f"{worker_id}-0"])
         self.routing.apply(FleetApplied(now_s=self.clock.now(), event=kind(worker_id=worker_id, instance=instance)))
 
@@ -257,7 +257,7 @@ class Life:
             self._heard(worker_id)
 
     def _load(self) -> None:
-        worker_id = self._anyone()
+        worker_id = self._any_worker()
         for _ in range(self.draw.choice([1, 6])):
             report = LoadReport(
                 instance=self._instance(worker_id),
@@ -283,7 +283,7 @@ class Life:
         events: list[LedgerEvent] = [
             Routed(
                 lease_id=f"other-{number}",
-                worker_id=self._anyone(),
+                worker_id=self._any_worker(),
                 dp_rank=0,
                 blocks=self._chain(),
                 uncached_tokens=self.draw.randrange(200),
@@ -324,11 +324,11 @@ class Life:
                 required_taints=self.draw.choice([(), (), (), ("big",)]),
                 preferred_taints=self.draw.choice([(), (("slow", -0.3), ("big", 1.5))]),
                 itl_target_s=self.draw.choice([None, 0.02]),
-                pinned_worker=self.draw.choice([None] * 6 + [self._anyone()]),
+                pinned_worker=self.draw.choice([None] * 6 + [self._any_worker()]),
                 pinned_dp_rank=self.draw.choice([None] * 6 + [1]),
                 phase=self.draw.choice(PHASES),
                 transfer_domain=self.draw.choice([None, None, "rack"]),
-                prefill_worker=self.draw.choice([None, None, "", self._anyone()]),
+                prefill_worker=self.draw.choice([None, None, "", self._any_worker()]),
             )
         )
 
@@ -353,7 +353,7 @@ class Life:
 
     def _attempt(self, rank: WorkerRank | None = None, decision_id: str = "") -> None:
         """Tell how an attempt at a rank ended."""
-        rank = rank or WorkerRank(self._anyone(), 0)
+        rank = rank or WorkerRank(self._any_worker(), 0)
         self.routing.apply(
             AttemptEnded(
                 now_s=self.clock.now(),
@@ -364,7 +364,7 @@ class Life:
                 reason="said so",
                 retry_after_s=self.draw.choice([None, 1.5]),
                 decision_id=decision_id,
-                erred_before=self.draw.choice([(), (WorkerRank(self._anyone(), 0),)]),
+                erred_before=self.draw.choice([(), (WorkerRank(self._any_worker(), 0),)]),
             )
         )
 
@@ -380,7 +380,7 @@ class Life:
             case 3:
                 lease.end("cancelled")
             case _:
-                self._leases.remove(lease)  # nobody will ever end it
+                self._leases.remove(lease)  # its router never ends it
 
 
 async def journal(seed: int, policy: Policy, checkpoint_every: int = 0) -> tuple[Life, list[JournalRecord]]:

@@ -1,4 +1,4 @@
-"""Whatever befalls sessions: who is bound where is what a naive list of their leases says."""
+"""Whatever happens to sessions: each is bound to the rank that a naive list of its leases names."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -131,8 +131,8 @@ def test_there_are_never_more_sessions_than_allowed(script: list[Step]) -> None:
         assert affinity.statistics().sessions <= 2
 
 
-class ForgetsNobody(Affinity):
-    """A planted bug: who left keeps its sessions."""
+class ForgetsNoWorker(Affinity):
+    """A planted bug: a worker that left keeps its sessions."""
 
     def forget(self, worker_id: str) -> None:
         pass
@@ -159,7 +159,7 @@ class EndsWithTheFirstLease(Affinity):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("planted", [ForgetsNobody, StaysWhereItWas, EndsWithTheFirstLease])
+@pytest.mark.parametrize("planted", [ForgetsNoWorker, StaysWhereItWas, EndsWithTheFirstLease])
 def test_the_comparison_sees_planted_bugs(planted: type[Affinity]) -> None:
     @given(steps)
     @settings(PLANTED)

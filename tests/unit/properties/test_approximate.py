@@ -239,7 +239,7 @@ def never_over(tree: Any, hashes: bytes, now_s: float) -> int:
         (routed_tree, "shared_blocks", lambda stretch, hashes, at: min(len(stretch), len(hashes) - 8 * at) // 8),
         (approximate.ApproximateIndex, "forget", lambda _self, _worker_id, _now_s: None),
     ],
-    ids=["parents first", "nothing expires", "forks overlooked", "nobody forgotten"],
+    ids=["parents first", "nothing expires", "forks overlooked", "no worker forgotten"],
 )
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
     monkeypatch.setattr(approximate, "new_routed_tree", PythonRoutedTree)

@@ -70,7 +70,7 @@ steps = st.lists(
 
 
 class Router:
-    """Requests under way, and the newest answers as somebody keeps them who goes by `changes` and `valid_until_s`."""
+    """Requests under way, and the newest answers, kept as long as `changes` and `valid_until_s` allow."""
 
     def __init__(self, breakers: Breakers) -> None:
         self.breakers, self.now_s, self.number = breakers, 0.0, 0
@@ -167,8 +167,8 @@ def test_every_rank_comes_back_once_it_answers(script: list[tuple[float, Step]])
     assert router.breakers.valid_until_s(router.now_s) == float("inf")
 
 
-class LetsEverybodyProbe(Breakers):
-    """A planted bug: who is routed to a half-open rank is not known as its probe."""
+class LetsEveryRequestProbe(Breakers):
+    """A planted bug: a request that is routed to a half-open rank is not known as its probe."""
 
     def follow(self, event: LedgerEvent, now_s: float) -> None:
         if not isinstance(event, Routed):
@@ -193,7 +193,7 @@ class NeverChangesByTime(Breakers):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("planted", [LetsEverybodyProbe, SaysNothingOfChanges, NeverChangesByTime])
+@pytest.mark.parametrize("planted", [LetsEveryRequestProbe, SaysNothingOfChanges, NeverChangesByTime])
 def test_the_comparison_sees_planted_bugs(planted: type[Breakers]) -> None:
     @given(steps)
     @settings(

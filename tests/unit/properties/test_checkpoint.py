@@ -24,14 +24,14 @@ PARKED_TTL_S = 4.0
 
 
 class Input(NamedTuple):
-    """What happens to everybody who reads: facts, and what the consolidators would answer then."""
+    """What every reader receives: facts, and what the consolidators would answer then."""
 
     facts: list[Fact]
     answers: dict[WorkerRank, Callable[[Question], list[AnswerArrived]]]
 
 
 def recorded(life: Life) -> Callable[[Question], list[AnswerArrived]]:
-    """Return who answers as the life would now, whatever becomes of it."""
+    """Return a function that answers as the life would now, whatever happens to the life later."""
     now = Life(life.rank, Random(0))
     now.epoch, now.seq, now.held, now.ring = life.epoch, life.seq, dict(life.held), list(life.ring)
     return now.answer
@@ -60,7 +60,7 @@ def history(seed: int, *, has_faults: bool) -> tuple[list[Input], dict[WorkerRan
 
 
 class Reader:
-    """One who folds inputs, and asks."""
+    """A reader that folds inputs, and asks."""
 
     def __init__(self, make_index: MakeIndex) -> None:
         limits = FollowerLimits(early_batches_max=16, backoff_max_s=4.0)

@@ -1,4 +1,4 @@
-"""What a leaving worker hands over, against a plain reading of the rules; whoever breaks one of them is found out."""
+"""What a leaving worker hands over, against a plain reading of the rules; planted bugs are found."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -127,7 +127,7 @@ def test_with_enough_tokens_every_exclusive_block_is_listed(world: World) -> Non
     assert sum(prefix.new_blocks for prefix in found) == len(world.heat())
 
 
-def _as_if_nobody_else_held(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
+def _as_if_no_other_worker_held(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes([prompt._replace(elsewhere_blocks=0) for prompt in prompts], now_s, **told)
 
 
@@ -168,7 +168,7 @@ def _held_or_not(prompts: list[PromptHolding], now_s: float, **told: Any) -> lis
 @pytest.mark.parametrize(
     "planted",
     [
-        _as_if_nobody_else_held,
+        _as_if_no_other_worker_held,
         _each_on_its_own,
         _blocks_for_tokens,
         _ageless,

@@ -82,7 +82,7 @@ class Image(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """A PNG, as far as anybody looks at it."""
+        """The beginning of a PNG, which has its size, and bytes that tell images apart."""
         size = self.width.to_bytes(4, "big") + self.height.to_bytes(4, "big")
         return b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + size + b"pixels %d" % self.name
 
@@ -104,7 +104,7 @@ Said = list[str | list[str | Image]]
 
 
 class Asked(NamedTuple):
-    """A request, and whom it is for."""
+    """A request, and how its model reads it."""
 
     said: Said
     kind: str

@@ -294,7 +294,7 @@ def test_when_nothing_is_in_flight_every_sum_is_0(
 
 @given(steps)
 @settings(deadline=None)
-def test_when_everybody_falls_silent_every_sum_is_0_after_one_lease(script: list[Step]) -> None:
+def test_when_no_lease_is_renewed_every_sum_is_0_after_one_lease(script: list[Step]) -> None:
     ledger, naive, now_s = run(script)
     running = len(naive.leases)
     for expired in ledger.tick(now_s + LEASE_S):
@@ -413,7 +413,7 @@ class BelievesEveryReport(Ledger):
 
 
 class HeedsNoOrigin(Ledger):
-    """What an engine does not know of is ended, whoever owns it."""
+    """A lease that its engine does not know is ended, whichever router owns it."""
 
     def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
         super().apply(event, now_s, origin[:0])
@@ -475,7 +475,7 @@ def test_without_a_bug_of_reports_their_script_passes() -> None:
         ("is_settled", lambda _self, _generation: True),
         ("is_silent", lambda _self, _now_s: False),
     ],
-    ids=["endings overlooked", "bookings overlooked", "all leases are old", "nobody is silent"],
+    ids=["endings overlooked", "bookings overlooked", "all leases are old", "no report is too old"],
 )
 def test_a_bug_in_what_is_believed_of_reports_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, bug: object) -> None:
     monkeypatch.setattr(Reported, name, bug)

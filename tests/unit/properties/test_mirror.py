@@ -191,7 +191,7 @@ def name(path: Path) -> int:
 
 
 class Fold:
-    """What somebody holds who heard the canonical events alone, and believed none that changes nothing."""
+    """The blocks held according to the canonical events alone; it fails at an event that changes nothing."""
 
     def __init__(self) -> None:
         self.held: set[tuple[int, Tier]] = set()
@@ -307,7 +307,7 @@ class ClearsTheGpuAlone(RankMirror):
 
 
 class ClearsAllSources(RankMirror):
-    """Takes one source's clear for everybody's."""
+    """Takes one source's clear for a clear of all sources."""
 
     def clear(self, source: str | None = None) -> list[Event]:
         return super().clear(None if source else source)

@@ -1,4 +1,4 @@
-"""Every request is answered once, honestly, whatever its workers do; and whoever breaks that is found out."""
+"""Every request is answered once and truthfully, whatever its workers do; planted bugs are found."""
 
 import asyncio
 from collections.abc import Callable

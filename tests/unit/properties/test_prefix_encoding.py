@@ -1,4 +1,4 @@
-"""A chat of which the beginning is known has the ids of one that nobody knows. Planted mistakes are found."""
+"""A chat with a cached beginning has the ids that it has without the cache. Planted bugs are found."""
 
 import base64
 import json

@@ -1,7 +1,7 @@
 """Replay: from the bytes of a journal alone, every decision in it is taken again, bit for bit.
 
 Of the index only what was recorded of its answers is used: its own replay is the index's affair. What was promised,
-what was routed, what is on its way, who is fit and what is trusted is found again by the fold alone.
+what was routed, what is on its way, which ranks are fit and what is trusted is found again by the fold alone.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ def test_a_journal_that_leaves_out_a_kind_of_record_does_not_replay(kind: type[A
 
 
 def statistics_differ(seed: int, records: Sequence[JournalRecord]) -> bool:
-    """Return whether a state of which nobody knows that decisions were taken is another."""
+    """Return whether a replay of these records ends with other statistics than the life that wrote them."""
     again = Replay()
     for record in records:
         again.take(record)

@@ -146,7 +146,7 @@ def adds_only(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
 
 
 def never_silent(replication: Replication, now_s: float) -> list[Effect]:
-    """Let nobody part."""
+    """Let no peer part."""
     for peer in inside(replication, "_peers").values():
         peer.received_at_s = now_s
     return PLANTED_TICK(replication, now_s)
@@ -191,7 +191,7 @@ def test_without_a_planted_bug_all_troubles_pass() -> None:
         "beats overlooked",
         "answers overlooked",
         "nothing is taken back",
-        "nobody is silent",
+        "no peer is silent",
         "former lives go on",
     ],
 )

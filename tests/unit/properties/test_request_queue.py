@@ -1,4 +1,4 @@
-"""Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and nobody starves.
+"""Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and no tenant starves.
 
 `check` compares a queue with plain lists of what waits; `starvation` with the bound of deficit round robin. Both are
 tried on planted bugs.

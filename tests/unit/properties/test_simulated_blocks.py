@@ -285,7 +285,7 @@ class RootFirst(BlockPool):
 
 
 class NewestPriority(BlockPool):
-    """Planted bug: a block takes the priority of who had it last, so that a parent may give way before its child."""
+    """Planted bug: a block takes the priority of its last request, so that a parent may give way before its child."""
 
     def _have(self, block: Block, priority: int) -> bool:
         is_onboarded = super()._have(block, priority)

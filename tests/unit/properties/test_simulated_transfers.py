@@ -39,7 +39,7 @@ rules = st.builds(
 
 
 class Run:
-    """A fleet, what it was asked, and who was given up."""
+    """A fleet, its requests, those that were cancelled, and the engines that died."""
 
     def __init__(self, transfers: TransferRules, kind: type[Simulator]) -> None:
         self.fleet = Fleet(transfers, prefill=ENGINES, decode=ENGINES, kind=kind)

@@ -1,4 +1,4 @@
-"""What a view keeps from one decision to the next changes nothing: whoever looks for the first time sees the same."""
+"""What a view keeps from one decision to the next changes nothing: a view that keeps nothing is the same."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
 
 
 def differences(told: list[Step]) -> list[str]:
-    """Return where a view that may be made of what was kept is not the view of one who has kept nothing."""
+    """Return where a view that may reuse what was kept differs from the view of a state that kept nothing."""
     kept, records, now_s, found = state(), list[JournalRecord](), 0.0, list[str]()
     for record, later_s, doubt in told:
         now_s += later_s

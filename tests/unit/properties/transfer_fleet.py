@@ -1,4 +1,4 @@
-"""Prefill and decode simulators, and the exchange between them, in virtual time; who asks hears of everything."""
+"""Prefill and decode simulators, and the exchange between them, in virtual time, with every output of a request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -245,7 +245,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Let everybody else go on until something holds."""
+    """Let all other tasks run until something holds."""
     while not holds():  # noqa: ASYNC110 - sums have no event
         await asyncio.sleep(0)
 

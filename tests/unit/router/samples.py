@@ -49,7 +49,7 @@ def registered(worker_id: str = "w0", **changed: Any) -> WorkerRegistered:
 
 
 def state(lease_s: float = 300.0, approximate: ApproximateLimits | None = None) -> RouterState:
-    """Return the state of a router that knows nobody."""
+    """Return the state of a router that knows no worker."""
     return RouterState(Fleet(TEXT), Ledger(lease_s), ApproximateIndex(approximate))
 
 

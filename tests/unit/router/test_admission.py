@@ -30,7 +30,7 @@ class Seats:
 
 
 class Door:
-    """An admission, the seats behind it, and what became of whoever asked."""
+    """An admission, the seats behind it, and the outcome of each request."""
 
     def __init__(self, free: int, **limits: Any) -> None:
         self.seats, self.clock = Seats(free), ManualClock()

@@ -1,4 +1,4 @@
-"""What was routed: how long it counts, how much of it, and who is forgotten."""
+"""What was routed: how long it counts, how much of it, and what is forgotten with a worker."""
 
 from collections.abc import Sequence
 

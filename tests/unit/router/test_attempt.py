@@ -1,4 +1,4 @@
-"""What a worker's status says of it: whose fault it is, and who hears of it."""
+"""What a worker's status says of it: a worker that refuses the router's token opens its breaker."""
 
 import pytest
 

@@ -53,7 +53,7 @@ class NeverThere:
         return self._fold.statistics()
 
     def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return nobody."""
+        """Return no ranks."""
         return {}
 
     def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:

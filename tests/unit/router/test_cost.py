@@ -177,7 +177,7 @@ def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told(
 
 
 def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> list[bool]:
-    """Return who has no credit, of ranks that hold all of it and have so much queued."""
+    """Return which ranks have no credit; each holds the whole prompt and has so much queued."""
     rows = [row(f"w{at}/0", overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=each) for at, each in enumerate(queued)]
     request = route(isl_tokens, block_size=10)
     columns = cost_columns(view(*rows), request, Policy(parameters=PLAIN, spill_tokens=spill_tokens))
@@ -192,10 +192,10 @@ def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> li
     [
         ((1001, 499), [True, False]),
         ((1000, 499), [False, False]),  # not over its gate
-        ((1001, 500), [False, False]),  # nobody is under half of it
+        ((1001, 500), [False, False]),  # no rank is under half of it
         ((1001, 1500, 0), [True, True, False]),
         ((5000, 5000), [False, False]),
-        ((5000,), [False]),  # there is nobody else
+        ((5000,), [False]),  # there is no other rank
     ],
 )
 def test_a_rank_over_its_gate_has_no_credit_while_another_is_under_half_of_it(

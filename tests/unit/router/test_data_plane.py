@@ -54,7 +54,7 @@ async def plane() -> AsyncIterator[Plane]:
 
 
 def refusing_url() -> str:
-    """Return an address at which nobody listens."""
+    """Return an address at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -629,7 +629,7 @@ async def test_a_compressed_body_is_not_taken(plane: Plane, path: str) -> None:
         ({"max_seq_len": 900, "max_prompt_tokens": 63}, "max_prompt_tokens: 64 tokens, at most 63"),
     ],
 )
-async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane, bounds: dict[str, int], told: str) -> None:
+async def test_a_prompt_that_is_too_long_for_all_ranks_says_so(plane: Plane, bounds: dict[str, int], told: str) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, **bounds)
         answered = await plane.post({"max_tokens": 7})
@@ -638,7 +638,7 @@ async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane, bou
     assert answered.error["code"] == "context_length_exceeded"
 
 
-# ---------------------------------------------------------------- nobody, or too many
+# ---------------------------------------------------------------- no worker, or too many requests
 
 
 @pytest.mark.asyncio
@@ -665,7 +665,7 @@ async def test_a_pin_is_heeded_and_never_given_up() -> None:
         plane.join("w2", failing.base_url)
         answered = await plane.post(x_worker_instance_id="w1")
         assert answered.headers["x-worker-instance-id"] == "w1"
-        for pinned, refusal in {"w2": (502, "upstream_failed"), "nobody": (400, "no_such_worker")}.items():
+        for pinned, refusal in {"w2": (502, "upstream_failed"), "unknown": (400, "no_such_worker")}.items():
             refused = await plane.post(x_worker_instance_id=pinned)
             assert (refused.status, refused.error["code"]) == refusal
         assert len(good.received) == 1
@@ -742,7 +742,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(
             writer.transport.abort() if abort else writer.close()
             await worker.gone.wait()
             await until(lambda: plane.serving.inflight == 0)
-            assert other.received == [], "nobody does it again"
+            assert other.received == [], "no other worker repeats the request"
     plane.assert_nothing_is_promised()
     assert plane.outcome("r").outcome == "cancelled"
     assert plane.outcomes() == {"cancelled": 1}

@@ -43,7 +43,7 @@ OTHER = {"worker_id": "w0", "instance": "w0-2"}
 
 
 class Case(NamedTuple):
-    """What provokes a finding, of whom, what is found; and a near miss."""
+    """What causes a finding, its subject, what is found; and a near miss."""
 
     fault: FleetFacts
     of: str

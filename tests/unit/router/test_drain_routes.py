@@ -366,7 +366,7 @@ async def test_a_hand_over_ends_when_its_worker_is_put_back(control: Control) ->
 
 @pytest.mark.asyncio
 async def test_an_unknown_worker_and_a_log_that_is_away_are_said(control: Control) -> None:
-    assert (await control.put_back("/v1/workers/nobody/drain")).status == 404
+    assert (await control.put_back("/v1/workers/unknown/drain")).status == 404
     await control.post(b'{"handover_tokens": 0}')
     control.log.is_away = True
     assert (await control.put_back()).error["code"] == "log_unavailable"

@@ -1,4 +1,4 @@
-"""Who may take a request, in which order reasons count, and what a preference costs."""
+"""Which ranks may take a request, in which order reasons count, and what a preference costs."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and the endpoints that workers state: who is asked, what is refused, what the decision says."""
+"""`/v1/embeddings` and the endpoints that workers state: which are asked, what is refused, what the decision says."""
 
 import json
 from collections.abc import AsyncIterator

@@ -25,7 +25,7 @@ DEAD = {
 
 
 def held_by_the_dead(chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-    """Of w0 the index holds the whole prefix, of anybody else nothing."""
+    """The index knows w0 to hold the whole prefix, and the others to hold nothing."""
     depths = [block_count(chain) if rank.worker_id == "w0" else 0 for rank in ranks]
     return answer([((depth, depth, depth, depth), 7, 9, "") for depth in depths])
 

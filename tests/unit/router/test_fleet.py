@@ -150,7 +150,7 @@ def test_while_the_log_cannot_be_heard_silence_says_nothing() -> None:
     assert unfit(folded, 1000.0) == ""
 
 
-def test_when_the_log_is_found_everybody_has_a_full_time_to_speak() -> None:
+def test_when_the_log_is_found_every_worker_has_the_full_time_to_send_a_heartbeat() -> None:
     folded = fleet(registered(), registered("w1"))
     folded.on_log_connection(connected=False, now_s=1.0)
     folded.on_log_connection(connected=True, now_s=1000.0)
@@ -303,7 +303,7 @@ def test_the_image_rule_is_the_eldest_fit_worker_s_and_others_differ() -> None:
     folded.on_heartbeat("w1", "w1-1", 9.0)  # and the others are silent
     assert folded.images("m", 9.0) == others
     assert folded.parity(9.0)["w1"] == ()
-    assert folded.images("nobody's", 9.0) is None
+    assert folded.images("unknown", 9.0) is None
 
 
 def test_an_encoder_however_old_does_not_say_how_prompts_are_hashed() -> None:

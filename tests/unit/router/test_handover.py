@@ -292,7 +292,7 @@ async def test_a_mode_that_reads_no_overlap_hands_nothing_over() -> None:
 
 
 @pytest.mark.asyncio
-async def test_without_anybody_else_nothing_is_listed() -> None:
+async def test_without_another_worker_nothing_is_listed() -> None:
     async with draining(answers(500)) as found:
         found.recent.add(asked(1))
         told = await found.drain()

@@ -1,4 +1,4 @@
-"""The journal's writer: everything in its order, what does not fit is counted, and nobody waits for the log."""
+"""The journal's writer: everything in its order, what does not fit is counted, and no caller waits for the log."""
 
 import asyncio
 import random

@@ -108,7 +108,7 @@ def test_after_any_ending_nothing_is_promised(ending: type[Any], prefilled: bool
 def test_of_an_unknown_lease_nothing_is_changed(event: type[Any]) -> None:
     folded = ledger(routed("l", 1))
     before = folded.loads()
-    folded.apply(event(lease_id="nobody"), 0.0)
+    folded.apply(event(lease_id="unknown"), 0.0)
     assert folded.loads() == before
 
 

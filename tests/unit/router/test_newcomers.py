@@ -1,4 +1,4 @@
-"""Who is a newcomer, until when, and how large its slice of full misses is."""
+"""Which ranks are newcomers, until when, and how large the slice of full misses of each is."""
 
 import pytest
 
@@ -22,8 +22,8 @@ def working(*, is_settled: bool = True) -> Newcomers:
     return newcomers
 
 
-def is_held_back(newcomers: Newcomers, who: WorkerRank = NEW) -> bool:
-    return newcomers.flags(RANKS)[RANKS.index(who)]
+def is_held_back(newcomers: Newcomers, of: WorkerRank = NEW) -> bool:
+    return newcomers.flags(RANKS)[RANKS.index(of)]
 
 
 def test_only_a_rank_that_joins_a_working_fleet_is_held_back() -> None:

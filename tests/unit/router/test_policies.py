@@ -254,7 +254,7 @@ def test_a_newcomer_that_had_its_share_is_left_out_of_a_full_miss_and_named() ->
         (row("w0/0", unfit="draining"), NEW),
         (row("w0/0", newcomer=True, active_blocks=50), NEW),
     ],
-    ids=["something is held", "something is on its way", "there is nobody else", "all had their share"],
+    ids=["something is held", "something is on its way", "there is no other rank", "all had their share"],
 )
 def test_else_it_is_a_candidate_like_any_other(ranks: tuple[Row, ...]) -> None:
     assert str(chosen(view(*ranks)).winner) == "w1/0"

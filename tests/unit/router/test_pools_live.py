@@ -1,4 +1,4 @@
-"""What is known of pools: who is passed over, since when and until when; and in which order the others are asked."""
+"""What is known of pools: which are passed over, since when and until when; in which order the others are asked."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -105,7 +105,7 @@ def test_of_a_worker_that_is_forgotten_nothing_is_on_its_way() -> None:
 
 @pytest.mark.parametrize("event", [FirstToken, Renewed, Finished, Cancelled, Expired])
 def test_of_an_unknown_lease_nothing_is_changed(event: type[Any]) -> None:
-    assert overlap(predictions(routed("l", 1), event(lease_id="nobody")), 1, now_s=1e9) == 1
+    assert overlap(predictions(routed("l", 1), event(lease_id="unknown")), 1, now_s=1e9) == 1
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
     made = replication(told(1, routed("l")), told(3, routed("n")))
     assert [asked(made.tick(now_s)) for now_s in (0.0, 0.1, 0.2, 0.3)] == [[1], [], [], [2]]
     late, lease = answer(3, 1, OpenLease(routed("m"), is_prefilled=False)), OpenLease(routed("m"), is_prefilled=True)
-    assert applied(made.on_message(late, 0.3)) == [], "the answer to a question of which nobody wants to know any more"
+    assert applied(made.on_message(late, 0.3)) == [], "an answer to an earlier question is ignored"
     assert applied(made.on_message(answer(3, 2, lease), 0.3)) == [
         Finished(lease_id="l"),
         routed("m"),

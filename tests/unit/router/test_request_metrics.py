@@ -176,7 +176,7 @@ def test_what_was_counted_of_a_worker_goes_with_it_and_one_that_left_is_not_coun
     told.metrics.settled("w0", 1, 1)
     told.metrics.worker_failed("w0", "body")
     assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
-    told.metrics.settled("nobody", 1, 1)
+    told.metrics.settled("unknown", 1, 1)
     assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
 
 

@@ -205,7 +205,7 @@ def end(folded: RouterState, lease_id: str = "l", now_s: float = 0.0) -> None:
     folded.apply(LedgerApplied(now_s=now_s, event=Finished(lease_id=lease_id)))
 
 
-def test_what_was_routed_counts_for_its_time_whether_or_not_anybody_lets_time_pass() -> None:
+def test_what_was_routed_counts_for_its_time_with_or_without_a_tick() -> None:
     folded = state(approximate=ApproximateLimits(ttl_s=30.0))
     folded.apply(FleetApplied(now_s=0.0, event=registered()))
     promise(folded, blocks=chain(100, 101))
@@ -255,7 +255,7 @@ def test_a_promise_predicts_that_its_blocks_will_be_held_by_its_rank_while_it_la
     assert [each.predicted_blocks for each in rows(folded, held=NOTHING_HELD)] == [0, 0]
 
 
-def test_a_prediction_is_over_two_seconds_after_the_first_token_whether_or_not_anybody_lets_time_pass() -> None:
+def test_a_prediction_is_over_two_seconds_after_the_first_token_with_or_without_a_tick() -> None:
     folded = joined(registered())
     promise(folded, epoch=7)
     folded.apply(LedgerApplied(now_s=5.0, event=FirstToken(lease_id="l")))
@@ -374,7 +374,9 @@ def test_a_report_is_shown_beside_the_promise() -> None:
 
 
 @pytest.mark.parametrize(
-    "late", [report("w0-0"), report("w9-1", "w9/0"), report("w0-1", "w0/7")], ids=["former life", "nobody", "no rank"]
+    "late",
+    [report("w0-0"), report("w9-1", "w9/0"), report("w0-1", "w0/7")],
+    ids=["former life", "unknown worker", "unknown rank"],
 )
 def test_a_report_of_a_former_instance_or_an_unknown_worker_or_rank_changes_nothing(late: LoadApplied) -> None:
     folded = joined(registered())

@@ -182,7 +182,7 @@ def test_a_connector_preset_stands_for_module_and_classes_which_older_versions_w
     assert preset.connector_module == "kvbm.trtllm_integration.connector"
     explicit = preset.model_dump(exclude={"connector"})
     with pytest.raises(ValidationError, match="Unknown connector preset"):
-        connector(connector="nobody")
+        connector(connector="unknown")
     with pytest.raises(ValidationError, match="connector_worker_class is required"):
         connector(connector_module="m", connector_scheduler_class="S")
     trtllm.control.version = "1.3.0rc5.post1"

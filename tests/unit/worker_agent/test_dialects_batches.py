@@ -145,10 +145,10 @@ def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
     "cleared",
     [
         {"type": "AllBlocksCleared"},
-        {"type": "AllBlocksCleared", "ownership": "somebody"},
+        {"type": "AllBlocksCleared", "ownership": "tier-x"},
         ["AllBlocksCleared"],
         ["AllBlocksCleared", None],
-        ["AllBlocksCleared", "somebody"],
+        ["AllBlocksCleared", "tier-x"],
     ],
 )
 def test_a_clear_is_accepted_from_any_source(cleared: object) -> None:
@@ -181,8 +181,8 @@ def test_of_too_few_tokens_the_blocks_that_fit_stand(changes: dict[str, object],
         pytest.param({**GOOD_MAP, "locality": "REMOTE"}, id="remote removal"),
         pytest.param(stored_map(locality="local"), id="locality in lower case"),
         pytest.param(stored_map(locality="REMOTE", medium="NEW", token_ids=[1] * 9), id="remote, and strange"),
-        pytest.param(stored_map(ownership="tier-x"), id="somebody else's store"),
-        pytest.param({**GOOD_MAP, "ownership": "tier-x"}, id="somebody else's removal"),
+        pytest.param(stored_map(ownership="tier-x"), id="another owner's store"),
+        pytest.param({**GOOD_MAP, "ownership": "tier-x"}, id="another owner's removal"),
         pytest.param(stored_map(medium="FS"), id="a store on a file system"),
         pytest.param({**GOOD_MAP, "medium": "OBJ"}, id="a removal from an object store"),
         pytest.param(stored_map(kv_cache_spec_kind="mamba"), id="another kind"),

@@ -1,4 +1,4 @@
-"""Layers merge in any grouping, the last that names a path wins, its origin says so, and nobody's mappings change."""
+"""Layers merge in any grouping, the last that names a path wins, its origin says so, and no input mapping changes."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -25,7 +25,7 @@ ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
 
 
 class Saying(ScriptedEngine):
-    """An engine that says the same to every request; `open` are generations that nobody has closed."""
+    """An engine that says the same to every request; `open` are generations that are not closed."""
 
     def __init__(self, outputs: Sequence[EngineOutput]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who asks about a rank, and who is answered next."""
+"""Questions about a rank: which are taken, and which is answered next."""
 
 from kv_protocol.recovery import RecoverRequest
 from worker_agent.events.questions import QUESTIONS_MAX, PendingRecovery, Questions

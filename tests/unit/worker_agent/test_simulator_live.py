@@ -250,7 +250,7 @@ async def test_cancelling_run_ends_the_generations() -> None:
 
 
 class WatchedCondition(threading.Condition):
-    """Says when somebody waits; whoever then takes the lock knows that the waiter sleeps."""
+    """Sets `waited` when a thread begins to wait: a thread that then takes the lock knows that the other sleeps."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def request(name: str, prompt: int, max_tokens: int = 8) -> EngineRequest:
 
 
 def computed(engine: Simulator, now_s: float) -> tuple[float, list[str]]:
-    """Who got a token in the iteration that begins now, and when it ends."""
+    """Return when the iteration that begins now ends, and the requests that got a token in it."""
     step = engine.step(now_s)
     return now_s + step.duration_s, [request_id for request_id, _ in step.outputs]
 

@@ -1,4 +1,4 @@
-"""Attention windows: the widest counts, whoever tells of it, and whenever."""
+"""Attention windows: the widest counts, whichever source names it, and whenever."""
 
 from random import Random
 

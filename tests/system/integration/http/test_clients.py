@@ -508,7 +508,7 @@ async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_le
         await until(lambda: bool(http.gone))
         (exchange,) = http.exchanges
         assert not exchange.open
-        exchange.answer(200, b"to nobody")
+        exchange.answer(200, b"too late")
         http.forward(exchange)
         exchange.on_gone(lambda: http.gone.append(exchange))
         assert http.watcher.heard == ["gone"]

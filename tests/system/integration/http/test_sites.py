@@ -117,7 +117,7 @@ async def test_a_preflight_of_a_listed_site_is_answered() -> None:
 @pytest.mark.asyncio
 async def test_any_site_may_be_allowed() -> None:
     async with running(sites=ANY_SITE) as http:
-        reader, _ = await http.dial(from_page(b"https://somebody.example", get()))
+        reader, _ = await http.dial(from_page(b"https://unlisted.example", get()))
         answer = await answered(reader)
     assert (answer.headers["access-control-allow-origin"], "vary" in answer.headers) == ("*", False)
 

@@ -1,4 +1,4 @@
-"""The passing of time for many: nobody is forgotten, and while there is nobody nothing is looked at."""
+"""The timeout sweeper: it checks every entry, and without entries it checks nothing."""
 
 import asyncio
 
@@ -28,13 +28,13 @@ async def added(sweep: TimeoutSweeper) -> None:
 
 
 @pytest.mark.asyncio
-async def test_time_passes_for_everybody_whichever_slot_they_are_in() -> None:
+async def test_time_passes_for_every_entry_whichever_slot_it_is_in() -> None:
     sweep = TimeoutSweeper(0.001)
     sweep.start()
-    everybody = [Looked() for _ in range(2 * SLOTS)]
-    for each in everybody:
+    entries = [Looked() for _ in range(2 * SLOTS)]
+    for each in entries:
         sweep.add(each)
-    await asyncio.gather(*(each.at.wait() for each in everybody))
+    await asyncio.gather(*(each.at.wait() for each in entries))
     assert len(sweep) == 2 * SLOTS
     sweep.stop()
 

@@ -88,7 +88,7 @@ def _refused(args: Any, request: Request, room: int) -> str | None:
         return "The prompt is empty."
     try:
         request.params._get_stop_words()
-    except RuntimeError as error:  # stop strings beside an end id: nobody has tokenized them
+    except RuntimeError as error:  # stop strings beside an end id: they are not tokenized
         return str(error)
     if room <= 0:
         return f"The prompt length ({len(request.prompt)}) leaves no room for a token below max_seq_len."

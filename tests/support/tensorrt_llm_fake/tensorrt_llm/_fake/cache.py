@@ -219,7 +219,7 @@ class WindowCache:
             self._remove(victim)
 
     def _host_has_room(self) -> bool:
-        """Whether one more block can lie in the host: the oldest there that nobody holds gives way."""
+        """Whether one more block can lie in the host: the oldest there that no request holds gives way."""
         if self._tree_blocks[1] >= self.host_capacity:
             oldest = self._oldest(1)
             if oldest is None:

@@ -2,7 +2,7 @@
 
 `v1_block_key`: the published arithmetic (`docs/SOURCES.md` E1.6), which a test holds against the numbers of
 TensorRT-LLM#18156. How salts and multimodal keys are mixed in is not published in full; here they are mixed like a LoRA
-id, which is enough for hashes that are opaque to whoever reads them. `v2_sha256` is 64 hex digits, `v2_sha256_64` its
+id, which is enough for hashes that are opaque to their readers. `v2_sha256` is 64 hex digits, `v2_sha256_64` its
 first eight bytes, big-endian.
 """
 

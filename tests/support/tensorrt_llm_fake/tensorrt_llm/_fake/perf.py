@@ -1,4 +1,4 @@
-"""A finished request's own measurements, for those who ask with `return_perf_metrics`.
+"""A finished request's own measurements, for requests with `return_perf_metrics`.
 
 Times are durations since the engine's start, by its own clock: iterations. A request arrives when the iteration before
 its first one ends, is scheduled in the first one's middle, and has its first token at its end. Transfers, with a size

@@ -16,7 +16,7 @@ _KINDS = {"torch.float16": torch.float16, "torch.bfloat16": torch.bfloat16, "tor
 
 
 class SharedTensorContainer:
-    """A handle; its tensor can be taken once, by whoever comes first."""
+    """A handle; its tensor can be taken once, by the first caller."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told

@@ -19,7 +19,7 @@ class WakingQueue:
         self._event = asyncio.Event() if loop is not None else None
 
     def put(self, item: Any) -> None:
-        """Add an item and wake who waits."""
+        """Add an item and wake the waiting readers."""
         with self._changed:
             self._items.append(item)
             self._changed.notify_all()
