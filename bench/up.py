@@ -3,7 +3,7 @@
     router up --workers 4                                  a router with its nats-server, four simulated workers
     router up --prefill 1 --decode 2                       both phases on workers of their own
     router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
-    router up --attach vllm=http://127.0.0.1:9000,kv-events=tcp://127.0.0.1:5557 --text DIR   an agent
+    router up --attach vllm=http://127.0.0.1:8100,kv-events=tcp://127.0.0.1:5557 --text DIR   an agent
 
 Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. If no
 router runs, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.

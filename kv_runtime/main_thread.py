@@ -28,8 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from kv_runtime.open_files import raise_open_files
-from kv_runtime.process import STOP_SIGNALS, exit_with_reason, map_large_blocks
+from kv_runtime.process import STOP_SIGNALS, exit_with_reason, prepare_process
 
 T = TypeVar("T")
 
@@ -92,8 +91,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
             thread.close()
             _end_at_a_signal(signals)
 
-    raise_open_files()
-    map_large_blocks()
+    prepare_process()
     with exit_with_reason():
         with _stop_signals() as signals:
             beside = threading.Thread(target=loops, args=(signals,), name="event-loop", daemon=True)

@@ -44,7 +44,14 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
     return undo
 
 
-def map_large_blocks() -> None:
+def prepare_process() -> None:
+    """Raise the limit of open files to the hard limit, and set how memory is taken and garbage collected."""
+    raise_open_files()
+    _map_large_blocks()
+    _collect_rarely()
+
+
+def _map_large_blocks() -> None:
     """Make glibc allocate blocks of 1 MiB and more as separate mappings; no effect with other C libraries.
 
     By default glibc takes blocks of up to 32 MiB from its heap, once larger ones were freed. A buffer that grows there
@@ -55,11 +62,11 @@ def map_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
 
 
-def collect_rarely() -> None:
-    """Have Python look for garbage when 20,000 more objects were made than freed, not 700.
+def _collect_rarely() -> None:
+    """Have Python look for garbage when 20,000 more objects were made than freed; by default 700 in Python 3.11.
 
     Requests leave no cycles that only the collector frees (`tests/unit/router/test_garbage.py`), but the newest
-    decisions are kept: at 700 a router spends up to 5 % of its CPU on looking through them, and stops for it each time.
+    decisions are kept: at 700 a router spends 2 to 5 % of its CPU on looking through them, and stops for it each time.
     TensorRT-LLM has the same number: `TorchLlmArgs.garbage_collection_gen0_threshold`.
     """
     gc.set_threshold(_MADE_BEFORE_COLLECTION, *gc.get_threshold()[1:])
@@ -81,9 +88,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
         finally:
             undo()
 
-    raise_open_files()
-    map_large_blocks()
-    collect_rarely()
+    prepare_process()
     with exit_with_reason(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main_task())
 

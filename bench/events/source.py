@@ -16,7 +16,6 @@ from bench.events.load import EventLoad, Flush, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import collect_rarely
 from kv_runtime.supervise import Part
 from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import Consolidation, Origin
@@ -100,7 +99,6 @@ class SourceRole:
         self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
         self._collections = Collections()
-        collect_rarely()
         if not collects:
             gc.disable()
 

@@ -1,7 +1,6 @@
 """The cells of the bench: every regime at every load with every cache size, under every policy; and playing them."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -35,6 +34,11 @@ class PlacementGrid(NamedTuple):
         """The regimes that can be played."""
         return tuple(name for name in self.regimes if self.trace is not None or not REGIMES[name].needs_trace)
 
+    @property
+    def seeds(self) -> range:
+        """The seed of each run's workload."""
+        return range(self.seed, self.seed + self.runs)
+
     def places(self) -> Iterator["Place"]:
         """Yield where policies are compared."""
         for regime, load, cache in product(self.played_regimes, self.loads, self.caches):
@@ -42,8 +46,7 @@ class PlacementGrid(NamedTuple):
 
     def cells(self) -> list["Cell"]:
         """Return what is played."""
-        seeds = range(self.seed, self.seed + self.runs)
-        return [Cell(*each) for each in product(self.places(), self.policies, seeds)]
+        return [Cell(*each) for each in product(self.places(), self.policies, self.seeds)]
 
 
 class Place(NamedTuple):
@@ -94,7 +97,7 @@ PlacementResult = dict[Place, dict[str, PlacementFigures]]
 
 
 def medians(runs: PlacementRuns) -> PlacementResult:
-    """Return what is compared."""
+    """Return the medians of each policy's runs."""
     return {place: {name: PlacementFigures.of_runs(each) for name, each in at.items()} for place, at in runs.items()}
 
 
@@ -126,8 +129,11 @@ def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
 
 def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementRuns:
     """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
-    found: dict[tuple[Place, str], list[PlacementFigures]] = defaultdict(list)
+    found: dict[Cell, PlacementFigures] = {}
     for cell, cell_figures in play_side_by_side(partial(play, grid), grid.cells(), jobs):
-        found[cell.place, cell.policy].append(cell_figures)
+        found[cell] = cell_figures
         on_cell()
-    return {place: {name: found[place, name] for name in grid.policies} for place in grid.places()}
+    return {
+        place: {name: [found[Cell(place, name, seed)] for seed in grid.seeds] for name in grid.policies}
+        for place in grid.places()
+    }

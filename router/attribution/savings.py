@@ -1,4 +1,4 @@
-"""What one request saved: of its decision and of its outcome. Pure.
+"""What a request saved, of its decision and of its outcome, and sums of that. Pure.
 
     predicted(r)   min(blocks that rank r is expected to hold, reusable blocks) * B       B = block size
     reused         cached tokens that the worker reported, at most the prompt; predicted(winner) if it reported none
@@ -135,7 +135,7 @@ def _others(verdict: Verdict) -> tuple[int, int, int]:
 
 
 def saving_of(placement: Placement, outcome: OutcomeKnown) -> Sums:
-    """Return what a request saved that was answered: the sums of this one."""
+    """Return the sums of one answered request."""
     reported, candidates = outcome.cached_tokens, placement.candidates
     reused = placement.predicted_tokens if reported is None else min(reported, placement.isl_tokens)
     saving, saved_s = Sums(), placement.seconds(reused)

@@ -23,7 +23,7 @@ _NS_PER_S = 1e9
 
 
 class Savings:
-    """The sums of this router, shown; `attribution` records them."""
+    """Serves the sums of this router as report and metrics; `attribution` computes them."""
 
     def __init__(self, settings: ReportSection, clock: Clock, process: str = "") -> None:
         """`process`: the name of this one of several that are one router; empty: there is one."""

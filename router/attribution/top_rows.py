@@ -68,7 +68,7 @@ class TopRows:
         return row
 
     def _least(self) -> NamedRow:
-        """Return the row with the fewest requests at most, the eldest of equals: the first of the heap afterwards."""
+        """Return the row with the smallest `requests_max`, the oldest if several; it is then at the top of the heap."""
         while True:
             placed, number, row = self._fewest[0]
             requests = row.requests_max

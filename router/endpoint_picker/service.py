@@ -7,7 +7,7 @@ the answer is told to the call's handler. So requests are read, queued, decided,
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,6 +47,7 @@ from router.server.exchange import Exchange, HeaderLines, OutboundCall, Response
 from router.server.heads import RequestHead
 from router.server.limits import HttpLimits
 
+_ENDED = object()
 _PATHS = frozenset(PATHS.values())
 _MESSAGE_BYTES_MORE = 1 << 20
 """Room in a message beside the body: heads and metadata."""
@@ -148,12 +149,13 @@ class EndpointPicker:
         stream = _Stream(self)
         self._streams += 1
         try:
-            async for message in _messages_of(context, stream):
-                for reply in await stream.replies(message):
+            while not stream.is_answered:
+                message = await _next_message(context, stream.pause_max_s())
+                if message is _ENDED:
+                    break
+                replies = stream.refuse(_TOO_SLOW) if message is None else await stream.replies(message)
+                for reply in replies:
                     await context.write(reply)
-        except TimeoutError:
-            for reply in stream.refuse(_TOO_SLOW):
-                await context.write(reply)
         except (OutOfOrder, wire.UnknownMessage) as error:
             self._failed += 1
             self._refused.warning("picker_message_refused", reason=str(error))
@@ -177,14 +179,25 @@ class EndpointPicker:
         return MESSAGES["HealthCheckResponse"](status=_SERVING if is_serving else _NOT_SERVING)
 
 
-async def _messages_of(context: Any, stream: "_Stream") -> AsyncIterator[FromGateway]:  # noqa: ANN401
-    """Yield the gateway's messages; raise `TimeoutError` if those of the request come too slowly."""
-    while True:
-        async with asyncio.timeout(stream.pause_max_s()):
-            message = await context.read()
-        if message is grpc.aio.EOF:
-            return
-        yield wire.decode(message)
+async def _next_message(context: Any, pause_max_s: float | None) -> Any:  # noqa: ANN401
+    """Return the gateway's next message, `_ENDED` at the end of the stream; None if none comes within `pause_max_s`."""
+    if pause_max_s is None:
+        message = await context.read()
+    else:
+        # The read ends with the stream. If it were cancelled, grpcio 1.85 would never free a message that came later.
+        reading = asyncio.ensure_future(context.read())
+        reading.add_done_callback(_retrieved)
+        await asyncio.wait((reading,), timeout=pause_max_s)
+        if not reading.done():
+            return None
+        message = reading.result()
+    return _ENDED if message is grpc.aio.EOF else wire.decode(message)
+
+
+def _retrieved(reading: "asyncio.Future[Any]") -> None:
+    """Take the error of a read that the stream did not wait for."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class _Stream:
@@ -203,6 +216,8 @@ class _Stream:
         self._replies: list[ToGateway] = []
         self._spoke = asyncio.Event()
         """The router said what the gateway waits for."""
+        self.is_answered = False
+        """The gateway gets an answer for its client, after which it sends nothing more: the stream ends."""
         self._is_moving = False
         self._is_told = False
         self._gathered = 0
@@ -218,10 +233,12 @@ class _Stream:
         return self._taken()
 
     def pause_max_s(self) -> float | None:
-        """Return how long the gateway's next message may take; None: the request is complete."""
-        limits = self._picker.limits
+        """Return how long the gateway's next message may take; None: no more of the request is expected."""
+        limits, core = self._picker.limits, self._core
+        if not core.reads_request:
+            return None
         left_s = self._began_s + limits.body_total_s - perf_counter()
-        return max(0.0, min(limits.body_s, left_s)) if self._core.reads_request else None
+        return max(0.0, left_s if core.body_comes_whole else min(limits.body_s, left_s))
 
     def refuse(self, refusal: Refusal) -> Sequence[ToGateway]:
         """Return what the gateway is sent instead of a decision."""
@@ -250,6 +267,7 @@ class _Stream:
                 continue
             self._replies.append(command)
             if isinstance(command, Immediate):
+                self.is_answered = True
                 self._said("refused" if command.status >= _CLIENT_ERROR else "answered")
 
     def _act(self, command: ToRouter) -> None:

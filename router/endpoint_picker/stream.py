@@ -147,8 +147,13 @@ class GatewayStream:
 
     @property
     def reads_request(self) -> bool:
-        """Whether the request is not complete."""
+        """Whether more of the request is expected."""
         return self._state == "request"
+
+    @property
+    def body_comes_whole(self) -> bool:
+        """Whether the head came, and the gateway sends the body as one message once it has all of it."""
+        return self._head is not None and self._request_mode == "buffered"
 
     @property
     def body_bytes(self) -> int:

@@ -64,11 +64,11 @@ class Recorder(Protocol):
 
 
 class SelectiveRecorder(Recorder, Protocol):
-    """Receives what is applied of some types."""
+    """A recorder that is called only with records of the types in `reads`."""
 
     @property
     def reads(self) -> tuple[type, ...]:
-        """The types that it reads; none: all."""
+        """The types of records that it is called with; an empty tuple means every type."""
 
 
 class Recorders:

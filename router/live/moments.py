@@ -109,7 +109,10 @@ class Moments:
         if not 0 <= at_s <= now_s:
             message = f"at_s: found {at_s}, allowed a Unix time in seconds, 0..{now_s:.3f}"
             return error_response(400, message, "invalid_request_error", param="at_s")
-        moment = self._same(at_s) or self._opened(at_s)
+        try:
+            moment = self._same(at_s) or self._opened(at_s)
+        except OSError as error:
+            return error_response(503, f"no directory for its socket: {error}", "server_error", code="no_directory")
         if moment is None:
             message = f"{PROCESSES_MAX} processes of moments run, or still end; try again"
             return error_response(409, message, "invalid_request_error", code="busy")

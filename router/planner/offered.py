@@ -109,7 +109,7 @@ class OfferedLoads:
 
 
 class LoadRecorder:
-    """A recorder: it counts promises of work, as they are applied to the state of a router."""
+    """Recorder that adds each routed attempt to `loads`."""
 
     reads: ClassVar[tuple[type, ...]] = (Taken, LedgerApplied)
 

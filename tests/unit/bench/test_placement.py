@@ -3,11 +3,12 @@
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.placement import regret
+from bench.placement import grid, regret
 from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import CACHES, LONG_TOKENS, REGIMES, Sizing, restart_s
@@ -162,8 +163,8 @@ def typed(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("regime", MADE_UP)
 def test_every_policy_serves_all_requests_of_every_regime(regime: str) -> None:
-    grid = PlacementGrid((regime,), loads=(1.0,), caches=("small",), scale=0.05)
-    (at,) = medians(run_grid(grid, jobs=1)).values()
+    played = PlacementGrid((regime,), loads=(1.0,), caches=("small",), scale=0.05)
+    (at,) = medians(run_grid(played, jobs=1)).values()
     assert set(at) == set(PLACEMENTS)
     assert {each.requests for each in at.values()} == {REGIMES[regime].make(Sizing(1, 1.0, 0.05)).size}
 
@@ -184,12 +185,22 @@ def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_each_run_of_a_place_has_a_seed_of_its_own() -> None:
-    grid = PlacementGrid(("chat",), ("kv",), (1.0,), ("small",), scale=0.05)
+    played = PlacementGrid(("chat",), ("kv",), (1.0,), ("small",), scale=0.05)
     (both,), (first,), (second,) = (run_grid(each, jobs=1).values() for each in (
-        grid._replace(runs=2), grid, grid._replace(seed=2)
+        played._replace(runs=2), played, played._replace(seed=2)
     ))  # fmt: skip
     assert both["kv"] == [*first["kv"], *second["kv"]]
     assert first != second
+
+
+def test_runs_are_in_the_order_of_their_seeds_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_first(play: Any, cells: Any, _jobs: int) -> Any:
+        return ((cell, play(cell)) for cell in reversed(cells))
+
+    two = PlacementGrid(("chat",), ("kv", "round-robin"), (1.0,), ("small",), scale=0.05, runs=2)
+    in_order = run_grid(two, jobs=1)
+    monkeypatch.setattr(grid, "play_side_by_side", last_first)
+    assert run_grid(two, jobs=2) == in_order
 
 
 def test_without_the_trace_its_regime_is_left_out() -> None:
@@ -205,7 +216,7 @@ def test_a_name_that_does_not_exist_is_refused(flag: str, value: str) -> None:
 
 
 def test_caches_that_follow_sessions_have_more_hits_than_turns() -> None:
-    grid = PlacementGrid(("chat",), ("kv", "sglang", "session-hash", "round-robin"), (1.0,), ("large",), scale=0.2)
-    (at,) = medians(run_grid(grid, jobs=1)).values()
+    played = PlacementGrid(("chat",), ("kv", "sglang", "session-hash", "round-robin"), (1.0,), ("large",), scale=0.2)
+    (at,) = medians(run_grid(played, jobs=1)).values()
     in_turn = at["round-robin"].hit_rate
     assert all(at[name].hit_rate > in_turn + 0.05 for name in ("kv", "sglang", "session-hash")), at

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import signal
+from typing import Any
 
 import pytest
 
+from kv_runtime.main_thread import run_beside
 from kv_runtime.process import install_signals, run_process
 from kv_runtime.supervise import Part, run_parts
 
@@ -39,12 +41,14 @@ async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -
     assert (running.cancelled(), signal.getsignal(signal.SIGTERM)) == (True, before)
 
 
-def test_a_process_collects_garbage_rarely() -> None:
-    async def looks(_: asyncio.Event) -> None:
+@pytest.mark.parametrize("run", [run_process, run_beside])
+def test_a_process_collects_garbage_rarely(run: Any) -> None:
+    async def looks(*_: object) -> None:
         seen.append(gc.get_threshold()[0])
 
+    gc.set_threshold(700)
     seen = list[int]()
-    run_process(looks)
+    run(looks)
     assert seen == [20_000]
 
 

@@ -76,6 +76,14 @@ def test_a_changed_body_replaces_a_buffered_one() -> None:
     assert reply == BodyReply("request", *HEAD, BODY)
 
 
+@pytest.mark.parametrize(("mode", "is_whole"), [("buffered", True), ("full_duplex", False)])
+def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -> None:
+    stream = GatewayStream(1 << 20)
+    assert not stream.body_comes_whole, "the head did not come"
+    stream.receive(came(Modes(mode, "none")))  # type: ignore[arg-type]
+    assert stream.body_comes_whole == is_whole
+
+
 @pytest.mark.parametrize("has_trailers", [False, True])
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 3 * CHUNK_BYTES_MAX])
 def test_nothing_of_a_full_duplex_request_is_passed_on_before_the_decision(size: int, has_trailers: bool) -> None:

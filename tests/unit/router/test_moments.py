@@ -154,6 +154,16 @@ async def test_while_dropped_processes_do_not_end_a_further_moment_is_refused() 
         assert (await shown.ask(5.0))["state"] == "reading"
 
 
+async def test_without_a_place_for_its_socket_a_moment_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    async with kept(saying(READY)) as shown:
+        error = (await shown.ask(1.0))["error"]
+        assert (error["code"], "missing" in error["message"]) == ("no_directory", True)
+        assert await shown.listed() == []
+
+
 def in_it(directory: Path) -> list[tuple[str, int]]:
     """Return names and modes."""
     return [(each.name, each.stat().st_mode & 0o777) for each in directory.iterdir()]

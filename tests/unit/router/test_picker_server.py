@@ -208,21 +208,63 @@ async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() 
             assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("limit", [{"body_s": 0.05}, {"body_total_s": 0.05}])
-async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream_ends(limit: dict[str, float]) -> None:
-    async def head_alone() -> AsyncIterator[Any]:
-        yield asked(PROMPT)[0]
-        await refused.wait()
+BUFFERED, FULL_DUPLEX = 2, 4
 
-    refused = asyncio.Event()
+
+async def replies_to(picker: EndpointPicker, message: Any, *more: Any) -> list[Any]:
+    """Return what a gateway is sent that sends these messages and does not end its stream."""
+
+    async def messages() -> AsyncIterator[Any]:
+        for each in (message, *more):
+            yield each
+        await over.wait()
+
+    over = asyncio.Event()
+    async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+        replies = [reply async for reply in process(channel, messages())]
+        over.set()
+    return replies
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("mode", "limit"),
+    [(BUFFERED, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_s": 0.05})],
+)
+async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream_ends(
+    mode: int, limit: dict[str, float]
+) -> None:
     async with running_plane() as plane:
-        picker = picker_of(plane, **limit)
+        picker, head = picker_of(plane, **limit), asked(PROMPT)[0]
+        head.protocol_config.request_body_mode = mode
         plane.join("w0", "http://127.0.0.1:1")
-        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
-            *_, last = [reply async for reply in process(channel, head_alone())]
-            refused.set()
+        *_, last = await replies_to(picker, head)
         assert last.immediate_response.status.code == 408
         assert b"data.body_s" in last.immediate_response.body
         assert dict(picker.statistics().outcomes) == {"refused": 1}
         assert (picker.statistics().streams, picker.statistics().failed, plane.serving.inflight) == (0, 0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane)
+        head, body = asked([7] * 400_000)
+        *_, last = await replies_to(picker, head, body)
+        assert last.immediate_response.status.code == 413
+        assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_routers_own_code_is_no_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise TimeoutError("planted")
+
+    async with running_plane() as plane:
+        picker = picker_of(plane)
+        monkeypatch.setattr(picker, "endpoints", fails)
+        monkeypatch.setattr(plane.serving, "begin", fails)
+        with capture_logs() as logged, pytest.raises(grpc.aio.AioRpcError):
+            await replies_to(picker, *asked(PROMPT))
+        assert picker.statistics().failed == 1
+        assert [each["event"] for each in logged if each["log_level"] == "error"] == ["picker_stream_failed"]
