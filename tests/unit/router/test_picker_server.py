@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.endpoint_picker.config import PickerSection
+from router.endpoint_picker.messages import Immediate
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker
 from router.request.endpoints import Endpoints
@@ -268,3 +269,30 @@ async def test_an_error_of_the_routers_own_code_is_no_slow_client(monkeypatch: p
             await replies_to(picker, *asked(PROMPT))
         assert picker.statistics().failed == 1
         assert [each["event"] for each in logged if each["log_level"] == "error"] == ["picker_stream_failed"]
+
+
+class SilentGateway:
+    """A stream's context as grpcio passes it: the head comes, and then nothing."""
+
+    def __init__(self, head: bytes) -> None:
+        self.written = list[Any]()
+        self.reads: list[asyncio.Future[Any]] = [asyncio.Future(), asyncio.Future()]
+        self.reads[0].set_result(head)
+        self._next = iter(self.reads)
+
+    async def read(self) -> Any:
+        return await next(self._next)
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+
+@pytest.mark.asyncio
+async def test_the_read_that_came_too_late_is_not_cancelled() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane, body_total_s=0.05)
+        gateway = SilentGateway(asked(PROMPT)[0].SerializeToString())
+        await picker._process(None, gateway)  # noqa: SLF001 - grpcio would call it
+        assert isinstance(gateway.written[-1], Immediate)
+        assert not any(each.cancelled() for each in gateway.reads)
+        gateway.reads[1].cancel()
