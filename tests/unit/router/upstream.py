@@ -82,6 +82,7 @@ class Upstream:
         self.gone = asyncio.Event()
         self._host = host
         self._tasks: set[asyncio.Task[None]] = set()
+        self._transports: list[asyncio.WriteTransport] = []
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -97,7 +98,10 @@ class Upstream:
             await asyncio.sleep(0)
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transport in self._transports:
+            transport.abort()  # one with unsent bytes is not closed by `close`
         await self._server.wait_closed()
+        await asyncio.sleep(0)
 
     def kill(self) -> None:
         """Close the port and all connections."""
@@ -113,6 +117,7 @@ class Upstream:
         return f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.append(writer.transport)
         task = asyncio.get_running_loop().create_task(self._connection(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
