@@ -46,8 +46,8 @@ def regrets(at: Mapping[str, PlacementFigures]) -> dict[str, dict[str, float]]:
 def _regret(value: float, best: float, figure: str) -> float:
     if value == best:
         return 0.0
-    times, once = (value, best) if figure in LATENCIES else (best, value)
-    return min(REGRET_MAX, times / once - 1) if once else REGRET_MAX
+    numerator, denominator = (value, best) if figure in LATENCIES else (best, value)
+    return min(REGRET_MAX, numerator / denominator - 1) if denominator else REGRET_MAX
 
 
 def summed(result: PlacementResult, places: Iterable[Place]) -> list[PolicyRegret]:
@@ -69,7 +69,7 @@ def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, f
 def surpassed(runs: PlacementRuns) -> dict[str, dict[str, list[Place]]]:
     """Return for each policy and figure where one other policy is better by `SURPASSED_BY` in every run.
 
-    A policy can be the best of a run by chance; to be better in every run is no chance.
+    A policy can be the best of one run by chance, but hardly of every run.
     """
     found: dict[str, dict[str, list[Place]]] = {}
     for place, at in runs.items():

@@ -47,7 +47,6 @@ from router.server.exchange import Exchange, HeaderLines, OutboundCall, Response
 from router.server.heads import RequestHead
 from router.server.limits import HttpLimits
 
-_ENDED = object()
 _PATHS = frozenset(PATHS.values())
 _MESSAGE_BYTES_MORE = 1 << 20
 """Room in a message beside the body: heads and metadata."""
@@ -151,7 +150,7 @@ class EndpointPicker:
         try:
             while not stream.is_answered:
                 message = await _next_message(context, stream.pause_max_s())
-                if message is _ENDED:
+                if message is grpc.aio.EOF:
                     break
                 replies = stream.refuse(_TOO_SLOW) if message is None else await stream.replies(message)
                 for reply in replies:
@@ -180,7 +179,7 @@ class EndpointPicker:
 
 
 async def _next_message(context: Any, pause_max_s: float | None) -> Any:  # noqa: ANN401
-    """Return the gateway's next message, `_ENDED` at the end of the stream; None if none comes within `pause_max_s`."""
+    """Return the gateway's next message, `EOF` at the end of the stream; None if none comes within `pause_max_s`."""
     if pause_max_s is None:
         message = await context.read()
     else:
@@ -191,7 +190,7 @@ async def _next_message(context: Any, pause_max_s: float | None) -> Any:  # noqa
         if not reading.done():
             return None
         message = reading.result()
-    return _ENDED if message is grpc.aio.EOF else wire.decode(message)
+    return message if message is grpc.aio.EOF else wire.decode(message)
 
 
 def _retrieved(reading: "asyncio.Future[Any]") -> None:
