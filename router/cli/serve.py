@@ -26,6 +26,7 @@ from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
+from router.native import make_named_tuples_directly
 from router.pools.process import OpenedRouter
 from router.server.capacity import TooFewFiles
 
@@ -45,6 +46,7 @@ def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, 
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
         given = given_paths(RouterSettings, assignments, flags)
+        make_named_tuples_directly()
         if settings.data.processes > 1:
             from router.cli.processes import run_processes  # noqa: PLC0415 - it imports this module
 

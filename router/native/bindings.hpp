@@ -106,5 +106,6 @@ private:
 void bind_routed_tree(nanobind::module_& module);
 void bind_costs(nanobind::module_& module);
 void bind_records(nanobind::module_& module);
+void bind_named_tuples(nanobind::module_& module);
 
 }  // namespace kv

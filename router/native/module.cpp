@@ -130,8 +130,8 @@ private:
 
 NB_MODULE(_load, module) {
     using kv::LoadTable;
-    module.doc() = "The load of ranks, what it costs, how it is recorded, and what was routed to them, in C++.";
-    module.attr("INTERFACE") = 4;
+    module.doc() = "The load of ranks, what it costs, how it is recorded, what was routed to them, and named tuples, in C++.";
+    module.attr("INTERFACE") = 5;
     nb::set_leak_warnings(false);  // a process may end while tables are still referenced
     nb::class_<LoadTable>(module, "LoadTable")
         .def(nb::init<>())
@@ -147,4 +147,5 @@ NB_MODULE(_load, module) {
     kv::bind_routed_tree(module);
     kv::bind_costs(module);
     kv::bind_records(module);
+    kv::bind_named_tuples(module);
 }
