@@ -14,7 +14,8 @@ _NULL = b"null"
 
 def is_given(option: msgspec.Raw) -> bool:
     """Return whether the client sent the key, and not as null."""
-    return len(option) > len(_NULL) or bytes(option) not in (b"", _NULL)
+    size = len(option)
+    return size > len(_NULL) or (size > 0 and bytes(option) != _NULL)
 
 
 Read = TypeVar("Read")

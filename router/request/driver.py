@@ -137,16 +137,16 @@ class RequestDriver(RequestReader):
         self._feed(Refused(refusal))
 
     def _perform(self, command: Command) -> Event | None:
-        if isinstance(command, Record):
-            self._record(command)
-        elif isinstance(command, Relay):
-            self._lines = b"" if command.is_aside else self._answer_lines(command)
-        elif isinstance(command, Queue):
+        if type(command) is Queue:  # `isinstance` that is false takes 0.2 us for a Struct
             return self._queue()
-        elif isinstance(command, Decide):
+        if type(command) is Decide:
             return self._decide()
-        elif isinstance(command, Send):
+        if type(command) is Send:
             return self._send(command)
+        if type(command) is Relay:
+            self._lines = b"" if command.is_aside else self._answer_lines(command)
+        elif isinstance(command, Record):
+            self._record(command)
         else:
             self._perform_rarely(command)
         return None
@@ -166,7 +166,7 @@ class RequestDriver(RequestReader):
             self.exchange.forward(call, self)
         return None
 
-    def _perform_rarely(self, command: MakeRoute | Drop | FinishStream | Retry | Refuse | Reply | GiveUp) -> None:
+    def _perform_rarely(self, command: Command) -> None:
         if isinstance(command, MakeRoute):
             self._make_route()
         elif isinstance(command, Drop):
@@ -182,6 +182,7 @@ class RequestDriver(RequestReader):
         elif isinstance(command, Reply):
             self._reply(command)
         else:
+            assert isinstance(command, GiveUp)
             self._give_up(command)
 
     def _retry(self) -> None:

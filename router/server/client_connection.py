@@ -217,7 +217,7 @@ class ClientConnection:
             self._state = _HEAD
             self._began_s = perf_counter()
             self._since_s = 0.0
-        if buffer[:1] in b"\r\n":
+        if buffer.startswith((b"\r", b"\n")):
             buffer = self._buffer = without_empty_lines(buffer)
         end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         if end == 3:  # noqa: PLR2004 - not found

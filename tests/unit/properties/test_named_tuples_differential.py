@@ -3,7 +3,7 @@
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 from hypothesis import given
@@ -66,7 +66,7 @@ class Pair(NamedTuple):
 
 
 class Child(Pair):
-    def __new__(cls, left: object) -> "Child":
+    def __new__(cls, left: object) -> Self:
         return super().__new__(cls, left, "of the child")
 
 
