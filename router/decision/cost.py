@@ -38,6 +38,8 @@ SPILL_ISL = 4
 """A rank is over its gate with more queued tokens than this many times a request's own."""
 _TERMS_IN_BLOCKS = 7
 """The fields of `CostTerms` that a cost in blocks has."""
+_TIMED_COST, _TIMED_CREDIT = 6, 7
+"""The rows of `time_cost.terms_of`."""
 LISTS_MAX = 16
 """For so many ranks at most the terms are computed number by number: a call of numpy costs more than all of them."""
 
@@ -48,14 +50,28 @@ class CostColumns:
     Terms are kept as lists or arrays, as they were computed. The properties are arrays, made when they are read.
     """
 
-    __slots__ = ("_spilled", "_terms", "timed")
+    __slots__ = ("_spilled", "_stated", "timed")
 
-    def __init__(self, terms: tuple[Any, ...], spilled: Any = None, timed: Floats | None = None) -> None:  # noqa: ANN401 - a list, an array or None
-        """Keep the columns, in the order of the fields of `CostTerms`, all or the first; `spilled` as the property."""
-        self._terms = terms
+    def __init__(
+        self,
+        terms: tuple[Any, ...] = (),
+        spilled: Any = None,  # noqa: ANN401 - a list, an array or None
+        timed: Floats | None = None,
+    ) -> None:
+        """Keep the columns, in the order of the fields of `CostTerms`, all or the first; `spilled` as the property.
+
+        `timed`: the columns as `time_cost.terms_of` returned them, in place of `terms`.
+        """
+        self._stated = terms
         self._spilled = spilled
         self.timed = timed
-        """The same columns as `time_cost.terms_of` returned them; None: they are not the same, or were not there."""
+
+    @property
+    def _terms(self) -> tuple[Any, ...]:
+        if self.timed is not None and not self._stated:
+            *addends, cost, credit = self.timed
+            self._stated = (credit, None, None, None, None, None, cost, *addends)
+        return self._stated
 
     @property
     def overlap_credit_blocks(self) -> Floats:
@@ -90,7 +106,7 @@ class CostColumns:
     @property
     def unit(self) -> CostUnit:
         """What the costs are in."""
-        return "ms" if len(self._terms) > _TERMS_IN_BLOCKS else "blocks"
+        return "ms" if self.timed is not None or len(self._terms) > _TERMS_IN_BLOCKS else "blocks"
 
     @property
     def cost(self) -> Floats:
@@ -116,7 +132,7 @@ class CostColumns:
 
     def costs(self) -> list[float]:
         """Return the costs as a list, which is not to be changed."""
-        cost: Any = self._terms[6]
+        cost: Any = self._terms[6] if self.timed is None else self.timed[_TIMED_COST]
         listed: list[float] = cost if type(cost) is list else cost.tolist()
         return listed
 
@@ -127,7 +143,7 @@ class CostColumns:
 
     def has_more_credit(self, at: int, other: int) -> bool:
         """Return whether a candidate has more overlap credited than another."""
-        credit: Any = self._terms[0]
+        credit: Any = self._terms[0] if self.timed is None else self.timed[_TIMED_CREDIT]
         return bool(credit[at] > credit[other])
 
     def terms(self, at: int) -> CostTerms:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from router import native
-from router.decision.cost import LISTS_MAX, CostColumns, credit_column
+from router.decision.cost import CostColumns, credit_column
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import Floats, RouteRequest, View
 from router.fleet.rates import (
@@ -63,9 +63,7 @@ def time_columns(view: View, request: RouteRequest, policy: Policy, multiplier: 
     if multiplier is not None:
         *addends, cost, credit = terms
         return CostColumns((credit, None, None, None, None, multiplier, cost * multiplier, *addends))
-    columns: list[Any] = terms.tolist() if len(view.ranks) <= LISTS_MAX else list(terms)
-    credited, costs = columns.pop(), columns.pop()
-    return CostColumns((credited, None, None, None, None, None, costs, *columns), timed=terms)
+    return CostColumns(timed=terms)
 
 
 def sizes_of(request: RouteRequest, parameters: CostParameters, rates: RateColumns) -> Sizes:

@@ -40,8 +40,6 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9][0-9](?: %b)?" % _TEXT_BYTES
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 _ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://[^/?#@]+(?=[/?]|$)")
 _LENGTH_DIGITS_MAX = 18
-_new = tuple.__new__
-"""Creates a named tuple in half the time of its constructor."""
 _KNOWN_LINES_MAX = 4096
 _KNOWN_LINE_BYTES_MAX = 256
 _BODYLESS = frozenset({204, 304})
@@ -126,7 +124,7 @@ class HeadReader:
         if b"expect" in headers and headers[b"expect"].lower() != b"100-continue":
             raise Malformed(417, f"expect: found {_shown(headers[b'expect'])}, allowed 100-continue")
         keep_alive = http_1_1 and (b"connection" not in headers or b"close" not in _tokens(headers[b"connection"]))
-        return _new(RequestHead, (method, path, query, headers, body_bytes, keep_alive, http_1_1))
+        return RequestHead(method, path, query, headers, body_bytes, keep_alive, http_1_1)
 
     def answer(self, head: bytes) -> AnswerHead:
         """Parse the head of an answer to a POST, including its empty line.
@@ -156,7 +154,7 @@ class HeadReader:
             named = _tokens(headers[b"connection"])
             reusable = reusable and b"close" not in named
             passed[1:] = [known[line][2] for line in lines[1:] if known[line][0] not in named]
-        return _new(AnswerHead, (status, headers, body_bytes, reusable, b"".join(passed)))
+        return AnswerHead(status, headers, body_bytes, reusable, b"".join(passed))
 
 
 class _ParsedLines(dict[bytes, Any]):
