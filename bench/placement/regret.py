@@ -5,9 +5,14 @@
     at most       `REGRET_MAX`, also where a value is 0 and the best is not
 
 TTFT p50 and p99, requests a second and goodput count alike.
+
+The best of many policies in one run is partly the luckiest. With several runs, a run's rival is chosen without that
+luck: the policy that is best in the other runs of the place (`against_rivals`). If the rival is worse, the regret is
+below 0.
 """
 
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -84,6 +89,53 @@ def surpassed(runs: PlacementRuns) -> dict[str, dict[str, list[Place]]]:
 def _is_better(others: Sequence[PlacementFigures], own: Sequence[PlacementFigures], figure: str) -> bool:
     pairs = zip(own, others, strict=True)
     return all(_regret(getattr(mine, figure), getattr(other, figure), figure) > SURPASSED_BY for mine, other in pairs)
+
+
+class RivalRegret(NamedTuple):
+    """The regret of one policy against rivals: the mean of all places by figure, and the worst mean of a place."""
+
+    policy: str
+    by_figure: dict[str, float]
+    worst: float
+    worst_figure: str
+    worst_place: str
+
+
+def against_rivals(runs: PlacementRuns) -> list[RivalRegret]:
+    """Return every policy's regret against rivals, the least mean first. There are two or more runs."""
+    found: dict[str, dict[str, dict[Place, float]]] = {}
+    for place, at in runs.items():
+        for figure in COMPARED:
+            rivals = _rivals(at, figure)
+            for name, own in at.items():
+                regret = [_of_run(at[rival][run], own[run], figure) for run, rival in enumerate(rivals)]
+                found.setdefault(name, {}).setdefault(figure, {})[place] = statistics.fmean(regret)
+    return sorted(map(_rival_regret, found.items()), key=lambda each: sum(each.by_figure.values()))
+
+
+def _rivals(at: Mapping[str, Sequence[PlacementFigures]], figure: str) -> list[str]:
+    """Return for each run the policy with the best median in the other runs."""
+    best = min if figure in LATENCIES else max
+    values = {name: [float(getattr(each, figure)) for each in of_runs] for name, of_runs in at.items()}
+    rivals = []
+    for run in range(len(next(iter(at.values())))):
+        others = {name: statistics.median(each[:run] + each[run + 1 :]) for name, each in values.items()}
+        rivals.append(best(others, key=others.__getitem__))
+    return rivals
+
+
+def _of_run(rival: PlacementFigures, own: PlacementFigures, figure: str) -> float:
+    return _regret(getattr(own, figure), getattr(rival, figure), figure)
+
+
+def _rival_regret(found: tuple[str, dict[str, dict[Place, float]]]) -> RivalRegret:
+    name, by_figure = found
+    worst, figure, place = max(
+        ((regret, figure, str(place)) for figure, at in by_figure.items() for place, regret in at.items()),
+        key=lambda each: each[0],
+    )
+    means = {figure: statistics.fmean(at.values()) for figure, at in by_figure.items()}
+    return RivalRegret(name, means, worst, figure, place)
 
 
 def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:

@@ -12,7 +12,7 @@ from bench.placement import grid, regret
 from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import CACHES, LONG_TOKENS, REGIMES, Sizing, restart_s
-from bench.placement.regret import REGRET_MAX, failed_checks, held_out, regrets, summed, surpassed
+from bench.placement.regret import REGRET_MAX, against_rivals, failed_checks, held_out, regrets, summed, surpassed
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
@@ -80,7 +80,7 @@ def test_after_the_restart_480_requests_come() -> None:
 
 # ---------------------------------------------------------------- regret
 
-HERE = Place("chat", 1.0, "small")
+HERE, THERE = Place("chat", 1.0, "small"), Place("agents", 1.0, "small")
 
 
 def found(ttft_p50_s: float, rate: float = 10.0, checked: float | None = None) -> PlacementFigures:
@@ -152,6 +152,17 @@ def test_a_policy_that_is_surpassed_by_luck_is_found_out(monkeypatch: pytest.Mon
     plant(regret, "SURPASSED_BY", -1.0, monkeypatch)
     with pytest.raises(AssertionError):
         test_a_policy_is_surpassed_by_one_other_that_is_better_in_every_run()
+
+
+def test_a_rival_is_chosen_by_the_other_runs_of_the_place() -> None:
+    lucky_once = {"a": [found(0.2), found(0.2), found(0.2)], "b": [found(0.1), found(0.4), found(0.4)]}
+    always_better = {"a": [found(0.2), found(0.2), found(0.2)], "b": [found(0.1), found(0.16), found(0.1)]}
+    by_policy = {each.policy: each for each in against_rivals({HERE: lucky_once, THERE: always_better})}
+    behind_the_better_one = (1.0 + 0.25 + 1.0) / 3
+    assert by_policy["a"].by_figure["ttft_p50_s"] == pytest.approx((0.0 + behind_the_better_one) / 2)
+    assert by_policy["a"].worst == pytest.approx(behind_the_better_one)
+    assert (by_policy["a"].worst_figure, by_policy["a"].worst_place) == ("ttft_p50_s", str(THERE))
+    assert by_policy["b"].by_figure["ttft_p50_s"] == pytest.approx(((-0.5 + 1.0 + 1.0) / 3 + 0.0) / 2)
 
 
 # ---------------------------------------------------------------- the command
