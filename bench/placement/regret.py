@@ -88,7 +88,11 @@ def surpassed(runs: PlacementRuns) -> dict[str, dict[str, list[Place]]]:
 
 def _is_better(others: Sequence[PlacementFigures], own: Sequence[PlacementFigures], figure: str) -> bool:
     pairs = zip(own, others, strict=True)
-    return all(_regret(getattr(mine, figure), getattr(other, figure), figure) > SURPASSED_BY for mine, other in pairs)
+    return all(_of_run(mine, other, figure) > SURPASSED_BY for mine, other in pairs)
+
+
+def _of_run(own: PlacementFigures, other: PlacementFigures, figure: str) -> float:
+    return _regret(getattr(own, figure), getattr(other, figure), figure)
 
 
 class RivalRegret(NamedTuple):
@@ -102,13 +106,15 @@ class RivalRegret(NamedTuple):
 
 
 def against_rivals(runs: PlacementRuns) -> list[RivalRegret]:
-    """Return every policy's regret against rivals, the least mean first. There are two or more runs."""
+    """Return every policy's regret against rivals, the least mean first; none if there is one run of each."""
+    if any(len(each) == 1 for at in runs.values() for each in at.values()):
+        return []
     found: dict[str, dict[str, dict[Place, float]]] = {}
     for place, at in runs.items():
         for figure in COMPARED:
             rivals = _rivals(at, figure)
             for name, own in at.items():
-                regret = [_of_run(at[rival][run], own[run], figure) for run, rival in enumerate(rivals)]
+                regret = [_of_run(own[run], at[rival][run], figure) for run, rival in enumerate(rivals)]
                 found.setdefault(name, {}).setdefault(figure, {})[place] = statistics.fmean(regret)
     return sorted(map(_rival_regret, found.items()), key=lambda each: sum(each.by_figure.values()))
 
@@ -122,10 +128,6 @@ def _rivals(at: Mapping[str, Sequence[PlacementFigures]], figure: str) -> list[s
         others = {name: statistics.median(each[:run] + each[run + 1 :]) for name, each in values.items()}
         rivals.append(best(others, key=others.__getitem__))
     return rivals
-
-
-def _of_run(rival: PlacementFigures, own: PlacementFigures, figure: str) -> float:
-    return _regret(getattr(own, figure), getattr(rival, figure), figure)
 
 
 def _rival_regret(found: tuple[str, dict[str, dict[Place, float]]]) -> RivalRegret:

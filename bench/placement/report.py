@@ -10,6 +10,7 @@ from bench.placement.regret import (
     COMPARED,
     SURPASSED_BY,
     PolicyRegret,
+    RivalRegret,
     against_rivals,
     failed_checks,
     held_out,
@@ -71,7 +72,7 @@ def as_json(grid: PlacementGrid, runs: PlacementRuns, held_out_seed: int | None)
                 name: {figure: [str(place) for place in places] for figure, places in of_figure.items()}
                 for name, of_figure in surpassed(runs).items()
             },
-            "against_rivals": [each._asdict() for each in against_rivals(runs)] if grid.runs > 1 else [],
+            "against_rivals": [each._asdict() for each in against_rivals(runs)],
             "failed_checks": failed_checks(result),
         }
     )
@@ -80,7 +81,6 @@ def as_json(grid: PlacementGrid, runs: PlacementRuns, held_out_seed: int | None)
 def markdown(runs: PlacementRuns, held_out_seed: int | None) -> Iterator[str]:
     """Yield the lines of the tables: regrets by figure, regime and rivals, places surpassed, and the failed checks."""
     result = medians(runs)
-    is_repeated = any(len(each) > 1 for at in runs.values() for each in at.values())
     for summary in summaries(result, held_out_seed):
         yield f"Mean regret, {summary.title}: {len(summary.places)} places, {len(summary.policies)} policies"
         yield ""
@@ -90,10 +90,11 @@ def markdown(runs: PlacementRuns, held_out_seed: int | None) -> Iterator[str]:
     yield ""
     yield from _by_regime(result)
     yield ""
-    if is_repeated:
+    rivals = against_rivals(runs)
+    if rivals:
         yield "Mean regret against the policy that is best in the other runs of a place"
         yield ""
-        yield from _against_rivals(runs)
+        yield from _by_rival(rivals)
         yield ""
     yield f"Places where one other policy is more than {SURPASSED_BY:.0%} better in every run"
     yield ""
@@ -126,10 +127,10 @@ def _by_regime(result: PlacementResult) -> Iterator[str]:
         yield _row([each.policy, *(_percent(of_regime[regime][each.policy]) for regime in regimes)])
 
 
-def _against_rivals(runs: PlacementRuns) -> Iterator[str]:
+def _by_rival(rivals: Sequence[RivalRegret]) -> Iterator[str]:
     yield _row(["policy", *(_TITLES[figure] for figure in COMPARED), "worst", "where"])
     yield _row(["---", *["---:"] * (len(COMPARED) + 1), "---"])
-    for each in against_rivals(runs):
+    for each in rivals:
         shares = [_percent(each.by_figure[figure]) for figure in COMPARED]
         where = f"{_TITLES[each.worst_figure]}: {each.worst_place}"
         yield _row([each.policy, *shares, _percent(each.worst), where])

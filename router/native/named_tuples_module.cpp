@@ -2,7 +2,7 @@
 // twenty of them, at 0.6 us each and 1.0 with keywords; here at 0.1.
 //
 // The call of a class goes through the pointer `tp_vectorcall` of its type, where that is set (Python/C API, "Type Objects").
-// Subclasses do not inherit it. What the pointer's function does not take goes to `__new__`, with its errors.
+// Subclasses do not inherit it. A call with a wrong or missing argument is passed on to `__new__`, which raises the error.
 #include <unordered_map>
 
 #include "bindings.hpp"
