@@ -36,6 +36,8 @@ SIMULATED = "sim-8b"
 _HOST_CHARACTERS_MAX = 48
 """Most characters of the host's name in a generated worker id."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
+_Taint = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s,]([^,]*[^\s,])?$")]
+"""Requests name taints by commas: no comma, no space at the ends."""
 _OF_EVERY_ENGINE = {
     *("kind", "model", "served_names", "text", "chat_template", "default_max_tokens"),
     *("tool_call_parser", "reasoning_parser"),
@@ -61,6 +63,17 @@ class WorkerSection(Section):
     host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs worker.token")
     port: int = Field(0, ge=0, le=65535, description="0: any free one, which is advertised")
     advertise_host: str = Field("", description="host that routers use; empty: worker.host")
+    taints: tuple[_Taint, ...] = Field(
+        (),
+        max_length=64,
+        description="its labels, which requests require or prefer (x-required-taints, x-preferred-taints)",
+    )
+    transfer_domain: str = Field(
+        "",
+        max_length=256,
+        description="rack or zone within which its engine can exchange KV; a prompt is decoded in the"
+        " domain in which it was computed",
+    )
     token: SecretStr = Field(SecretStr(""), description="bearer token of the agent's HTTP; required beyond loopback")
     hosts: tuple[HostName, ...] = Field(
         (), max_length=64, description="names that requests without the token may call it by (Host), else 421; *: any"

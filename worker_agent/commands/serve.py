@@ -310,6 +310,8 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         max_seq_len=engine.max_seq_len,
         max_prompt_tokens=engine.max_prompt_tokens,
         loras=tuple(settings.trtllm.loras),
+        taints=settings.worker.taints,
+        transfer_domain=settings.worker.transfer_domain,
         event_source=engine.event_source if worker.events.has_sources else "none",
         accepts_token_ids=True,
         version=engine.version,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.text.byte_model import ByteText
 from worker_agent.engines.attached.config import (
     AttachedEngineSection,
     AttachSettings,
@@ -12,7 +13,7 @@ from worker_agent.engines.attached.config import (
     PublisherSection,
     WorkerStreamsSection,
 )
-from worker_agent.engines.attached.consolidators import attached_facts
+from worker_agent.engines.attached.consolidators import attached_facts, foreign_registration
 from worker_agent.engines.attached.facts import EngineFacts
 
 ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
@@ -64,6 +65,20 @@ def test_a_name_that_no_request_can_use_is_refused() -> None:
 def test_the_path_that_every_request_adds_is_no_part_of_the_base_url(base_url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"base_url: found '.*', allowed without /v1"):
         attach(base_url=base_url)
+
+
+def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
+    labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
+    settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **labels})
+    facts = EngineFacts(served_names=("m",), block_size=16)
+    registered = foreign_registration(settings, facts, ByteText(), "i", "http://h:1")
+    assert (registered.taints, registered.transfer_domain) == (("spot",), "rack-1")
+
+
+@pytest.mark.parametrize("taint", ["", "a,b", " a", "a ", "t" * 257])
+def test_a_taint_that_no_request_can_name_is_refused(taint: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"worker\.taints\.0: found "):
+        load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", "worker.taints": [taint]})
 
 
 def test_a_worker_stands_once() -> None:

@@ -126,6 +126,8 @@ def foreign_registration(
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_seq_len=facts.max_seq_len,
             loras=facts.loras,
+            taints=settings.worker.taints,
+            transfer_domain=settings.worker.transfer_domain,
             event_source=_EVENT_SOURCES[engine.kind],
             accepts_token_ids=engine.is_forwarded,
             version=facts.version or version("kv-router"),
