@@ -15,6 +15,7 @@ import yaml
 import router.__main__
 import worker_agent.__main__
 from bench.sweep.command import sweep
+from dashboards.files import rules
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from router.config import RouterSettings
 from tests.support.kustomize import HASH, built, pod_specs, with_component
@@ -33,8 +34,8 @@ OVERLAYS = sorted((FOLDER / "overlays").iterdir())
 COMPONENTS = sorted((FOLDER / "components").iterdir())
 KUBERNETES = "1.33"
 CUSTOM = {
-    "DataLoad", "Dataset", "HTTPRoute", "InferencePool", "JindoRuntime", "LeaderWorkerSet", "ScaledObject",
-    "ServiceMonitor",
+    "DataLoad", "Dataset", "HTTPRoute", "InferencePool", "JindoRuntime", "LeaderWorkerSet", "PodMonitor",
+    "ScaledObject", "ServiceMonitor",
 }  # fmt: skip
 """Kinds of others, whose schemas no package has."""
 ENGINE_VARIABLES = {"TRTLLM_ENABLE_PDL", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL"}
@@ -135,6 +136,32 @@ def test_a_field_that_no_kind_has_would_be_seen() -> None:
     (nats,) = [each for each in OBJECTS if each["kind"] == "StatefulSet"]
     with pytest.raises(kubernetes_validate.ValidationError, match="replicaz"):
         check({**nats, "spec": {**nats["spec"], "replicaz": 3}})
+
+
+def test_monitors_give_targets_the_jobs_that_the_alerts_name() -> None:
+    monitors = [each["spec"] for each in OBJECTS if each["kind"] in ("ServiceMonitor", "PodMonitor")]
+    endpoints = [one for spec in monitors for one in spec.get("endpoints", spec.get("podMetricsEndpoints"))]
+    given = {rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule["targetLabel"] == "job"}
+    named = set(re.findall(r'job="([^"]+)"', rules().decode()))
+    assert named <= given
+    assert named
+
+
+def test_the_dashboards_component_has_every_dashboard() -> None:
+    (generator,) = yaml.safe_load((FOLDER / "components/dashboards/kustomization.yaml").read_text())[
+        "configMapGenerator"
+    ]
+    found = {Path(each).name for each in generator["files"]}
+    assert found == {each.name for each in (ROOT / "dashboards" / "grafana").iterdir()}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda folder: folder.name)
+def test_workers_that_exchange_kv_may_connect_to_each_other(overlay: Path) -> None:
+    objects = built(overlay)
+    has_prefill = any("prefill" in each["metadata"]["name"] for each in objects)
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    of_workers = [rule for each in policies if "worker" in str(each["podSelector"]) for rule in each["ingress"]]
+    assert has_prefill == any("ports" not in rule and "worker" in str(rule["from"]) for rule in of_workers)
 
 
 def launched(index: int, directory: Path) -> list[str]:
