@@ -7,6 +7,7 @@ The second command is run when a wheel is built. It writes to LIBRARIES the comp
 sources, and to SCRATCH the intermediate files.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def build(libraries: Path, scratch: Path) -> None:
     )
     command = build_ext(Distribution({"name": "kv-router", "ext_modules": extensions}))
     command.build_lib, command.build_temp = str(libraries), str(scratch)
+    command.parallel = os.cpu_count()  # the one large C file beside the small ones, one for each module
     command.ensure_finalized()
     command.run()
 

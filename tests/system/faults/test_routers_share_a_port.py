@@ -21,8 +21,8 @@ from tests.system.integration.http.serving import answered
 pytestmark = pytest.mark.timeout(600)
 
 SEED = 8
-REQUESTS = 10_000
-STOPS_MIN = 6
+REQUESTS = 6_000
+STOPS_MIN = 5
 KEPT, ONE_EACH = 12, 12
 """Clients that keep their connection, and clients with a connection for each request."""
 PAUSE_S_MAX = 0.1

@@ -28,6 +28,8 @@ LIVES = settings(deadline=None, max_examples=10)
 TABLES = [table.name for table in tables_of(SETTINGS.state())]
 LEARNT = {"forecasts", "ttft", "itl", "pending"}
 """Tables that only lives with forecasts fill."""
+FIRST_SEEDS = {"seen": 11, "ttft": 21, "itl": 21}
+"""The first lives in which a checkpoint without the table makes a difference; of the other tables the first few."""
 
 
 def lived(seed: int, policy: str) -> tuple[Life, list[JournalRecord]]:
@@ -171,7 +173,11 @@ def is_found(seed: int, policy: str, table: str, change: Callable[[list[Any]], l
 @pytest.mark.parametrize("table", TABLES)
 def test_a_checkpoint_that_forgets_a_table_is_found(table: str) -> None:
     policies = ("predicted-ttft",) if table in LEARNT else ("kv", "kv-blocks", "soft")
-    assert any(is_found(seed, policy, table, lambda _: []) for seed in range(40) for policy in policies)
+    assert any(
+        is_found(seed, policy, table, lambda _: [])
+        for seed in range(FIRST_SEEDS.get(table, 0), 40)
+        for policy in policies
+    )
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
-    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None))
 
 
 class RootFirst(BlockPool):
