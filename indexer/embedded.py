@@ -6,7 +6,7 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -18,7 +18,7 @@ from indexer.follow.status import is_blind
 from indexer.follow.status_writer import StatusWriter
 from indexer.index.implementations import ImplementationName, make_index, native_index
 from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Hashes, PrefixOrder
+from indexer.index.prefix_index import PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native.block_hashes import hash_blocks
 from indexer.service.feed import IndexFeed
@@ -182,6 +182,7 @@ class EmbeddedIndex:
             memory_bytes_max=settings.memory_bytes_max,
             told=None if self._shared is None else StatusWriter(self._shared),
         )
+        self.columns, self.overlap = self._fold.columns, self._fold.overlap
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
@@ -233,17 +234,6 @@ class EmbeddedIndex:
     def log_seq(self) -> int:
         """Return the seq of the last applied message of `KV_EVENTS`."""
         return self._feed.log_position.stream_seq
-
-    def columns(self, chain: Hashes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return each rank's overlap with the prefix, in the order of `ranks`, and its stream's status.
-
-        Cheap if the same tuple object was passed before.
-        """
-        return self._fold.columns(chain, ranks)
-
-    def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the same rank by rank."""
-        return self._fold.overlap(sequence_hashes, ranks)
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
         """Return once `rank` was applied up to `seq` of `epoch`; the caller bounds the wait."""

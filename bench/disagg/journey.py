@@ -18,11 +18,11 @@ from bench.routing.virtual_fleet import RequestFigures
 from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
-from router.decision.disaggregation import ConditionalLimits, first_phase, placement
+from router.decision.disaggregation import ConditionalLimits, placement
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease, Routing
 from router.decision.view import RouteRequest
-from router.request.plan import RequestPlan
+from router.request.plan import RequestPlan, first_phase
 from worker_agent.engines.types import EngineOutput
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def salt(self) -> str:
         """The cache salt, which isolates its cached blocks; empty: none."""
-        return self.cache_salt or self.extension.cache_salt or ""
+        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property
     def is_guided(self) -> bool:

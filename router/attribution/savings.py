@@ -110,7 +110,7 @@ def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
         others,
         squares,
         best,
-        1.0 if rates is None else float(rates.prefill[at]),
+        1.0 if rates is None else rates.prefill.item(at),
         rates is not None and rates.is_learnt,
     )
 

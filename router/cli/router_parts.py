@@ -3,7 +3,6 @@
 import asyncio
 import os
 import uuid
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -176,7 +175,7 @@ class RouterParts:
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
         metrics = RequestMetrics(self._registry, self._routing.state, modes)
-        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
+        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
         return Serving(
             self._routing,

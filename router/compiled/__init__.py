@@ -22,6 +22,7 @@ MODULES = (
     "kv_protocol.openai.parts",
     "indexer.index.overlap_columns",
     "indexer.native.block_hashes",
+    "kv_runtime.text.byte_chat",
     "kv_runtime.text.chat_messages",
     "kv_runtime.clock",
     "kv_runtime.text.content_format",

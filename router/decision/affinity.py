@@ -69,7 +69,7 @@ class Affinity:
             case _ if not self._of_lease:
                 pass
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
-                self._end(lease_id, now_s)
+                self.end(lease_id, now_s)
             case _:
                 pass
 
@@ -96,7 +96,8 @@ class Affinity:
             del self._busy[next(iter(self._busy))]
         self._evicted += 1
 
-    def _end(self, lease_id: str, now_s: float) -> None:
+    def end(self, lease_id: str, now_s: float) -> None:
+        """The lease is over, in whatever way."""
         session = self._of_lease.pop(lease_id, None)
         if session is None:
             return

@@ -143,7 +143,9 @@ class CostColumns:
 
     def has_more_credit(self, at: int, other: int) -> bool:
         """Return whether a candidate has more overlap credited than another."""
-        credit: Any = self._terms[0] if self.timed is None else self.timed[_TIMED_CREDIT]
+        if self.timed is not None:
+            return self.timed.item(_TIMED_CREDIT, at) > self.timed.item(_TIMED_CREDIT, other)
+        credit: Any = self._terms[0]
         return bool(credit[at] > credit[other])
 
     def terms(self, at: int) -> CostTerms:

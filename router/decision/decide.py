@@ -35,7 +35,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
     if not rank_indices:
         raise NoEligibleWorker(request.model, exclusions_of(view, why))
     others = rank_indices
-    if mode.reads_overlap and policy.newcomers and True in view.newcomer and request.reusable_blocks:
+    if mode.reads_overlap and policy.newcomers and any(view.newcomer) and request.reusable_blocks:
         others = _settled(view, rank_indices)
     if others is not rank_indices:
         why = tuple(reason or HAD_ITS_SHARE * view.newcomer[place] for place, reason in enumerate(why))

@@ -27,7 +27,6 @@ from router.queue.headroom import BATCHED_TOKENS_DEFAULT
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
 
 
-_SPLITS = frozenset({"prefill", "decode"})
 _FIELD = "disaggregated_params"
 _PHASE_OF: dict[str, RequestPhase] = {
     "context_only": "prefill",
@@ -105,13 +104,6 @@ def _prefill_load(view: View) -> float:
 def _decode_load(view: View, place: int) -> float:
     total = view.registrations[place].total_kv_blocks
     return int(view.active_blocks[place]) / total if total else 0.0
-
-
-def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
-    """Return the first phase, for a fleet whose fit workers have these roles."""
-    if may_split and roles >= _SPLITS:
-        return "prefill"
-    return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
 def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:

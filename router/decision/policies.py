@@ -202,7 +202,7 @@ MODES: dict[str, Mode] = {
 
 def policy_for(policy: Policy, request: RouteRequest, modes: Mapping[str, Mode]) -> Policy:
     """Return the policy that chooses a worker for the request: that of its phase, by load for embeddings."""
-    of_phase = policy.of(request.phase)
+    of_phase = policy.of(request.phase) if request.phase in ("prefill", "decode") else policy
     if request.endpoint != "embeddings" or not modes[of_phase.mode].reads_overlap:
         return of_phase
     return _by_load(of_phase)

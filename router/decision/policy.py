@@ -19,7 +19,7 @@ Unmet = Literal["admit", "queue", "reject"]
 """What happens to a request if no rank is predicted to meet its latency targets."""
 
 
-class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
+class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Weights of the terms. What the defaults gain and cost: `docs/PERFORMANCE.md`, "The weights of mode kv-blocks"."""
 
     overlap_credit: float = 1.0
@@ -36,7 +36,7 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
     """kv: a first token as late as this counts twice."""
 
 
-class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Differences from the policy for one phase of a request; None: no difference. Fields of both classes here."""
 
     mode: str | None = None
@@ -57,7 +57,7 @@ DECODE_OVERRIDES = PhaseOverrides(overlap_credit=0.0)
 """The prompt's KV is transferred from another worker, whatever this one holds."""
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """How a router chooses: a mode and its parameters.
 
     `mode` is one of `policies.MODES`, or a user's, named `package.module:function` in the configuration.

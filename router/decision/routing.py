@@ -359,9 +359,9 @@ def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
     return Compared(
         rank=verdict.winner,
         epoch=verdict.epoch,
-        decision_id=verdict.decision_id,
+        decision_id=verdict.request.decision_id,
         block_size=block_size,
         held_tokens=verdict.overlap_blocks * block_size,
-        possible_tokens=max(verdict.expected_blocks, int(view.overlap[-1, at])) * block_size,
+        possible_tokens=max(verdict.expected_blocks, view.overlap.item(-1, at)) * block_size,
         reported_tokens=reported_tokens,
     )

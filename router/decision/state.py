@@ -210,9 +210,14 @@ class RouterState:
         self.ledger.apply(event, now_s, router)
 
     def _end(self, known: OutcomeKnown) -> None:
-        if known.is_unstreamed and not self.breakers.are_all_closed:
-            self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
-        self._go_on(known.ending, known.now_s)
+        lease_id, now_s = known.decision_id, known.now_s
+        if not self.breakers.are_all_closed:
+            if known.is_unstreamed:
+                self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
+            self.breakers.follow(known.ending, now_s)
+        self.predictions.end(lease_id)
+        self.affinity.end(lease_id, now_s)
+        self.ledger.end(lease_id)
         self.forecasts.ended(known)
         self.rates.ended(known)
 

@@ -126,8 +126,8 @@ class Ledger:
             Routed: self._book,
             FirstToken: lambda event, now_s, _: self._renew(event.lease_id, now_s, prefilled=True),
             Renewed: lambda event, now_s, _: self._renew(event.lease_id, now_s, prefilled=False),
-            Finished: lambda event, _, __: self._end(event.lease_id),
-            Cancelled: lambda event, _, __: self._end(event.lease_id),
+            Finished: lambda event, _, __: self.end(event.lease_id),
+            Cancelled: lambda event, _, __: self.end(event.lease_id),
             Expired: self._expire,
             Reconciled: lambda event, now_s, _: self._reconcile(event, now_s),
             Unreported: lambda event, _, __: self._unreport(WorkerRank(event.worker_id, event.dp_rank)),
@@ -138,7 +138,7 @@ class Ledger:
         self._folds[type(event)](event, now_s, origin)
 
     def _expire(self, event: Expired, _now_s: float, _origin: str) -> None:
-        is_ended = self._end(event.lease_id)
+        is_ended = self.end(event.lease_id)
         self._expired += is_ended and event.cause == "silence"
         self._corrected += is_ended and event.cause == "engine"
 
@@ -203,7 +203,8 @@ class Ledger:
         lease.expires_at_s = now_s + self._lease_s
         self._leases[lease_id] = lease
 
-    def _end(self, lease_id: str) -> bool:
+    def end(self, lease_id: str) -> bool:
+        """The lease is over, in whatever way; return whether it was known."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False

@@ -74,7 +74,7 @@ class Predictions:
             case FirstToken(lease_id=lease_id):
                 self._see(lease_id, now_s)
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
-                self._end(lease_id)
+                self.end(lease_id)
             case _:
                 pass
 
@@ -114,7 +114,8 @@ class Predictions:
             prediction.is_seen = True
             self._seen.append((now_s + SEEN_S, lease_id, prediction))
 
-    def _end(self, lease_id: str) -> None:
+    def end(self, lease_id: str) -> None:
+        """The lease is over, in whatever way."""
         prediction = self._predictions.pop(lease_id, None)
         if prediction is not None:
             life = prediction.life
@@ -131,14 +132,14 @@ class Predictions:
             if prediction.life.rank.worker_id == worker_id
         ]
         for lease_id in of_worker:
-            self._end(lease_id)
+            self.end(lease_id)
 
     def tick(self, now_s: float) -> None:
         """Drop expired predictions; answers do not change by that."""
         while self._seen and self._seen[0][0] <= now_s:
             _, lease_id, prediction = self._seen.popleft()
             if self._predictions.get(lease_id) is prediction:
-                self._end(lease_id)
+                self.end(lease_id)
 
     def is_empty(self) -> bool:
         """Whether no prediction is left, except for the times of first tokens."""

@@ -11,7 +11,7 @@ fit), its tokenizer and template are this router's. The events of a worker that 
 (parity); every field that differs is named.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -74,6 +74,8 @@ class Fleet:
     def __init__(self, text: TextDigests) -> None:
         self._text = text
         self._workers: dict[str, Worker] = {}
+        self.worker: Callable[[str], Worker | None] = self._workers.get
+        """Returns the worker of this id; None if it is unknown."""
         self._ranks = 0
         self._is_log_connected = True
         self.pairs = Pairs()
@@ -181,10 +183,6 @@ class Fleet:
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""
         yield from self._workers.values()
-
-    def worker(self, worker_id: str) -> Worker | None:
-        """Return the worker; None if it is unknown."""
-        return self._workers.get(worker_id)
 
     def models(self) -> tuple[str, ...]:
         """Return the names that requests may use, each once: of models, then of adapters."""

@@ -141,11 +141,10 @@ class ModelPrompts:
             EncodersBusy: too much text waits to be encoded.
         """
         finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
-        given = inbound.extension.token_data
-        if is_given(given):
+        if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
             work = partial(_of_token_data, inbound, finish)
             return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
-        if isinstance(inbound, ChatInbound | ResponsesInbound):
+        if isinstance(inbound, (ChatInbound, ResponsesInbound)):
             return self._chat(inbound, finish)
         assert isinstance(inbound, CompletionInbound)
         size_bytes = len(inbound.prompt)
@@ -196,8 +195,8 @@ class ModelPrompts:
         except HasImages:
             return self._pool.submit(lambda: self._with_images(inbound, messages, finish), size_bytes)
         known = self._cache.known(rendered)
-        encode = partial(self._encoded, tokenizer, rendered, known, finish)
-        return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
+        new_bytes = len(rendered) - (known.cut.at if known else 0)
+        return self._worked(lambda: self._encoded(tokenizer, rendered, known, finish), new_bytes)
 
     def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
         """Do all of `_chat` at once."""

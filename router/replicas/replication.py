@@ -102,12 +102,16 @@ class Replication:
             if type(event) is Routed and len(self._fresh) < PENDING_MAX:
                 self._fresh[event.lease_id] = event
                 return
-            if type(event) in _ENDINGS and self._fresh.pop(event.lease_id, None) is not None:
+            if type(event) in _ENDINGS and self.ended_unsent(event.lease_id):
                 return
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             self._fold_pending()
             self._seq += 1  # a message that is never sent: peers will detect that
+
+    def ended_unsent(self, lease_id: str) -> bool:
+        """A lease of this router is over; return whether no other router can have heard of it."""
+        return not self._peers and self._fresh.pop(lease_id, None) is not None
 
     def ended(self, lease_id: str) -> None:
         """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""

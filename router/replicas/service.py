@@ -91,7 +91,7 @@ class Replicas:
         if isinstance(what, Taken):
             self._begun(what.promise)
         elif isinstance(what, OutcomeKnown):
-            self._gone_on(what.ending)
+            self._ended(what)
         elif isinstance(what, LedgerApplied) and not what.router:
             self.tell(what.event)
 
@@ -107,6 +107,11 @@ class Replicas:
         if replication is not None:
             self._of_lease[routed.lease_id] = replication
             self._on_lease_event(replication, routed)
+
+    def _ended(self, known: OutcomeKnown) -> None:
+        replication = self._of_lease.pop(known.decision_id, None)
+        if replication is not None and not replication.ended_unsent(known.decision_id):
+            self._on_lease_event(replication, known.ending)
 
     def _gone_on(self, event: LeaseEvent) -> None:
         is_over = isinstance(event, ENDINGS)

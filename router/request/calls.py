@@ -51,7 +51,6 @@ _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 _TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
 _TRACE_BYTES_MAX = 1024
 """Longer trace headers are dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
-_PASSED_ON_NAMES = frozenset(_PASSED_ON)
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
 _DELTA = b'.delta"'
@@ -109,8 +108,7 @@ class Calls:
         if phase != "whole" and not is_given(inbound.disaggregated_params):
             text = _of_phase(text, phase, handoff or _NO_HANDOFF, registration.role)
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
-        if not _PASSED_ON_NAMES.isdisjoint(client):
-            headers += _passed_on(client)
+        headers += _passed_on(client)
         if registration.event_source in _ATTACHED and (replay_buffer is not None or progress is not None):
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
                 return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)

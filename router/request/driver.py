@@ -10,6 +10,7 @@ turn of the event loop in which it came.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import cast
 
 from router.request.bodies import BodyParser
 from router.request.events import (
@@ -45,6 +46,9 @@ from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.server.exchange import Exchange, OutboundCall, UpstreamStage
 from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
+
+_RARELY = frozenset({MakeRoute, Drop, FinishStream, Retry, Refuse, Reply, GiveUp})
+"""Commands that most requests do without; the others that `_perform` does not name are facts."""
 
 
 class RequestDriver(RequestReader):
@@ -145,10 +149,10 @@ class RequestDriver(RequestReader):
             return self._send(command)
         if type(command) is Relay:
             self._lines = b"" if command.is_aside else self._answer_lines(command)
-        elif isinstance(command, Record):
-            self._record(command)
-        else:
+        elif type(command) in _RARELY:
             self._perform_rarely(command)
+        else:
+            self._record(cast("Record", command))
         return None
 
     def _send(self, send: Send) -> Event | None:

@@ -130,7 +130,7 @@ class DecisionOnly(RequestReader):
     def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:
         serving = self._serving
         if prompt is not None:
-            serving.metrics.stage("tokenize", prompt_s)
+            serving.metrics.tokenized(prompt_s)
         route = serving.route_request(self.inbound, self.exchange.headers, prompt)
         plan = serving.plan(route, self.inbound)
         serving.placed(route, plan, self.inbound)

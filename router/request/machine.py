@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 _USAGE_BYTES = 4096
 Commands = tuple[Command, ...]
 _NOTHING: Commands = ()
+_QUEUE: Commands = (Queue(),)
+_DECIDE: Commands = (Decide(),)
 _GO_ON: Commands = (MakeRoute(), Decide())
 
 
@@ -126,13 +128,13 @@ class RequestMachine:
 
     def _parsed(self, event: Parsed) -> Commands:
         self.plan, self._inbound, self._isl_tokens = event.plan, event.inbound, event.isl_tokens
-        return (Queue(),) if self.plan.phase == "whole" else (MakeRoute(), Queue())
+        return _QUEUE if self.plan.phase == "whole" else (MakeRoute(), *_QUEUE)
 
     def _refused(self, event: Refused) -> Commands:
         return self._refuse(event.refusal)
 
     def _admitted(self, _event: Admitted) -> Commands:
-        return (Decide(),)
+        return _DECIDE
 
     def _not_chosen(self, event: NotChosen) -> Commands:
         plan = self.plan

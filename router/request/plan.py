@@ -28,6 +28,16 @@ Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "de
 REROUTES: tuple[Reroute, ...] = get_args(Reroute)
 
 
+_SPLITS = frozenset({"prefill", "decode"})
+
+
+def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
+    """Return the first phase, for a fleet whose fit workers have these roles."""
+    if may_split and roles >= _SPLITS:
+        return "prefill"
+    return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
+
+
 class Phases(ABC):
     """The phases of one request. Not shared: every event changes them."""
 

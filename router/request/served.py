@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from router.queue.gate import Ticket
 
 
+_ADMITTED = Admitted()
+
+
 class Served(RequestDriver):
     """One request of a client. `begin` starts it."""
 
@@ -106,7 +109,7 @@ class Served(RequestDriver):
     def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:
         serving, inbound = self.serving, self.inbound
         if prompt is not None:
-            serving.metrics.stage("tokenize", prompt_s)
+            serving.metrics.tokenized(prompt_s)
             if self._trace is not None:
                 self._trace.prompted(prompt_s)
         self._prompt = prompt
@@ -128,7 +131,7 @@ class Served(RequestDriver):
 
     def _admitted(self) -> None:
         self._waited()
-        self._feed_or_refuse(Admitted())
+        self._feed_or_refuse(_ADMITTED)
 
     def _turned_away(self, refusal: Refusal) -> None:
         self._waited()
@@ -225,9 +228,9 @@ class Served(RequestDriver):
     # ------------------------------------------------------------------------------------------- the records
 
     def _record(self, fact: Record) -> None:
-        if isinstance(fact, AttemptOver):
+        if type(fact) is AttemptOver:  # `isinstance` that is false takes 0.2 us for a Struct
             self._attempt_over(fact)
-        elif isinstance(fact, AnswerBegan):
+        elif type(fact) is AnswerBegan:
             attempt = of_rank(fact.attempt)
             attempt.lease.first_token()
             if self._trace is not None:
@@ -235,12 +238,12 @@ class Served(RequestDriver):
             if fact.is_first_token:
                 self._first_token(attempt, attempt.lease.first_byte_s)
             self.serving.admission.poke()
-        elif isinstance(fact, Answered):
+        elif type(fact) is Answered:
             attempt = of_rank(fact.attempt)
             if fact.is_first_token:
                 self._first_token(attempt, attempt.lease.ttft_s)
             self.serving.settled(attempt, fact.usage)
-        elif isinstance(fact, RequestOver):
+        elif type(fact) is RequestOver:
             self._request_over(fact)
         else:
             self._count(fact)

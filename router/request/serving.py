@@ -21,7 +21,7 @@ from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
 from router.admin.metrics import RequestMetrics
 from router.config import RouterSettings
-from router.decision.disaggregation import first_phase, placement, requested_phase
+from router.decision.disaggregation import placement, requested_phase
 from router.decision.eligibility import exclusion, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
@@ -36,7 +36,7 @@ from router.request import refusals
 from router.request.bodies import BodyParser
 from router.request.calls import Calls, wants_tokens
 from router.request.events import AttemptOver
-from router.request.plan import RequestPlan
+from router.request.plan import RequestPlan, first_phase
 from router.request.rank_attempt import RankAttempt
 from router.request.refusals import Refusal, RequestRejected
 from router.request.request_log import RequestLog
@@ -101,6 +101,11 @@ class Serving:
         self._worker_log = RateLimitedLog(_log, routing.clock)
         self.retry_after_s_max = settings.failures.retry_after_s_max
         self._conditional = settings.disaggregation.limits()
+        failures, disaggregation = settings.failures, settings.disaggregation
+        self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
+        self._retry_limit, self._migration_limit = failures.retry_limit, failures.migration_limit
+        self._migration_tokens_max = failures.migration_tokens_max
+        self._encodes_always = settings.tokens.always
         self._models: dict[str, _ResolvedModel] = {}
         self._recent, self._kept = recent, kept
         self._rank_lines: dict[WorkerRank, bytes] = {}
@@ -131,7 +136,7 @@ class Serving:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
         if endpoint == "embeddings":
             return None
-        if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
+        if not (state.modes[state.policy.mode].reads_overlap or self._encodes_always):
             return None
         return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
 
@@ -187,24 +192,24 @@ class Serving:
 
         Without `is_sent_here` a gateway sends the request: once, and to one worker.
         """
-        failures, disaggregation = self._settings.failures, self._settings.disaggregation
-        retry_limit = failures.retry_limit if is_sent_here else 0
+        retry_limit = self._retry_limit if is_sent_here else 0
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
             return RequestPlan("whole", retry_limit=retry_limit)
         has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
         if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
-            phase = requested_phase(bytes(params), accepted=disaggregation.accept_params)
+            phase = requested_phase(bytes(params), accepted=self._accepts_params)
             return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
         now_s = self.routing.clock.now()
         roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
         is_one = inbound.n in (None, 1)
-        goes_on = inbound.limit_tokens != 1  # for one token no decode worker would fetch the KV
-        is_long = route.isl_tokens > failures.migration_tokens_max
-        is_movable = is_sent_here and inbound.stream and is_one and not is_long and not inbound.is_guided
+        goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
+        may_split = is_sent_here and self._splits_prompts and is_one and goes_on
+        is_short = route.isl_tokens <= self._migration_tokens_max
+        is_movable = is_sent_here and inbound.stream and is_one and is_short and not inbound.is_guided
         return RequestPlan(
-            first_phase(roles, may_split=is_sent_here and disaggregation.enabled and is_one and goes_on),
+            first_phase(roles, may_split=may_split),
             retry_limit=retry_limit,
-            migration_limit=failures.migration_limit if is_movable else 0,
+            migration_limit=self._migration_limit if is_movable else 0,
         )
 
     def new_replay_buffer(self, headers: Headers) -> StreamReplayBuffer:

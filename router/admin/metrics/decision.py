@@ -35,6 +35,10 @@ class DecisionMetrics:
     def __init__(self, modes: tuple[str, ...]) -> None:
         self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
         self.parse = self._stages["parse"]
+        self.tokenized = self._stages["tokenize"].observe
+        """A prompt was read in this many seconds."""
+        self.hashed = self._stages["hash"].observe
+        """A prompt's blocks were hashed in this many seconds; from any thread."""
         self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
         self._decisions = {at: Count() for at in product(modes, REASONS)}
         self._margin = Distribution(_BLOCKS)
@@ -51,10 +55,6 @@ class DecisionMetrics:
     def distributions(self) -> tuple[Distribution, ...]:
         """Distributions with observations to be settled."""
         return (*self._stages.values(), self._margin, self._margin_s, self._regret)
-
-    def stage(self, stage: str, seconds: float) -> None:
-        """Record the duration of one stage of a decision."""
-        self._stages[stage].observe(seconds)
 
     def chosen(self, match_s: float, choose_s: float) -> None:
         """Record the durations of a decision's last two stages."""

@@ -1,6 +1,6 @@
 """Metrics of requests, from their head to their last byte.
 
-begin -> parsed -> stage... -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
+begin -> parsed -> tokenized, hashed -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
 rejected, retried, worker_failed, fallback: wherever it happens
 """
 
@@ -56,8 +56,8 @@ class RequestMetrics:
         self._streams_lost = Counter(dict.fromkeys(STREAM_LOSSES, 0))
         self._decisions = DecisionMetrics(modes)
         self._workers = WorkerMetrics(state.fleet)
-        self.stage = self._decisions.stage
-        self._parse = self._decisions.parse
+        self.tokenized, self.hashed = self._decisions.tokenized, self._decisions.hashed
+        self._parse, self._parsed = self._decisions.parse, 0
         self.chosen = self._decisions.chosen
         self.decided = self._decisions.decided
         self.fallback = self._decisions.fallback
@@ -74,7 +74,8 @@ class RequestMetrics:
     def parsed(self, seconds: float) -> None:
         """A request was read in this time. Every request begins so: pending observations are settled here."""
         self._parse.observe(seconds)
-        if len(self._parse) >= _WAITING_MAX:
+        self._parsed += 1
+        if self._parsed % _WAITING_MAX == 0:
             for each in self._distributions():
                 each.settle()
 

@@ -368,11 +368,11 @@ class BooksTwice(Ledger):
 class KeepsTokens(Ledger):
     """A request that ends before its first token leaves its tokens behind."""
 
-    def _end(self, lease_id: str) -> bool:
+    def end(self, lease_id: str) -> bool:
         lease = self._leases.get(lease_id)
         if lease is not None:
             lease.at.queued_tokens += lease.uncached_tokens
-        return super()._end(lease_id)
+        return super().end(lease_id)
 
 
 class ReturnsTokensTwice(Ledger):

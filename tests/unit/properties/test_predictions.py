@@ -159,7 +159,7 @@ def test_without_a_planted_bug_the_script_passes() -> None:
     [
         (chains, "shared_blocks", lambda stretch, other, at: min(len(stretch), len(other) - 8 * at) // 8),
         (predictions, "SEEN_S", 0.5),
-        (Predictions, "_end", lambda _self, _lease_id: None),
+        (Predictions, "end", lambda _self, _lease_id: None),
         (Predictions, "_see", lambda _self, _lease_id, _now_s: None),
     ],
     ids=["forks overlooked", "over too soon", "endings overlooked", "first tokens overlooked"],

@@ -12,12 +12,12 @@ from router.decision.disaggregation import (
     ConditionalLimits,
     ConditionalPolicy,
     Placement,
-    first_phase,
     placement,
     requested_phase,
 )
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.verdict import taken
+from router.request.plan import first_phase
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
 
 ISL = 4096

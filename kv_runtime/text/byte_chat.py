@@ -1,0 +1,60 @@
+"""The chat template of the model "byte": a chat as pieces, each a mark and the text after it, and as packed token ids.
+
+[<|tools|> json <|end|>]  { <|role|> content [<|calls|> json] <|end|> }  [<|assistant|>]
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kv_runtime.text.chat_messages import blame_characters, checked_messages, checked_unicode
+
+BYTE_IDS = 256
+"""Ids below are UTF-8 bytes; those from here on are marks."""
+ROLE_MARKS = {
+    "system": "<|system|>",
+    "developer": "<|system|>",  # OpenAI's newer name
+    "user": "<|user|>",
+    "assistant": "<|assistant|>",
+    "tool": "<|tool|>",
+}
+END, TOOLS, CALLS = "<|end|>", "<|tools|>", "<|calls|>"
+MARKS = (*dict.fromkeys(ROLE_MARKS.values()), END, TOOLS, CALLS)
+_PACKED_MARKS = {mark: (BYTE_IDS + at).to_bytes(4, "little") for at, mark in enumerate(MARKS)}
+
+
+def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return pairs of a mark and the text after it; raise `TextError`."""
+    checked = checked_messages(messages)
+    blame_characters(checked)
+    tools, continues = options.get("tools"), options.get("continue_final_message", False)
+    found = [(TOOLS, _json("tools", tools)), (END, "")] if tools else []
+    for index, message in enumerate(checked):
+        found.append((ROLE_MARKS[message["role"]], message["content"] or ""))
+        if message.get("tool_calls"):
+            found.append((CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
+        found.append((END, ""))
+    if options.get("add_generation_prompt", not continues):
+        found.append((ROLE_MARKS["assistant"], ""))
+    elif continues:
+        found.pop()
+    return found
+
+
+def packed(found: list[tuple[str, str]]) -> bytes:
+    """Return the ids of the pieces, packed."""
+    ids: list[bytes] = []
+    for mark, text in found:
+        ids.append(_PACKED_MARKS[mark])
+        if text:
+            ids.append(packed_bytes(text))
+    return b"".join(ids)
+
+
+def packed_bytes(text: str) -> bytes:
+    """Return the bytes of the text in UTF-8 as ids, packed: the numbers of its characters, if all are ASCII."""
+    return (text if text.isascii() else text.encode().decode("latin-1")).encode("utf-32-le")
+
+
+def _json(field: str, value: object) -> str:
+    return checked_unicode(field, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
