@@ -23,7 +23,7 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo --observe
 
-test: native lint imports  ## lint, types, import contracts, tests (about 5 minutes on 2 cores)
+test: native lint imports  ## lint, types, import contracts, tests (about 10 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types unit
 
 ## Slower suites
@@ -53,7 +53,10 @@ system: $(READY)  ## real servers and sockets, fleets of real processes, command
 	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile tests/system/integration tests/system/e2e
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
-WHEEL_PATHS := tests/unit/properties tests/unit/router/http $(patsubst %,tests/unit/router/test_%.py,approximate data_plane \
+WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,affinity approximate breakers chains \
+  costs_differential http_against_h11 journal_bounds ledger load_table_differential named_tuples_differential newcomers \
+  overlap_columns planner predictions prefix_encoding replay replay_from_checkpoints replication request_queue \
+  routed_tree_differential savings_from_journals text_prefix top_rows view_cache) $(patsubst %,tests/unit/router/test_%.py,approximate data_plane \
   decide disaggregated garbage herding ledger picker_server pools_selection rates request_machine responses routing state time_cost \
   tracing trust) $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
   bad_input endpoint_picker journal_commands journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses \
@@ -162,7 +165,7 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
 # with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
 $(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py) router/web/assets/*)
-	@echo "building a wheel (some minutes) ..."
+	@echo "building a wheel (about five minutes) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build
 	@$(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) . > $(WHEEL)/build.log 2>&1 || { tail -40 $(WHEEL)/build.log; exit 1; }

@@ -23,9 +23,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    def now(self) -> float:
-        """Return the monotonic clock's seconds."""
-        return monotonic()
+    def __init__(self) -> None:
+        self.now = monotonic
+        """Returns the monotonic clock's seconds."""
 
     def wall_ns(self) -> int:
         """Return the system clock's nanoseconds since 1970."""

@@ -1,14 +1,15 @@
 """Runs the queue (`admission.py`) with the router's clock and callbacks.
 
-    ask     with headroom, and no request waiting for it, `admitted` is called before `ask` returns. Otherwise
-            `admitted` or `refused` is called once, later, from `poke` or `run`; if the queue is full, `refused` is
-            called at once. After `cancel` neither is called
+    admits  whether the request goes on at once: there is headroom, and no request waits for it
+    wait    for a request that does not: `admitted` or `refused` is called once, later, from `poke` or `run`; if the
+            queue is full, `refused` is called at once. After `cancel` neither is called
     poke    load fell, or a worker came back: requests that fit now are admitted
     run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
             `poke` announced
 
-`admitted` decides, and promises the work, before it returns (`Routing.take`): the headroom of the next request depends
-on it. So a queued request is placed by the index and the load at the time of its admission.
+A request that is admitted, at once or by `admitted`, is decided, and its work promised (`Routing.take`), before the
+next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
+of its admission.
 
 Headroom is what the threshold leaves (`headroom.py`), and, if the policy's `unmet` is `queue`, a rank that is predicted
 to meet the request's targets.
@@ -192,14 +193,18 @@ class Admission:
         """Return the clock's time."""
         return self._clock.now()
 
-    def ask(
+    def admits(self, request: RouteRequest) -> bool:
+        """Return whether the request goes on at once; else it is to `wait`."""
+        return self._is_first(request) and self._headroom.has_headroom(request)
+
+    def _is_first(self, request: RouteRequest) -> bool:
+        return not (self._tickets and self._queue.is_waited_for(request))
+
+    def wait(
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
         """Return the ticket of a waiting request; None if a callback was called already."""
-        is_first = not (self._tickets and self._queue.is_waited_for(request))
-        if is_first and self._headroom.has_headroom(request):
-            admitted()
-            return None
+        is_first = self._is_first(request)
         placed = self._queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, QueueRefusal):
             refused(_refusal(placed))

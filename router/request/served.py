@@ -126,7 +126,10 @@ class Served(RequestDriver):
         return self.serving.plan(route, self.inbound)
 
     def _queue(self) -> Event | None:
-        self._ticket = self.serving.admission.ask(self.route, self._admitted, self._turned_away)
+        admission = self.serving.admission
+        if admission.admits(self.route):
+            return _ADMITTED
+        self._ticket = admission.wait(self.route, self._admitted, self._turned_away)
         return None
 
     def _admitted(self) -> None:

@@ -1,6 +1,7 @@
 """Callbacks: each request is admitted or refused once, in its turn, or neither after it was cancelled."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ class Seats:
         return request.isl_tokens
 
 
+def asked(
+    admission: Admission, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
+) -> Ticket | None:
+    """Admit the request at once, or have it wait, as a request's driver does."""
+    if admission.admits(request):
+        admitted()
+        return None
+    return admission.wait(request, admitted, refused)
+
+
 class Door:
     """An admission, the seats behind it, and the outcome of each request."""
 
@@ -46,7 +57,7 @@ class Door:
         def on_refused(refusal: Refusal) -> None:
             self.refused[name] = refusal
 
-        return self.admission.ask(route(request_id=name, **fields), on_admitted, on_refused)
+        return asked(self.admission, route(request_id=name, **fields), on_admitted, on_refused)
 
     def clock_to(self, now_s: float) -> None:
         asyncio.run(self.clock.advance(now_s - self.clock.now()))
@@ -112,7 +123,7 @@ def test_a_callback_that_frees_a_seat_lets_the_next_on_after_it_returned() -> No
         return on_admitted
 
     for name in "ab":
-        door.admission.ask(route(request_id=name), passing(name), lambda _: None)
+        asked(door.admission, route(request_id=name), passing(name), lambda _: None)
     door.leave()
     assert order == ["a begins", "a ends", "b begins", "b ends"]
 
@@ -268,7 +279,7 @@ def test_a_request_that_waited_is_placed_by_the_load_at_its_admission() -> None:
         bench.routing.take(verdict)
 
     for _ in range(2):
-        admission.ask(route(65, sequence_hashes=b""), admitted, lambda _: None)
+        asked(admission, route(65, sequence_hashes=b""), admitted, lambda _: None)
     assert winners == []
     running.end("ok")
     admission.poke()
