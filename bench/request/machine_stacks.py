@@ -1,7 +1,7 @@
 """Moments of a compiled router: stacks of machine code that `perf` samples, with the functions that mypyc made of ours.
 
-mypyc names the machine code of `package.module:Class.function` `CPyDef_module___Class___function`. Functions that are
-still interpreted have no symbol: they count to the compiled function that calls them, or to no stage.
+mypyc names the machine code of `package.module:Class.function` `CPyDef_package___module___Class___function`. Functions
+that are still interpreted have no symbol: they count to the compiled function that calls them, or to no stage.
 """
 
 import re
@@ -18,10 +18,10 @@ _STACK_BYTES = 16_384
 _LOOP = "uv_run"
 """libuv's loop: what is outside of it is the same for every moment."""
 _INTERPRETER = "_PyEval_EvalFrameDefault"
-_OURS = re.compile(r"CPy(?:Def|Py)_(.+?)___(.+)")
 _WRITE = re.compile(r"__pyx_\w+UVStream_\w*write(?:lines)?")
 _WRITING = STAGES[WRITES][0]
-_MODULES = {name.rpartition(".")[2]: name for name in MODULES}
+_MODULES = {name.replace(".", "___"): name for name in MODULES}
+_OURS = re.compile(rf"CPy(?:Def|Py)_({'|'.join(sorted(_MODULES, key=len, reverse=True))})___(.+)")
 
 
 async def machine_moments(pid: int, directory: Path, work: Callable[[], Awaitable[float]]) -> list[Moment]:
@@ -63,6 +63,4 @@ def place_of(symbol: str) -> str | None:
     if _WRITE.fullmatch(symbol):
         return _WRITING
     found = _OURS.fullmatch(symbol)
-    if found is None or found[1] not in _MODULES:
-        return None
-    return f"{_MODULES[found[1]]}:{found[2].replace('___', '.', 1)}"
+    return None if found is None else f"{_MODULES[found[1]]}:{found[2].replace('___', '.', 1)}"

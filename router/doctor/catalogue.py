@@ -162,7 +162,7 @@ _PARITY: _Entries = {
     "version.engine": (
         "warning",
         "engines of several versions may answer, reuse blocks and hand over KV differently",
-        "finish the update; until then, keep prefill and decode of one version in a `transfer_domain` of their own",
+        "finish the update; until then, give prefill and decode of one version a `worker.transfer_domain` of their own",
     ),
     "version.range": (
         "warning",
@@ -214,12 +214,12 @@ _PAIRS: _Entries = {
     "pair.prefill_domain": (
         "error",
         "no decode worker can fetch what it computes: requests that it prefills are refused or computed again",
-        "start decode workers in its `transfer_domain`, or give it the domain of the existing ones",
+        "start decode workers in its `worker.transfer_domain`, or give it the domain of the existing ones",
     ),
     "pair.decode_domain": (
         "warning",
         "no prefill worker's KV reaches it: it decodes only what it computes itself, mostly nothing",
-        "start prefill workers in its `transfer_domain`, or give it the domain of the existing ones",
+        "start prefill workers in its `worker.transfer_domain`, or give it the domain of the existing ones",
     ),
 }
 _EVENTS: _Entries = {

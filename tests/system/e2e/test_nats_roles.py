@@ -122,6 +122,9 @@ async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(
                 ("indexer", {0}, ("at", "--time", "0")),
                 ("indexer", {0}, ("dump", "--snapshot", "newest", "--out", str(tmp_path / "blocks"))),
                 ("router", {0}, ("replay",)),
+                ("router", {0}, ("report", "--journal")),
+                ("router", {0}, ("explain", "--last", "--journal")),
+                ("router", {0, 1}, ("what-if", "--modes", "round-robin", "--requests", "10")),
                 ("router", {0, 1}, ("doctor", "--router", control_url, "--data", data_url)),
             ]
             for module, expected, look in looks:

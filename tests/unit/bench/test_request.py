@@ -234,10 +234,10 @@ def test_the_json_has_every_cell_and_the_lines_the_machine() -> None:
 @pytest.mark.parametrize(
     ("symbol", "place"),
     [
-        ("CPyDef_ledger___Ledger___apply", "router.fleet.ledger:Ledger.apply"),
-        ("CPyPy_relay___ResponseRelay____begin", "router.server.relay:ResponseRelay._begin"),
-        ("CPyDef_decide___decide", "router.decision.decide:decide"),
-        ("CPyDef_state____x", "router.decision.state:_x"),
+        ("CPyDef_router___fleet___ledger___Ledger___apply", "router.fleet.ledger:Ledger.apply"),
+        ("CPyPy_router___server___relay___ResponseRelay____begin", "router.server.relay:ResponseRelay._begin"),
+        ("CPyDef_router___decision___decide___decide", "router.decision.decide:decide"),
+        ("CPyDef_router___decision___state____x", "router.decision.state:_x"),
         ("__pyx_pw_6uvloop_4loop_8UVStream_5write", WRITE),
         ("__pyx_f_6uvloop_4loop_8UVStream__exec_write", WRITE),
         ("__pyx_pw_6uvloop_4loop_8UVStream_7writelines", WRITE),
@@ -253,8 +253,19 @@ def test_machine_code_has_the_place_of_its_function(symbol: str, place: str | No
 
 def test_stacks_of_machine_code_are_moments() -> None:
     stacks = [
-        ["tcp_sendmsg", "__pyx_f_6uvloop_4loop_8UVStream_write", "CPyDef_upstream___WorkerConnection___send", "uv_run"],
-        ["PyDict_SetItem", "CPyDef_routing___Lease___end", "_PyEval_EvalFrameDefault", "uv_run", "CPyDef_names___x"],
+        [
+            "tcp_sendmsg",
+            "__pyx_f_6uvloop_4loop_8UVStream_write",
+            "CPyDef_router___server___upstream___WorkerConnection___send",
+            "uv_run",
+        ],
+        [
+            "PyDict_SetItem",
+            "CPyDef_router___decision___routing___Lease___end",
+            "_PyEval_EvalFrameDefault",
+            "uv_run",
+            "CPyDef_router___names___x",
+        ],
         ["epoll_wait", "uv_run", "_PyEval_EvalFrameDefault"],
         ["__pyx_f_6uvloop_4loop_8UVStream_write", "_PyEval_EvalFrameDefault", "uv_run"],
     ]
