@@ -56,11 +56,11 @@ system: $(READY)  ## real servers and sockets, fleets of real processes, command
 WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,affinity approximate breakers chains \
   costs_differential http_against_h11 journal_bounds ledger load_table_differential named_tuples_differential newcomers \
   overlap_columns planner predictions prefix_encoding replay replay_from_checkpoints replication request_queue \
-  routed_tree_differential savings_from_journals text_prefix top_rows view_cache) $(patsubst %,tests/unit/router/test_%.py,approximate data_plane \
-  decide disaggregated garbage herding ledger picker_server pools_selection rates request_machine responses routing state time_cost \
-  tracing trust) $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
-  bad_input endpoint_picker journal_commands journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses \
-  processes report_command responses_and_embeddings what_if_commands worker_death wrong_predictions)
+  routed_tree_differential savings_from_journals text_prefix top_rows view_cache) \
+  $(patsubst %,tests/unit/router/test_%.py,approximate data_plane decide disaggregated garbage herding ledger picker_server \
+  pools_selection rates request_machine responses routing state time_cost tracing trust) \
+  $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death bad_input endpoint_picker journal_commands \
+  journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings what_if_commands worker_death wrong_predictions)
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests

@@ -183,6 +183,7 @@ class EmbeddedIndex:
             told=None if self._shared is None else StatusWriter(self._shared),
         )
         self.columns, self.overlap = self._fold.columns, self._fold.overlap
+        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)

@@ -55,7 +55,7 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     @property
     def reusable_hashes(self) -> bytes:
         """The hashes to look up in the index, packed."""
-        return self.sequence_hashes[: max(0, self.isl_tokens - 1) // self.block_size * BLOCK_BYTES]
+        return self.sequence_hashes[: self.reusable_blocks * BLOCK_BYTES]
 
 
 class OverlapAnswer(Protocol):
