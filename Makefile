@@ -60,7 +60,8 @@ WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.
   $(patsubst %,tests/unit/router/test_%.py,approximate data_plane decide disaggregated garbage herding ledger picker_server \
   pools_selection rates request_machine responses routing state time_cost tracing trust) \
   $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death bad_input endpoint_picker journal_commands \
-  journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings what_if_commands worker_death wrong_predictions)
+  journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings \
+  what_if_commands worker_death wrong_predictions)
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
