@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
-from kv_protocol.ledger import Cancelled, FirstToken, LedgerEvent
+from kv_protocol.ledger import FirstToken, LedgerEvent
 from router.fleet.ledger import Ledger
 from tests.simulation.planted import Planted
 
@@ -37,12 +37,11 @@ def deletes_the_newest(
     return msgspec.structs.replace(planned, delete=tuple(names[1:]))
 
 
-class LeaksCancelled(Ledger):
-    """Keeps the lease of a client that went away."""
+class LeaksEnded(Ledger):
+    """Keeps the lease of a request that ended."""
 
-    def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
-        if not isinstance(event, Cancelled):
-            super().apply(event, now_s, origin)
+    def end(self, lease_id: str) -> bool:
+        return lease_id in self._leases
 
 
 class LeaksPrefill(Ledger):
@@ -63,6 +62,6 @@ PLANTED = (
     Planted(PLAN, purges_before_snapshots, "calm", 20),
     Planted(PLAN, purges_one_too_many, "calm", 20),
     Planted(PLAN, deletes_the_newest, "calm", 20),
-    Planted(LEDGER, LeaksCancelled, "faulty", 20),
+    Planted(LEDGER, LeaksEnded, "faulty", 20),
     Planted(LEDGER, LeaksPrefill, "faulty", 20),
 )
