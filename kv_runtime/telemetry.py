@@ -206,7 +206,7 @@ class Distribution:
     """A histogram of observations. `observe` is an append, cheap and thread-safe.
 
     `settle` sorts new observations into buckets; reading calls it, too. Only one thread may call it. An owner that is
-    rarely read calls it now and then: `len` is the number of observations that wait.
+    rarely read calls it now and then.
 
     `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last count, those above every bound.
     `exemplars` are the newest traced observation of a bucket, by `i`.
@@ -226,9 +226,6 @@ class Distribution:
     def exemplify(self, seen: float, labels: dict[str, str]) -> None:
         """Say which trace an observation belongs to; it was or will be observed, too."""
         self.exemplars[bisect_left(self.bounds, seen)] = Exemplar(labels, seen)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def settle(self) -> None:
         """Sort all waiting observations into buckets."""

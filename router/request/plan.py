@@ -32,7 +32,7 @@ _SPLITS = frozenset({"prefill", "decode"})
 
 
 def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
-    """Return the first phase, for a fleet whose fit workers have these roles."""
+    """Return the first phase; `roles` are those of the workers that are fit."""
     if may_split and roles >= _SPLITS:
         return "prefill"
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
