@@ -408,6 +408,36 @@ async def test_redirects_are_not_followed(plane: Plane) -> None:
         assert secret.received == []
 
 
+FORGED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 6\r\n\r\nforged"
+WHOLE = completion()
+ANSWERS = {
+    "whole": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE),
+    "chunked": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    + chunked(WHOLE)
+    + chunked(b""),
+    "stream": STREAM_HEAD + chunked(event()) + chunked(DONE) + chunked(b""),
+    "refusal": b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_bytes_behind_an_answer_are_no_part_of_the_next_one(plane: Plane, kind: str) -> None:
+    connections = list[Exchange]()
+
+    async def answers_too_much(exchange: Exchange) -> None:
+        connections.append(exchange)
+        await exchange.send(ANSWERS[kind] + FORGED)
+
+    async with Upstream(answers_too_much) as worker:
+        plane.join("w0", worker.base_url)
+        for sent in (1, 2):
+            answer = await plane.post({"stream": kind == "stream"})
+            assert b"forged" not in answer.body
+            assert len(connections) == sent
+        assert connections[0] is not connections[1], "the connection was used again"
+
+
 # ---------------------------------------------------------------- after the first byte: no retry
 
 
