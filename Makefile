@@ -8,8 +8,10 @@ FLOORS  := build/floors
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
+unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
+
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci lint types imports unit system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +25,14 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo --observe
 
-test: native lint imports  ## lint, types, import contracts, tests (about 10 minutes on 2 cores)
+test: native lint imports  ## lint, types, import contracts, tests (4 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types unit
 
+ci: test system main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
+	@$(MAKE) --no-print-directory compiled WHEEL=build/quick-wheel MYPYC_OPT_LEVEL=0
+
 ## Slower suites
-ci: test system compiled floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## make test, then the slower suites
+nightly: test searches system compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## everything
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,18 +44,16 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-# The main paths of the system; the rest runs in `make system` and `make simulation`.
-MAIN_PATHS := $(addprefix tests/system/,dashboards integration/test_agent_api.py \
-  integration/test_history.py::test_a_planted_bug_is_seen \
-  $(addprefix e2e/test_,overlap_is_what_the_worker_reuses.py openai_sdk.py \
-  $(addprefix check_capture.py::test_,an_index_that_ignores_removals_is_found_out \
-  a_stream_that_loses_an_event_without_a_gap_is_found_out a_twin_that_skips_frames_is_found_out)))
-
+EVERY_DAY := -m 'not slow and not planted' --dist loadfile
 unit: $(READY)  # more processes than cores of a small machine: tests wait, too
-	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile tests/unit tests/contract tests/simulation $(MAIN_PATHS)
+	$(BIN)/python -m pytest $(EVERY_DAY) -n 3 --ignore=tests/unit/bench tests/unit tests/contract tests/simulation tests/system/dashboards
+
+searches: $(READY)  ## all examples of all searches, the planted bugs that harnesses must find, the tests of the benches
+	$(BIN)/python -m pytest --hypothesis-profile default -m 'not slow' -n 3 --dist loadfile \
+	  tests/unit tests/contract tests/simulation tests/system/integration/test_history.py tests/system/e2e/test_check_capture.py
 
 system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
-	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile tests/system/integration tests/system/e2e
+	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
 WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,affinity approximate breakers chains \
@@ -59,13 +62,14 @@ WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.
   routed_tree_differential savings_from_journals text_prefix top_rows view_cache) \
   $(patsubst %,tests/unit/router/test_%.py,approximate data_plane decide disaggregated garbage herding ledger picker_server \
   pools_selection rates request_machine responses routing state time_cost tracing trust) \
-  $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death bad_input endpoint_picker journal_commands \
-  journal_survives_long_prompts openai_sdk overlap_is_what_the_worker_reuses processes report_command responses_and_embeddings \
-  what_if_commands worker_death wrong_predictions)
+  $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death journal_commands openai_sdk overlap_is_what_the_worker_reuses \
+  worker_death)
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not interpreted' -n 4 --dist loadfile $(WHEEL_PATHS)
+	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not planted and not interpreted' -n 4 --dist loadfile $(WHEEL_PATHS)
+
+install: $(WHEEL)/.ready  ## the wheel where there is no compiler, and without extras
 	$(BIN)/python -m pytest -m slow tests/system/install
 
 # The wheel, and tests of the agent, in an environment of their own. 1: its name, 2: what else is installed in it, 3: tests
@@ -95,6 +99,10 @@ simulation: $(READY) prometheus browser deploy-tools  ## 100 more seeds; dashboa
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) --from $(or $(FROM),0)
+
+MAIN_FAULTS := $(patsubst %,tests/system/faults/test_%.py,process_faults server_faults hop_a_faults routers_share_a_port)
+main-faults: $(READY)
+	$(BIN)/python -m pytest $(EVERY_DAY) -n 2 $(MAIN_FAULTS)
 
 faults: $(READY)  ## faults on real servers, and how long it takes to be right again (build/faults.md)
 	$(BIN)/python -m pytest tests/system/faults --faults-report build/faults.md

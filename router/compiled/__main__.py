@@ -38,7 +38,7 @@ def build(libraries: Path, scratch: Path) -> None:
     requests = [source for source in sources.values() if source not in decisions]
     extensions = mypycify(
         [*_MYPY_OPTIONS, *sources.values()],
-        opt_level="2",  # 3 takes twice as long to compile, and was not faster
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "2"),  # 3 takes twice as long to compile, and was not faster
         debug_level="0",
         target_dir=str(scratch),
         separate=[(requests, "kv_router_requests"), (decisions, "kv_router_decisions")],

@@ -316,6 +316,7 @@ PLANTED: list[tuple[Callable[[Role], Simulator], Fact]] = [
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("make", "fact"), PLANTED)
+@pytest.mark.planted
 async def test_the_suite_fails_on_a_planted_bug(
     make: Callable[[Role], Simulator], fact: Fact, trtllm: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

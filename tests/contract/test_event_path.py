@@ -193,6 +193,7 @@ def batches_are_not_numbered(path: Consolidator, batch: EngineBatch, origin: Ori
         ("on_batch", batches_are_not_numbered),
     ],
 )
+@pytest.mark.planted
 async def test_the_suite_fails_on_a_planted_bug(
     name: str, bug: Callable[..., None], broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,7 @@ class Crashes(NativeIndex):
         (Crashes, "^ends with exit code 11$"),
     ],
 )
+@pytest.mark.planted
 def test_a_wrong_index_is_found_by_threads(bug: MakeNative, expected: str) -> None:
     found = problems(bug, seed=0, end_s=3.0 if bug is NeverLetsGo else END_S)
     assert any(re.search(expected, problem) for problem in found), found

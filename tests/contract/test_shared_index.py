@@ -253,6 +253,7 @@ def half_a_change_is_seen() -> list[str]:
     return no_reader_sees_half_a_change(depths=3)  # however seldom the writer runs beside the readers
 
 
+@pytest.mark.planted
 def test_a_change_in_two_steps_is_found() -> None:
     assert any("a reader saw" in problem for problem in problems(half_a_change_is_seen))
 

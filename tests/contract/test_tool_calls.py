@@ -86,6 +86,7 @@ def test_spoilt_answers_are_read_alike_however_they_are_cut(case: Case) -> None:
     ],
     ids=["a marker cut in two is missed", "the end of a chunk is the end", "quotes hide nothing", "content is lost"],
 )
+@pytest.mark.planted
 def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, planted: Any) -> None:
     plant(owner, name, planted, monkeypatch)
     seen = []

@@ -203,6 +203,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Fact, str]] = [
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("plant", "fact", "why"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
+@pytest.mark.planted
 async def test_the_suite_fails_on_a_planted_bug(
     plant: Callable[[Patch], None], fact: Fact, why: str, ground: Ground, monkeypatch: Patch
 ) -> None:

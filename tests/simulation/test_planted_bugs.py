@@ -26,6 +26,7 @@ def is_found(world: World) -> bool:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=[planted.name for planted in PLANTED])
+@pytest.mark.planted
 def test_the_simulation_fails_on_a_planted_bug(
     planted: Planted, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:

@@ -61,5 +61,6 @@ def test_the_same_index_agrees_with_itself(fuzzer: str) -> None:
         ("restore", KeepsWhatItHad),
     ],
 )
+@pytest.mark.planted
 def test_a_wrong_index_is_found(fuzzer: str, wrong: MakeIndex) -> None:
     assert any(differences(fuzzer, data, ReferenceIndex, wrong) for data in inputs(fuzzer))

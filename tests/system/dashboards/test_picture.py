@@ -23,6 +23,7 @@ def size_of(picture: bytes) -> tuple[int, int]:
     return Image.open(io.BytesIO(picture)).size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARD_NAMES)
 def test_every_panel_of_every_dashboard_can_be_drawn(name: str) -> None:
     drawn, empty = picture(board(name), answers(name))

@@ -328,6 +328,7 @@ class IgnoresRemovals(ReferenceIndex):
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.planted
 def test_an_index_that_ignores_removals_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexer.embedded.make_index", lambda _: ("python", IgnoresRemovals()))
     with pytest.raises(PipeDiffers, match="lacks 0 blocks and has"):
@@ -335,6 +336,7 @@ def test_an_index_that_ignores_removals_is_found_out(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.planted
 def test_a_stream_that_loses_an_event_without_a_gap_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     add, added = Outbox.add, iter(range(1_000_000))
     monkeypatch.setattr(
@@ -345,6 +347,7 @@ def test_a_stream_that_loses_an_event_without_a_gap_is_found_out(monkeypatch: py
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.planted
 def test_a_twin_that_skips_frames_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Twin.steps
     monkeypatch.setattr(Twin, "steps", lambda self, frame: steps(self, frame) if frame.sequence != 50 else iter(()))

@@ -259,6 +259,7 @@ def begin_one_behind_the_snapshot(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("plant", [ignore_snapshots, miss_a_message, begin_one_behind_the_snapshot])
+@pytest.mark.planted
 async def test_a_planted_bug_is_seen(
     told: Told, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

@@ -18,6 +18,7 @@ from bench.fidelity.closed_loop import (
     Uniform,
 )
 from bench.fidelity.recording import Answered, Recording, Session
+from tests.support.amount import examples
 from tests.unit.bench.fleets import SESSIONS, recording
 from worker_agent.engines.simulated.scheduling import TRTLLM
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
@@ -72,7 +73,7 @@ sessions = st.lists(
 ).filter(lambda planned: any(each.added_tokens for each in planned))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(sessions, st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 4), st.integers(1, 9), st.integers(0, 3))
 def test_every_turn_of_every_session_is_sent_once_and_in_order(
     planned: list[Session], policy: str, workers: int, concurrency: int, seed: int
@@ -99,6 +100,7 @@ class LastSessionFirst(ClosedLoop):
 
 
 @pytest.mark.parametrize("broken", [LosesATurn, BeginsOneTooMany, LastSessionFirst])
+@pytest.mark.planted
 def test_a_loop_that_does_otherwise_is_found_out(broken: type[ClosedLoop]) -> None:
     with pytest.raises(AssertionError):
         check_conservation(recording(), RoundRobin(), 2, broken)

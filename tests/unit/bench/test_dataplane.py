@@ -233,6 +233,7 @@ def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
     assert held[SMALL_AWARE] == (1.5, False, "against smg, cache-aware")
 
 
+@pytest.mark.planted
 def test_a_planted_slow_router_misses_and_a_planted_fast_one_fails_the_control() -> None:
     slow = {each.target: each.holds for each in verdicts(measured({OURS: 50.0, NGINX: 14.0, "smg": 40.0}))}
     assert slow[SMALL_PLAIN] is False

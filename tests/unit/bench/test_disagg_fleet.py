@@ -20,6 +20,7 @@ from kv_protocol.ledger import Routed
 from router.decision.disaggregation import ConditionalLimits
 from router.decision.policy import Policy
 from router.decision.view import RouteRequest
+from tests.support.amount import examples
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.transfer import TransferRules
@@ -164,7 +165,7 @@ def test_the_same_run_is_the_same(layout: str) -> None:
     assert told(*played(random_trace(5), layout)) == told(*played(random_trace(5), layout))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), layout=st.sampled_from(LAYOUTS))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, layout: str) -> None:
     trace = random_trace(seed, requests=20, per_s=per_s)
@@ -172,6 +173,7 @@ def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, lay
     assert told(*played(trace, layout)) == told(*played(trace, layout, one_by_one))
 
 
+@pytest.mark.planted
 def test_not_being_cut_off_by_a_transfer_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = random_trace(1)
     one_by_one = told(*played(trace, "1p2d", SETTING._replace(foreseen_max=0)))
@@ -180,6 +182,7 @@ def test_not_being_cut_off_by_a_transfer_would_be_noticed(monkeypatch: pytest.Mo
     assert told(*played(trace, "1p2d")) != one_by_one
 
 
+@pytest.mark.planted
 def test_decode_charged_with_prefill_work_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promised at a decode worker, so that others are chosen."""
 
@@ -192,6 +195,7 @@ def test_decode_charged_with_prefill_work_would_be_noticed(monkeypatch: pytest.M
     assert table(trace) != right
 
 
+@pytest.mark.planted
 def test_decode_workers_that_compute_the_prompts_they_should_fetch_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

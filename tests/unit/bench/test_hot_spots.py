@@ -1,5 +1,7 @@
 """Neither one hot prompt nor sequential agents pile up at one worker; and the figures that say so."""
 
+import pytest
+
 from bench.routing.hot_spots import (
     HOT_PROMPT,
     KV_TOKENS,
@@ -33,6 +35,7 @@ def test_one_hot_prompt_stays_at_few_workers() -> None:
     assert kv.ttft_p99_s < in_turn.ttft_p99_s
 
 
+@pytest.mark.planted
 def test_a_mode_that_sticks_to_the_holder_is_found_out() -> None:
     found = {
         ("hot prompt", "kv"): play(SMALL["hot prompt"], "kv", workers=WORKERS, seed=1)._replace(spread=4.0),

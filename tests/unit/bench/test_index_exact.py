@@ -95,12 +95,14 @@ def test_the_reference_answers_storms_right(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.planted
 def test_a_planted_bug_fails_a_scenario(planted: type[ReferenceIndex]) -> None:
     of = subject(planted)
     assert any(scenario(of, name)["depth"] != right.depth for name, right in SCENARIOS.items())
 
 
 @pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.planted
 def test_a_planted_bug_fails_the_disorderly_storm(planted: type[ReferenceIndex]) -> None:
     assert storm(subject(planted), 1, "disorderly")["wrong"] > 0
 
@@ -131,6 +133,7 @@ def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(
 
 @pytest.mark.parametrize("planted", [ReferenceIndex, ForgetsRemovals, CountsOneTooMany])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.planted
 def test_the_answers_of_a_schedule_are_right_without_a_planted_bug(
     tmp_path: Path, planted: type[ReferenceIndex], seed: int
 ) -> None:

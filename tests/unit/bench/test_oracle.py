@@ -78,6 +78,7 @@ def test_what_differs_by_design_is_told_with_its_reason() -> None:
     assert found == [("16 (tie)", "16"), ("20 (tie)", "19 (tie)")]
 
 
+@pytest.mark.planted
 def test_a_planted_weight_is_found() -> None:
     cell = OracleCell(Weights("default"), OraclePrompt(32, 7, Held(20)), OracleLoad("prefill"))
     planted = cell._replace(weights=Weights("default", prefill_scale=1.1))

@@ -111,6 +111,7 @@ def test_policies_come_by_their_mean_with_their_worst_place() -> None:
     assert (second.policy, second.mean, second.worst_place) == ("b", 3.0 / 2 / 4, str(there))
 
 
+@pytest.mark.planted
 def test_a_mean_that_takes_the_worst_for_the_best_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(regret, "LATENCIES", regret.RATES, monkeypatch)
     with pytest.raises(AssertionError):
@@ -148,6 +149,7 @@ def test_a_policy_is_surpassed_by_one_other_that_is_better_in_every_run() -> Non
     assert (at["a"]["requests_per_s"], at["b"]["requests_per_s"], at["a"]["ttft_p50_s"]) == ([HERE], [], [])
 
 
+@pytest.mark.planted
 def test_a_policy_that_is_surpassed_by_luck_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(regret, "SURPASSED_BY", -1.0, monkeypatch)
     with pytest.raises(AssertionError):

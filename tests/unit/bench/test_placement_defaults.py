@@ -31,6 +31,7 @@ def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, 
     assert 0.0 < share("restart", load, cache) < 1.0
 
 
+@pytest.mark.planted
 def test_a_history_that_outweighs_the_present_is_found_out() -> None:
     place = Place("one long prompt", 1.0, "large")
     figures = play(GRID, Cell(place, "kv-blocks-16-8", GRID.seed))

@@ -102,6 +102,7 @@ def test_leaves_used_longest_ago_go_first() -> None:
     assert [tree.depth(chain) for chain in ((1, 2, 3), (1, 4))] == [2, 1]
 
 
+@pytest.mark.planted
 def test_a_rule_that_inserts_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(PrefixTree, "insert", lambda *_: None, monkeypatch)
     with pytest.raises(AssertionError):

@@ -16,6 +16,7 @@ from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFle
 from kv_protocol.events import Tier
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
+from tests.support.amount import examples
 from tests.support.planting import inside, plant
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.identity import EngineNamespace
@@ -139,13 +140,14 @@ def test_a_slower_engine_is_slower_in_everything_but_where_it_saturates() -> Non
     assert slow.iteration_s(work) == pytest.approx(2 * H200_8B.iteration_s(work))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), policy=st.sampled_from((KV, ROUND_ROBIN)))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
     trace = random_trace(seed, requests=25, per_s=per_s)
     assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
 
 
+@pytest.mark.planted
 def test_seeing_one_iteration_too_far_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace, quiet = [request(0.0, 1, osl_tokens=100)], inside(Rank, "_quiet_iterations")
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
@@ -154,6 +156,7 @@ def test_seeing_one_iteration_too_far_would_be_noticed(monkeypatch: pytest.Monke
     assert told(played(trace)) != one_by_one
 
 
+@pytest.mark.planted
 def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = [request(0.0, 1, osl_tokens=600)]
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
@@ -162,6 +165,7 @@ def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.
     assert told(played(trace)) != one_by_one
 
 
+@pytest.mark.planted
 def test_not_being_cut_off_by_an_arrival_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = random_trace(1)
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))

@@ -29,6 +29,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
+from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of
 
@@ -461,7 +462,7 @@ def test_statistics_tell_of_the_index_of_each_stream_and_of_each_tier(fold: Inde
 # ------------------------------------------------------------------------------------------------- all together
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(30, least=8)))
 def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_heard(fold: IndexFold, seed: int) -> None:
     random = Random(seed)
     lives = {rank: Life(rank, random) for rank in (A0, A1, B0)}

@@ -31,12 +31,13 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
+from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=16)
 PATH = tuple(splitmix64(at) for at in range(8))
-SEEDS = range(20)
+SEEDS = range(examples(20, least=8))
 
 
 def arrived(*batches: Batch, rank: WorkerRank = A0) -> MessageArrived:
@@ -315,6 +316,7 @@ class ProvesNothing(StreamFollower):
 
 
 @pytest.mark.parametrize("planted", [TakesAnyEpoch, TakesWhatOverlaps, CountsOne, IsNeverThere, ProvesNothing])
+@pytest.mark.planted
 def test_the_comparison_fails_on_a_planted_bug(monkeypatch: pytest.MonkeyPatch, planted: type[StreamFollower]) -> None:
     def play_all() -> None:
         for seed in range(100):

@@ -14,6 +14,7 @@ from indexer.follow.status import FollowerCounts, StaleReason, is_blind, without
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.fleet import Heartbeat
+from tests.support.amount import examples
 from tests.unit.indexer.stream_inputs import (
     BEHIND,
     BOTH_EPOCHS,
@@ -464,7 +465,7 @@ inputs = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(st.tuples(moments, inputs), max_size=80))
 def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[tuple[float, Input]]) -> None:
     follower, now_s, asked_at_s, compared = StreamFollower(LIMITS), 0.0, float("-inf"), list[Tier]()

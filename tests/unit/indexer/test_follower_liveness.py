@@ -311,6 +311,7 @@ PLANTED: list[type[StreamFollower]] = [
 
 
 @pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.planted
 def test_the_simulation_fails_on_a_planted_bug(planted: type[StreamFollower]) -> None:
     with pytest.raises(AssertionError):
         run_all(range(400), planted)

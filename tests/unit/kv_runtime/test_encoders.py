@@ -66,6 +66,7 @@ class Planted:
     ],
     ids=["unicode", "long", "the last mark", "lines", "nothing"],
 )
+@pytest.mark.planted
 def test_a_planted_difference_is_found(change: Callable[[str, list[int]], list[int]]) -> None:
     tokenizer = llama_like()
     found = first_difference(tokenizer, Planted(tokenizer, change))

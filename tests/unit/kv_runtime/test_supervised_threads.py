@@ -182,6 +182,7 @@ def failures_and_runs(kind: type[SupervisedThread]) -> tuple[int, int]:
     return thread.failures_total, work.runs
 
 
+@pytest.mark.planted
 def test_planted_bugs_are_seen() -> None:
     assert failures_and_runs(SupervisedThread) == (3, 3)
     assert failures_and_runs(Forgiving) != (3, 3)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Renewed, Routed
 from router.decision.affinity import Affinity, AffinityLimits
+from tests.support.amount import examples
 
 PLANTED = settings(
     deadline=None,
-    max_examples=500,
+    max_examples=examples(500),
     database=None,
     derandomize=True,
     phases=[Phase.generate],
@@ -160,6 +161,7 @@ class EndsWithTheFirstLease(Affinity):
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [ForgetsNoWorker, StaysWhereItWas, EndsWithTheFirstLease])
+@pytest.mark.planted
 def test_the_comparison_sees_planted_bugs(planted: type[Affinity]) -> None:
     @given(steps)
     @settings(PLANTED)

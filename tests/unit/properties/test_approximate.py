@@ -13,6 +13,7 @@ from kv_protocol.splitmix import choice_index
 from router.decision import approximate, routed_tree
 from router.decision.approximate import ApproximateIndex, ApproximateLimits
 from router.decision.routed_tree import PythonRoutedTree
+from tests.support.amount import examples
 from tests.support.planting import inside
 
 TTL_S = 10.0
@@ -124,7 +125,7 @@ def run(script: list[Step]) -> tuple[ApproximateIndex, Naive, float]:
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_answer_is_that_of_a_naive_list(script: list[Step]) -> None:
     run(script)
 
@@ -207,6 +208,7 @@ SCRIPT: list[Step] = [
 ]
 
 
+@pytest.mark.planted
 def test_without_a_planted_bug_the_script_passes() -> None:
     run(SCRIPT)
 
@@ -241,6 +243,7 @@ def never_over(tree: Any, hashes: bytes, now_s: float) -> int:
     ],
     ids=["parents first", "nothing expires", "forks overlooked", "no worker forgotten"],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
     monkeypatch.setattr(approximate, "new_routed_tree", PythonRoutedTree)
     monkeypatch.setattr(where, name, bug)

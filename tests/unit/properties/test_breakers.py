@@ -10,6 +10,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from router.fleet.breakers import BreakerLimits, Breakers
+from tests.support.amount import examples
 
 LIMITS = BreakerLimits(failures=2, window_s=20.0, open_s=4.0, open_s_max=10.0, retry_after_s_max=5.0)
 RANKS = (WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0))
@@ -145,7 +146,7 @@ def run(breakers: Breakers, script: list[tuple[float, Step]]) -> Router:
 
 
 @given(steps)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_answers_may_be_kept_and_one_request_at_a_time_probes(script: list[tuple[float, Step]]) -> None:
     run(Breakers(LIMITS), script)
 
@@ -194,11 +195,12 @@ class NeverChangesByTime(Breakers):
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [LetsEveryRequestProbe, SaysNothingOfChanges, NeverChangesByTime])
+@pytest.mark.planted
 def test_the_comparison_sees_planted_bugs(planted: type[Breakers]) -> None:
     @given(steps)
     @settings(
         deadline=None,
-        max_examples=1000,
+        max_examples=examples(1000),
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -10,6 +10,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.splitmix import choice_index
 from router.prompt import chains
 from router.prompt.chains import BLOCK_BYTES, ChainCounts, Path, block_count, shared_blocks
+from tests.support.amount import examples
 from tests.support.planting import plant
 
 KEYS = ("a", "b", "c")
@@ -70,13 +71,13 @@ def run(script: list[Step]) -> None:
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_answer_is_that_of_a_naive_count(script: list[Step]) -> None:
     run(script)
 
 
 @given(packed, packed, packed)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_shared_blocks_are_those_of_a_block_by_block_comparison(before: bytes, chain: bytes, other: bytes) -> None:
     alike = [each == prefix for each, prefix in zip(prefixes(chain), prefixes(other), strict=False)]
     assert shared_blocks(chain, before + other, block_count(before)) == [*alike, False].index(False)
@@ -113,6 +114,7 @@ A, AB, ABC = (pack_u64(each) for each in ((1,), (1, 2), (1, 2, 3)))
 SCRIPT: list[Step] = [("a", ABC), ("b", AB), ("a", A), ("a", ABC), 0, ("b", pack_u64((1, 2, 4))), 1, 0, 0]
 
 
+@pytest.mark.planted
 def test_without_a_planted_bug_the_script_passes() -> None:
     run(SCRIPT)
 
@@ -128,6 +130,7 @@ def test_without_a_planted_bug_the_script_passes() -> None:
     ],
     ids=["forks overlooked", "never joined", "blocks not freed", "nothing removed"],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
     plant(where, name, bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError)):

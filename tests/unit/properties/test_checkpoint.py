@@ -15,11 +15,12 @@ from kv_protocol import codec
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 
 RANKS = [WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)]
 STEPS, QUIET_STEPS, STEP_S = 120, 80, 0.25
-SEEDS = range(25)
+SEEDS = range(examples(25, least=8))
 PARKED_TTL_S = 4.0
 
 

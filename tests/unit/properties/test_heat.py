@@ -12,13 +12,14 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
+from tests.support.amount import examples
 
 BLOCK_SIZE = 4
 NOW_S = 1000.0
 HALF_LIFE_S = 10.0
 ENOUGH_TOKENS = 10_000
 
-FIRST_FOUND = settings(max_examples=2000, phases=[Phase.generate], deadline=None)
+FIRST_FOUND = settings(max_examples=examples(2000), phases=[Phase.generate], deadline=None)
 
 Path = tuple[int, ...]
 """A prefix: what each of its blocks says."""
@@ -116,7 +117,7 @@ def faults(world: World, found: list[HotPrefix]) -> list[str]:
 
 
 @given(world=worlds())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_list_keeps_every_rule(world: World) -> None:
     assert faults(world, listed(world)) == []
 
@@ -178,6 +179,7 @@ def _held_or_not(prompts: list[PromptHolding], now_s: float, **told: Any) -> lis
         _held_or_not,
     ],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_found(planted: Listing) -> None:
     world = find(worlds(), lambda world: bool(faults(world, listed(world, planted))), settings=FIRST_FOUND)
     assert faults(world, listed(world)) == []

@@ -25,6 +25,7 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt import EncodedPrompt, ModelPrompts, image_prompts
+from tests.support.amount import examples
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like
@@ -34,8 +35,8 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.media.parts import MediaRules, content_digest, split_chat
 
-CALM = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
-PLANTED = settings(CALM, max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
+CALM = settings(deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow])
+PLANTED = settings(CALM, max_examples=examples(500), derandomize=True, database=None, phases=[Phase.generate])
 PAD, BEGIN, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
 LOOPS = """\
 {%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
@@ -282,12 +283,14 @@ def found_wrong(fake: Fake) -> str:
     return wrong(fake, asked)
 
 
+@pytest.mark.planted
 def test_keys_of_the_block_before_are_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = mm_keys.keys_of_blocks
     monkeypatch.setattr(mm_keys, "keys_of_blocks", lambda *arguments: ((), *keys(*arguments)))
     assert found_wrong(fake).startswith("hashes")
 
 
+@pytest.mark.planted
 def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_alone(*arguments: Any) -> Any:
         return tuple(tuple(key for key in each if key.start_offset == 0) for each in keys(*arguments))
@@ -297,12 +300,14 @@ def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monke
     assert found_wrong(fake).startswith("hashes")
 
 
+@pytest.mark.planted
 def test_images_in_another_order_are_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     see = image_prompts.seen_images
     monkeypatch.setattr(image_prompts, "seen_images", lambda urls, rule, body: see(urls, rule, body)[::-1])
     assert found_wrong(fake)
 
 
+@pytest.mark.planted
 def test_the_token_of_the_tokenizer_where_the_engine_has_another_is_found(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,11 +316,13 @@ def test_the_token_of_the_tokenizer_where_the_engine_has_another_is_found(
     assert found_wrong(fake).startswith("hashes")
 
 
+@pytest.mark.planted
 def test_an_image_of_one_token_more_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedTokens, "count", lambda rule, *_: rule.tokens + 1)
     assert "tokens, of" in found_wrong(fake)
 
 
+@pytest.mark.planted
 def test_the_hash_of_the_url_in_place_of_the_bytes_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     see = image_prompts.seen_image
 
@@ -328,6 +335,7 @@ def test_the_hash_of_the_url_in_place_of_the_bytes_is_found(fake: Fake, monkeypa
 
 
 @pytest.mark.interpreted
+@pytest.mark.planted
 def test_a_seed_without_the_salt_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.prompt.prompts.hash_seed", lambda *_: 1337)
     assert found_wrong(fake).startswith("hashes")

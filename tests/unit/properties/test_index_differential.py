@@ -75,11 +75,13 @@ def failing_seed(play: Callable[[int, Voices], None], voices: Voices) -> int | N
 
 
 @pytest.mark.parametrize("planted", PLANTED_IN_THE_WHOLE)
+@pytest.mark.planted
 def test_a_scenario_fails_on_a_planted_bug(planted: type[ReferenceIndex]) -> None:
     assert failing_seed(run, {"planted": planted}) is not None
 
 
 @pytest.mark.parametrize("planted", [*PLANTED_CONTRADICTIONS, *PLANTED_IN_THE_WHOLE[:6]])
+@pytest.mark.planted
 def test_a_contradiction_fails_on_a_planted_bug(planted: type[ReferenceIndex]) -> None:
     assert failing_seed(run_collisions, {"python": ReferenceIndex, "planted": planted}) is not None
 

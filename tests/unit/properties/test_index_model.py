@@ -13,6 +13,7 @@ from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import HeldBlock
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex, dumped, is_parents_first, load
+from tests.support.amount import examples
 from tests.unit.properties.index_model import IndexModel
 from tests.unit.properties.planted_indexes import PLANTED
 
@@ -155,7 +156,7 @@ def machine_of(make_index: MakeIndex) -> type[IndexMachine]:
 @pytest.mark.parametrize("make_index", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 def test_the_index_agrees_with_the_model(make_index: MakeIndex) -> None:
     search = settings(
-        max_examples=100,
+        max_examples=examples(100),
         stateful_step_count=40,
         deadline=None,
         phases=[Phase.reuse, Phase.generate, Phase.shrink],
@@ -165,9 +166,10 @@ def test_the_index_agrees_with_the_model(make_index: MakeIndex) -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: MakeIndex) -> None:
     search = settings(
-        max_examples=200,
+        max_examples=examples(200),
         stateful_step_count=40,
         deadline=None,
         database=None,

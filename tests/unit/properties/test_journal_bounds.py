@@ -36,6 +36,7 @@ from router.journal.continuity import continuous
 from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable, RefusedRequest, Shortener
 from router.journal.replay import CheckpointRead, Replay
+from tests.support.amount import examples
 from tests.unit.properties.router_life import SETTINGS
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 
@@ -45,7 +46,7 @@ BODY_BYTES = 64 << 20
 """`data.body_bytes_max` by default: so many tokens at most, where a token is a byte."""
 EVENT_BYTES = 1 << 20
 """As large a message as nats-server takes by default: what a fleet event may have of text."""
-WORST = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+WORST = settings(deadline=None, max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
 
 
 def messages(told: Sequence[Recordable]) -> list[bytes]:

@@ -25,6 +25,7 @@ from kv_protocol.ledger import (
 from kv_protocol.splitmix import choice_index
 from router.fleet.ledger import SILENT_S, Ledger, RankLoad
 from router.fleet.reported_load import REPORTS, UNREPORTED_S, Reported
+from tests.support.amount import examples
 from tests.support.load_columns import shared_blocks
 from tests.unit.properties.test_approximate import chain
 from tests.unit.properties.test_chains import prefixes
@@ -276,7 +277,7 @@ REUSED = Routed(lease_id="l3", worker_id="a", dp_rank=0, blocks=b"", uncached_to
         (11.0, Finished(lease_id="l1")),
     ]
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_sums_are_those_of_a_recount_at_any_time(script: list[Step]) -> None:
     run(script)
 
@@ -346,7 +347,7 @@ def finds_fault(made: type[Ledger]) -> bool:
     """
 
     @given(steps)
-    @settings(max_examples=5000, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(5000), deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     def drawn(script: list[Step]) -> None:
         run(script, made)
 
@@ -440,6 +441,7 @@ class KeepsReports(Ledger):
         KeepsReports,
     ],
 )
+@pytest.mark.planted
 def test_a_broken_ledger_is_seen(broken: type[Ledger]) -> None:
     assert finds_fault(broken)
 
@@ -477,6 +479,7 @@ def test_without_a_bug_of_reports_their_script_passes() -> None:
     ],
     ids=["endings overlooked", "bookings overlooked", "all leases are old", "no report is too old"],
 )
+@pytest.mark.planted
 def test_a_bug_in_what_is_believed_of_reports_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, bug: object) -> None:
     monkeypatch.setattr(Reported, name, bug)
     with pytest.raises(AssertionError):

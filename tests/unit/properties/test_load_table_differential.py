@@ -13,6 +13,7 @@ from kv_protocol.splitmix import choice_index
 from router import native
 from router.fleet.load_table import ROW_MAX, LoadTable, PythonLoadTable, new_load_table
 from router.prompt.chains import BLOCK_BYTES
+from tests.support.amount import examples
 from tests.unit.properties.test_chains import Naive, packed
 
 Make = Callable[[], LoadTable]
@@ -113,7 +114,7 @@ def check(table: LoadTable, naive: NaiveTable, asked: set[bytes]) -> None:
 
 @IMPLEMENTATIONS
 @given(script=steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_answer_is_that_of_a_naive_list(make: Make, script: list[Any]) -> None:
     run(make, script)
 
@@ -206,6 +207,7 @@ class Planted:
 
 
 @IMPLEMENTATIONS
+@pytest.mark.planted
 def test_without_a_planted_bug_the_script_passes(make: Make) -> None:
     run(make, SCRIPT)
 
@@ -230,6 +232,7 @@ def test_without_a_planted_bug_the_script_passes(make: Make) -> None:
         "the first block lost",
     ],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(make: Make, name: str, bug: Callable[..., Any]) -> None:
     with pytest.raises(AssertionError):
         run(lambda: Planted(make, name, bug), SCRIPT)

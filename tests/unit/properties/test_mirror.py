@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from tests.support.amount import examples
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.mirror import ENGINE, RankMirror
 
@@ -253,7 +254,7 @@ def check_proof(mirror: RankMirror, fold: Fold) -> None:
 
 @example([])
 @given(events)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_folding_what_the_mirror_gives_out_gives_what_the_sources_said(told: list[Told]) -> None:
     check(RankMirror(BLOCK_SIZE), told)
 
@@ -346,8 +347,9 @@ class CountsNoCopies(RankMirror):
         CountsNoCopies,
     ],
 )
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: type[RankMirror]) -> None:
-    @settings(max_examples=6000, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(6000), deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     @given(events)
     def search(told: list[Told]) -> None:
         check(planted(BLOCK_SIZE), told)

@@ -30,6 +30,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.dumped import dump_chunks
+from tests.support.amount import examples
 from tests.unit.indexer.shared_fold import fold_of
 
 RANKS = tuple(WorkerRank(worker_id, dp_rank) for worker_id in ("a", "b") for dp_rank in (0, 1))
@@ -116,7 +117,7 @@ def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_columns_are_the_views_after_any_facts_in_any_order(implementation: str) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(steps)
     def holds(told: list[Step]) -> None:
         assert differences(IMPLEMENTATIONS[implementation], told) == []
@@ -152,12 +153,14 @@ def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> N
 
 
 @pytest.mark.parametrize("name", ["touch", "touch_all", "clear"])
+@pytest.mark.planted
 def test_not_looking_again_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatusColumnsCache, name, lambda *_: None)
     assert _is_found("python")
 
 
 @pytest.mark.parametrize("name", ["touch", "touch_all", "clear"])
+@pytest.mark.planted
 def test_not_telling_readers_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatusWriter, name, lambda *_: None)
     assert _is_found("native shared")
@@ -168,7 +171,9 @@ def test_the_search_finds_nothing_where_nothing_is_wrong(implementation: str) ->
     assert not _is_found(implementation)
 
 
-FIRST_FOUND = settings(max_examples=300, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+FIRST_FOUND = settings(
+    max_examples=examples(300), deadline=None, database=None, derandomize=True, phases=[Phase.generate]
+)
 
 
 def _is_found(implementation: str) -> bool:

@@ -12,12 +12,13 @@ from kv_protocol.ids import WorkerRank
 from router.request.events import Event, StreamCut
 from router.request.machine import Commands, RequestMachine
 from router.request.plan import RequestPlan
+from tests.support.amount import examples
 from tests.support.planting import inside, plant
 from tests.unit.properties.planned_requests import World, live, worlds
 
 
 @given(world=worlds())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
     asyncio.run(live(world))
 
@@ -25,7 +26,7 @@ def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(world=worlds())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: World) -> None:
     asyncio.run(live(world))
 
@@ -78,6 +79,7 @@ def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     "plant",
     [_takes_handoffs_twice, _prefills_without_need, _begins_anew_behind_a_cut, _forgets_a_promise],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
@@ -90,7 +92,9 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
 
     try:
         find(
-            worlds(), fails, settings=settings(max_examples=1500, deadline=None, database=None, phases=[Phase.generate])
+            worlds(),
+            fails,
+            settings=settings(max_examples=examples(1500), deadline=None, database=None, phases=[Phase.generate]),
         )
     except FlakyFailure:
         return  # the world failed, though not again: sockets decide which step comes first

@@ -13,6 +13,7 @@ from router.fleet import predictions
 from router.fleet.load_table import PythonLoadTable
 from router.fleet.predictions import SEEN_S, Predictions
 from router.prompt import chains
+from tests.support.amount import examples
 from tests.support.load_columns import expected_blocks
 from tests.support.planting import plant
 from tests.unit.properties.test_approximate import chain
@@ -125,7 +126,7 @@ def run(script: list[Step]) -> tuple[Predictions, Naive, float]:
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_answer_is_that_of_a_naive_list(script: list[Step]) -> None:
     run(script)
 
@@ -149,6 +150,7 @@ SCRIPT: list[Step] = [
 ]
 
 
+@pytest.mark.planted
 def test_without_a_planted_bug_the_script_passes() -> None:
     run(SCRIPT)
 
@@ -164,6 +166,7 @@ def test_without_a_planted_bug_the_script_passes() -> None:
     ],
     ids=["forks overlooked", "over too soon", "endings overlooked", "first tokens overlooked"],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
     plant(predictions, "new_load_table", PythonLoadTable, monkeypatch)
     plant(where, name, bug, monkeypatch)

@@ -16,6 +16,7 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt import EncodedPrompt, ModelPrompts, PromptLimits, chat_encoding, prefix_cache
+from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,
     LLAMA_TEMPLATE,
@@ -27,8 +28,8 @@ from tests.unit.kv_runtime.model_files import (
 )
 from tests.unit.properties.test_text_prefix import SPELLINGS, TOKENIZER_TEXT
 
-CALM = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-PLANTED = settings(CALM, max_examples=1000, derandomize=True, database=None, phases=[Phase.generate])
+CALM = settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
+PLANTED = settings(CALM, max_examples=examples(1000), derandomize=True, database=None, phases=[Phase.generate])
 HASHING = Hashing(4)
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "<|im_end|> \u00fc"}}]
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}
@@ -138,6 +139,7 @@ SHARED = prefix_cache.shared_bytes
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("mistake", [one_whole_mark_too_far, all_of_it])
+@pytest.mark.planted
 def test_texts_that_are_believed_to_share_more_are_found(
     mistake: Callable[[bytes, bytes], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,12 +148,14 @@ def test_texts_that_are_believed_to_share_more_are_found(
     assert found_wrong("qwen")
 
 
+@pytest.mark.planted
 def test_a_miscounted_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = prefix_cache.Cut
     monkeypatch.setattr(chat_encoding, "Cut", lambda at, end, tokens: cut(at, end, tokens - 1))
     assert found_wrong("llama")
 
 
+@pytest.mark.planted
 def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = chat_encoding.encode_chat
 
@@ -165,6 +169,7 @@ def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert found_wrong("qwen")
 
 
+@pytest.mark.planted
 def test_base64_gone_on_with_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache.Known, "encoded", property(lambda known: known.chat.encoded[:-4]))
     assert found_wrong("llama").startswith("base64")

@@ -36,11 +36,12 @@ from router.decision.state import RouterState
 from router.decision.view import RouteRequest
 from router.journal.continuity import continuous
 from router.journal.replay import Redecided, Replay, replay
+from tests.support.amount import examples
 from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 
 SEEDS = range(6)
-LIVES = settings(deadline=None, max_examples=12)
+LIVES = settings(deadline=None, max_examples=examples(12))
 
 
 def lived(seed: int, policy: str = "kv") -> tuple[Life, list[JournalRecord]]:
@@ -155,6 +156,7 @@ def test_every_core_with_figures_is_compared_and_has_some() -> None:
     "kind",
     [LedgerApplied, OutcomeKnown, FleetApplied, WorkerHeard, AttemptEnded, PolicyChanged, RankStanding, Decided],
 )
+@pytest.mark.planted
 def test_a_journal_that_leaves_out_a_kind_of_record_does_not_replay(kind: type[Any]) -> None:
     left = [[record for record in lived(seed)[1] if not isinstance(record, kind)] for seed in SEEDS]
     if kind is Decided:

@@ -20,11 +20,12 @@ from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged
 from router.decision.state import RouterState
 from router.journal.checkpoint import tables_of
 from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay
+from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, SETTINGS, Life, journal
 from tests.unit.properties.test_replay import count, statistics_of
 
 EVERY = 50
-LIVES = settings(deadline=None, max_examples=10)
+LIVES = settings(deadline=None, max_examples=examples(10))
 TABLES = [table.name for table in tables_of(SETTINGS.state())]
 LEARNT = {"forecasts", "ttft", "itl", "pending"}
 """Tables that only lives with forecasts fill."""
@@ -171,6 +172,7 @@ def is_found(seed: int, policy: str, table: str, change: Callable[[list[Any]], l
 
 
 @pytest.mark.parametrize("table", TABLES)
+@pytest.mark.planted
 def test_a_checkpoint_that_forgets_a_table_is_found(table: str) -> None:
     policies = ("predicted-ttft",) if table in LEARNT else ("kv", "kv-blocks", "soft")
     assert any(

@@ -10,6 +10,7 @@ from router.replicas import peer as replica_peer
 from router.replicas.open_leases import OpenLeases
 from router.replicas.peer import Peer
 from router.replicas.replication import SILENT_S, Effect, Replication
+from tests.support.amount import examples
 from tests.support.planting import inside, plant
 from tests.unit.properties.replica_network import Network
 
@@ -43,13 +44,13 @@ def end_all(network: Network) -> None:
 
 
 @given(SEEDS, st.integers(2, 4), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_second_after_the_last_news_all_ledgers_are_alike(seed: int, routers: int, steps: int) -> None:
     end_all(agree(seed, routers, steps))
 
 
 @given(SEEDS, st.integers(0, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_router_that_begins_anew_has_none_of_its_former_leases(seed: int, number: int) -> None:
     network = agree(seed)
     network.is_troubled = True
@@ -60,7 +61,7 @@ def test_a_router_that_begins_anew_has_none_of_its_former_leases(seed: int, numb
 
 
 @given(SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
     network = agree(seed)
     network.die(1)
@@ -71,7 +72,7 @@ def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_later_router_learns_all_open_leases(seed: int) -> None:
     network = Network(seed, 3)
     network.die(2)
@@ -95,7 +96,7 @@ def expire_one(network: Network) -> bool:
 
 
 @given(SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_lease_that_ended_only_here_is_learnt_of_anew(seed: int) -> None:
     network = agree(seed)
     if expire_one(network):
@@ -173,6 +174,7 @@ def live_through_troubles(seeds: int) -> None:
         assert_alike(network, seed)
 
 
+@pytest.mark.planted
 def test_without_a_planted_bug_all_troubles_pass() -> None:
     live_through_troubles(5)
 
@@ -195,6 +197,7 @@ def test_without_a_planted_bug_all_troubles_pass() -> None:
         "former lives go on",
     ],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
     plant(where, name, bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError)):

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from router.queue.admission import RequestQueue
 from router.queue.fair_share import FairShare, FairShareLimits
 from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueuePolicy
+from tests.support.amount import examples
 from tests.unit.router.samples import route
 
 PLANTED = settings(
     deadline=None,
-    max_examples=1000,
+    max_examples=examples(1000),
     database=None,
     derandomize=True,
     phases=[Phase.generate],
@@ -210,7 +211,7 @@ def _limits(policy: QueuePolicy) -> QueueLimits:
 
 
 @given(policies, steps)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_queue_holds_what_plain_lists_hold_in_their_order(
     policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
 ) -> None:
@@ -332,6 +333,7 @@ class TimesOutLate(RequestQueue):
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [LosesWhoIsCancelledFirst, TakesTheNewest, NeverFull, TimesOutLate])
+@pytest.mark.planted
 def test_the_comparison_sees_planted_bugs(planted: type[RequestQueue]) -> None:
     @given(policies, steps)
     @settings(PLANTED)
@@ -361,6 +363,7 @@ class ForgetsTheCost(FairShare):
 
 
 @pytest.mark.parametrize("planted", [FirstAlways, ForgetsTheCost])
+@pytest.mark.planted
 def test_the_bound_of_waiting_sees_planted_bugs(planted: type[FairShare]) -> None:
     @given(backlogs)
     @settings(PLANTED)

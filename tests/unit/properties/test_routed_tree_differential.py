@@ -12,6 +12,7 @@ from kv_protocol.splitmix import choice_index
 from router import native
 from router.decision import routed_tree
 from router.decision.routed_tree import PythonRoutedTree, RoutedTree, StretchAt, new_routed_tree
+from tests.support.amount import examples
 from tests.support.planting import inside
 from tests.unit.properties.test_approximate import chain
 
@@ -67,7 +68,7 @@ def check(make: Make, script: list[tuple[float, tuple[int, ...], int]]) -> None:
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_answer_of_the_native_tree_is_that_of_the_reference(
     script: list[tuple[float, tuple[int, ...], int]],
 ) -> None:
@@ -161,6 +162,7 @@ def without_the_age(tree: Any, stretch: Any, cut: int) -> None:
     ],
     ids=["rows in another order", "room for everything", "split without the age"],
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, bug: object) -> None:
     check(native_tree, SCRIPT)
     monkeypatch.setattr(TREE, name, bug)

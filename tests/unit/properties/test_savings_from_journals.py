@@ -15,6 +15,7 @@ from router.attribution.contents import SavingsReport, report_of
 from router.attribution.journal import JournalSavings
 from router.attribution.service import Savings
 from router.decision.state import RouterState
+from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
 SECTION = ReportSection(rows_max=2, family_blocks=2)
@@ -42,7 +43,7 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 def test_the_journal_says_what_the_router_summed_up(seed: int, policy: str) -> None:
     live, records = lived(seed, policy)
     assert read(records) == replace(live, since="", until="")

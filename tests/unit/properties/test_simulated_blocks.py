@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
+from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog, render
 from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
@@ -272,7 +273,9 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
-    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        PoolMachine, settings=settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+    )
 
 
 class RootFirst(BlockPool):
@@ -460,10 +463,11 @@ PLANTED: dict[str, list[type]] = {
 
 
 @pytest.mark.parametrize(("part", "planted"), [(part, each) for part, those in PLANTED.items() for each in those])
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(part: str, planted: type) -> None:
     machine = type("PlantedMachine", (PoolMachine,), {part: planted})
     search = settings(
-        max_examples=1000,
+        max_examples=examples(1000),
         stateful_step_count=40,
         deadline=None,
         database=None,

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.events import Tier
+from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool
 from worker_agent.engines.simulated.events import EngineEvent, render
 from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
@@ -170,7 +171,7 @@ def check(layout: CacheLayout, plan: list[Any], simulator_class: type[Simulator]
     assert (driver.alive, driver.foretold) == ([], {})
 
 
-SEARCH = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEARCH = settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SEARCH
@@ -212,6 +213,7 @@ class TellsLate(Simulator):
 
 
 @pytest.mark.parametrize("planted", [MatchesWholePrompt, ReusesNothing, TellsLate])
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: type[Simulator]) -> None:
     search = settings(SEARCH, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
 

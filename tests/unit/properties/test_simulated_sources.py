@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.events import Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from tests.support.amount import examples
 from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.layout import CacheLayout
@@ -66,7 +67,7 @@ def held(mirror: RankMirror, tier: Tier) -> set[int]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(plan=plans)
 def test_the_mirror_holds_what_the_engine_holds(
     layout: CacheLayout, plan: list[tuple[EngineRequest, int, bool]]
@@ -89,7 +90,7 @@ def test_the_mirror_holds_what_the_engine_holds(
     assert {counts.unknown_parent + counts.unknown_removal for counts in mirror.counts.values()} <= {0}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(plan=plans)
 def test_a_source_that_lost_events_tells_all_that_it_holds(plan: list[tuple[EngineRequest, int, bool]]) -> None:
     simulator = Simulator(ENGINE, layout=LAYOUTS["told by a source"], block_hash=our_hash, event_buffer_max_size=1)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.amount import examples
 from tests.unit.properties.transfer_fleet import ENGINE, Fleet, alone
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome, TransferRules
@@ -110,7 +111,7 @@ def check(transfers: TransferRules, plan: list[Any], kind: type[Simulator] = Sim
     run.check()
 
 
-SEARCH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEARCH = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SEARCH
@@ -154,6 +155,7 @@ class CancelsAtOnce(Simulator):
 
 
 @pytest.mark.parametrize("planted", [KeepsContexts, ForgetsFailures, HandsOverTwice, CancelsAtOnce])
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: type[Simulator]) -> None:
     search = settings(SEARCH, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
 

@@ -13,10 +13,11 @@ from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_template import ChatTemplate, Message
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
+from tests.support.amount import examples
 from tests.support.planting import plant
 
-CALM = settings(deadline=None, max_examples=150)
-PLANTED = settings(CALM, max_examples=20_000, derandomize=True, database=None)
+CALM = settings(deadline=None, max_examples=examples(150))
+PLANTED = settings(CALM, max_examples=examples(20_000), derandomize=True, database=None)
 BYTE = ByteText()
 MARKS = list(BYTE.special_ids)
 SPECIALS = ["<|a|>", "<|a|>>", ">x", "<|end|>"]
@@ -90,7 +91,7 @@ def encodes_as_a_whole(text: TokenizerText, content: str) -> bool:
     return b"".join(parts) == text.pack_marked(rendered)
 
 
-@settings(CALM, max_examples=500)
+@settings(CALM, max_examples=examples(500))
 @given(st.one_of(awkward, words))
 def test_parts_encode_as_the_whole_chat_does(content: str) -> None:
     assert encodes_as_a_whole(TOKENIZER_TEXT, content)

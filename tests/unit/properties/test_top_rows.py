@@ -59,6 +59,7 @@ def loses_the_replaced(top: TopRows) -> None:
 
 
 @pytest.mark.parametrize("planted", [forgets_what_was_missed, loses_the_replaced])
+@pytest.mark.planted
 def test_a_planted_bug_of_the_sketch_is_found(planted: Callable[[TopRows], None]) -> None:
     names, top = list("aabbccddaabbccdd"), TopRows(2)
     for at, name in enumerate(names):

@@ -27,6 +27,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
+from tests.support.amount import examples
 from tests.unit.router.samples import answer, chain, registered, route, state
 
 WORKERS = ("w0", "w1", "w2")
@@ -110,7 +111,7 @@ def differences(told: list[Step]) -> list[str]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps)
 def test_a_view_is_a_function_of_what_was_applied_and_the_time(told: list[Step]) -> None:
     assert differences(told) == []
@@ -122,7 +123,7 @@ def _is_found() -> bool:
             steps,
             lambda told: bool(differences(told)),
             settings=settings(
-                max_examples=250, deadline=None, database=None, derandomize=True, phases=[Phase.generate]
+                max_examples=examples(250), deadline=None, database=None, derandomize=True, phases=[Phase.generate]
             ),
         )
     except NoSuchExample:
@@ -138,6 +139,7 @@ FELL_SILENT: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (NOTHING, 5.0, 0)]
 CAME_BACK: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (FAILED, 0.0, 0), *[(HEARD, 2.0, 0)] * 5]
 
 
+@pytest.mark.planted
 def test_not_heeding_time_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(FELL_SILENT) == []
     monkeypatch.setattr(Fleet, "valid_until_s", lambda *_: float("inf"))
@@ -145,12 +147,14 @@ def test_not_heeding_time_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.interpreted
+@pytest.mark.planted
 def test_not_heeding_the_time_of_breakers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(CAME_BACK) == []
     monkeypatch.setattr(Breakers, "valid_until_s", lambda *_: float("inf"))
     assert differences(CAME_BACK)
 
 
+@pytest.mark.planted
 def test_not_heeding_the_fleet_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fleet, "changes", property(lambda _: 0, lambda *_: None), raising=False)
     assert _is_found()

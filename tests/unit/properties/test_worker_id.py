@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
+from tests.support.amount import examples
 from tests.unit.router.samples import registered
 from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Liveness, Newest, action
 
@@ -135,7 +136,7 @@ class World:
 STEPS = ["start", "look", "act", "look", "act", "freeze", "thaw", "crash", "purge", "forge", "forge_own", "forge_left"]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, AGENTS - 1)), max_size=80))
 def test_one_living_instance_keeps_the_id_and_it_is_the_earliest(steps: Any) -> None:
     world = World()

@@ -55,6 +55,7 @@ def without_metadata(reply: ToGateway) -> bytes:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
+@pytest.mark.planted
 def test_a_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, place: object, name: str, bug: object, finds: Callable[[], None]
 ) -> None:

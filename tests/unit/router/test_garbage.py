@@ -97,6 +97,7 @@ async def test_prefill_and_decode_apart_leave_no_cycles() -> None:
         assert found == []
 
 
+@pytest.mark.planted
 def test_a_cycle_is_found() -> None:
     with collected() as found:
         plane: Any = type("Planted", (), {"__module__": "router.planted"})()

@@ -16,6 +16,7 @@ from kv_protocol.decode_time import DECODE_HEADER
 from router.decision.policy import Policy
 from router.pools.probes import LiveLimits
 from router.pools.router_page import Busyness, busyness
+from tests.support.amount import examples
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.upstream import DONE, Exchange, Upstream, chunked, event
@@ -168,7 +169,7 @@ async def test_whole_or_streamed_an_agents_answers_teach_the_same() -> None:
     assert learnt[0] == pytest.approx(learnt[1], rel=1e-3)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_unstreamed_answers_among_streams_do_not_change_what_is_learnt(are_streamed: Sequence[bool]) -> None:
     async def learnt(*, has_whole: bool) -> tuple[Any, ...]:

@@ -177,6 +177,7 @@ def absent_if_0(axis: Axis, asked: SelectionInput, defaults: Targets) -> tuple[f
         ("_value", absent_if_0),
     ],
 )  # fmt: skip
+@pytest.mark.planted
 def test_a_planted_fault_is_found(name: str, planted: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(selection, name, planted, monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
@@ -184,6 +185,7 @@ def test_a_planted_fault_is_found(name: str, planted: object, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("name", "planted"), [("max", lambda *each: each[1]), ("min", max)])
+@pytest.mark.planted
 def test_a_planted_bound_is_found(name: str, planted: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, name, planted, raising=False)
     with pytest.raises((AssertionError, IndexError)):

@@ -355,6 +355,7 @@ def test_pages_of_processes_become_one() -> None:
         pytest.param(lambda found: found._replace(ttft_s=found.ttft_s and found.ttft_s[::-1]), id="gains swapped"),
     ],
 )
+@pytest.mark.planted
 def test_a_comparison_with_a_planted_bug_is_found(
     bug: Callable[[Comparison], Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
+from tests.support.amount import examples
 from tests.support.planting import inside
 from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
@@ -164,8 +165,9 @@ class ForgetsTheLastTokens(ChoiceText):
 
 
 @pytest.mark.parametrize("planted", [ShowsTokensAtOnce, ForgetsTheLastTokens])
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: type[ChoiceText]) -> None:
-    @settings(max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
     @given(texts | letters, cuts, stop_strings)
     def search(tokens: list[int], at: list[int], stops: list[str]) -> None:
         assert told(outputs(tokens, at), stops, planted) == expected(tokens, stops)

@@ -162,6 +162,7 @@ def first_wins(lower: Tree, upper: Tree) -> Tree:
     }
 
 
+@pytest.mark.planted
 def test_the_checks_find_planted_merges() -> None:
     with pytest.raises(AssertionError):
         check_grouping(without_cuts, REPLACED_BETWEEN)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.amount import examples
 from worker_agent.api.choice_text import StopFilter
 
 
@@ -100,8 +101,9 @@ class HoldsNothingBack(StopFilter):
 
 
 @pytest.mark.parametrize("planted", [CutsAtTheFirstBeginning, HoldsNothingBack])
+@pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug(planted: type[StopFilter]) -> None:
-    @settings(max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
     @given(st.lists(texts, max_size=8), stop_strings)
     def search(chunks: list[str], stops: tuple[str, ...]) -> None:
         assert filtered(chunks, stops, planted) == naive_cut("".join(chunks), stops)[0]

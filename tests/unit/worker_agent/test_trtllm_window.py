@@ -236,6 +236,7 @@ class LastCreatedDecides(WidestWindow):
 
 
 @pytest.mark.parametrize("bug", [NeverWidens, FirstEventDecides, LastCreatedDecides])
+@pytest.mark.planted
 def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, bug: type[WidestWindow]) -> None:
     monkeypatch.setattr("worker_agent.events.dialects.trtllm.WidestWindow", bug)
     runs = [
