@@ -7,8 +7,6 @@ cut it.
 import asyncio
 import gzip
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from bench.capture.pipe import PipeDiffers
 from bench.capture.twin import Twin
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
+from tests.support.forked import Ended, forked
 from tests.support.paths import RECORDINGS
 from worker_agent.events.outbox import Outbox
 
@@ -40,14 +39,8 @@ GOLDEN_FIGURES = {
 }
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "indexer", "check-capture", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def run(*arguments: str) -> Ended:
+    return forked("-m", "indexer", "check-capture", *arguments)
 
 
 def figures_of(capture: Capture) -> CaptureFigures:
@@ -141,15 +134,15 @@ def test_the_golden_capture_detects_a_decoder_that_ignores_removals() -> None:
 
 def test_the_command_finds_what_the_oracle_finds() -> None:
     done = run(str(GOLDEN), "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list(json.loads(done.stdout).items()) == list(GOLDEN_FIGURES.items())
+    assert (done.code, done.err) == (0, "")
+    assert list(json.loads(done.out).items()) == list(GOLDEN_FIGURES.items())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_chaos_changes_nothing_where_replay_is_there(seed: int) -> None:
     done = run(str(GOLDEN), "--json", "--chaos", str(seed))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     chaos = found.pop("chaos")
     assert found == GOLDEN_FIGURES, f"seed {seed}"
     assert list(chaos) == ["seed", "dropped", "duplicated", "reordered", "replays"]
@@ -169,10 +162,10 @@ def test_a_file_that_is_no_capture_ends_with_code_2_and_a_message(
     if content is not None:
         path.write_bytes(content)
     done = run(str(path), "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert str(path) in done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert str(path) in done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
 
 
 # ---------------------------------------------------------------- other setups than the recorded ones
@@ -290,9 +283,9 @@ def test_a_publisher_a_rank_is_played_by_a_publisher_a_rank(tmp_path: Path) -> N
 def test_people_get_a_table_that_says_what_figures_mean(tmp_path: Path) -> None:
     path = written(tmp_path / "small", [(1.0, 0, [stored([1], tokens(1, 4))])], [request(0, tokens(1, 5), 4)], first=0)
     done = run(str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "small: predicted and reused" in done.stdout
-    shown = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.stdout.splitlines() if "│" in line]
+    assert (done.code, done.err) == (0, "")
+    assert "small: predicted and reused" in done.out
+    shown = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.out.splitlines() if "│" in line]
     assert [(name, value) for name, value, _ in shown] == [
         ("block size", "4"),
         ("frames", "1"),

@@ -1,25 +1,16 @@
 """The commands, as typed: configuration shown and refused, ports in use, help."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.forked import Ended, forked
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**clean, **environment},
-    )
+
+def run(*arguments: str, **environment: str) -> Ended:
+    return forked("-m", *arguments, **environment)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +26,14 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 )
 def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tmp_path: Path) -> None:
     first = run(*command, "--print-config")
-    assert first.returncode == 0, first.stderr
+    assert first.code == 0, first.err
     file = tmp_path / "config.yaml"
-    file.write_text(first.stdout)
-    assert run(*command, "--config", str(file), "--print-config").stdout == first.stdout
+    file.write_text(first.out)
+    assert run(*command, "--config", str(file), "--print-config").out == first.out
 
 
 def test_the_router_has_every_section() -> None:
-    sections = yaml.safe_load(run("router", "--print-config").stdout)
+    sections = yaml.safe_load(run("router", "--print-config").out)
     expected = (
         "nats data picker control index policy ledger queue failures handover tokens disaggregation journal live state"
         " planner shadow report telemetry tracing"
@@ -57,7 +48,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> No
         "router", "--config", str(file), "--set", "policy.temperature=0.3", "--print-config",
         KVROUTER_POLICY__TEMPERATURE="0.2", KVROUTER_POLICY__SEED="2",
     )  # fmt: skip
-    policy = yaml.safe_load(shown.stdout)["policy"]
+    policy = yaml.safe_load(shown.out)["policy"]
     assert (policy["temperature"], policy["seed"], policy["history_weight"]) == (0.3, 2, 0.1)
 
 
@@ -65,7 +56,7 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
     file = tmp_path / "config.yaml"
     file.write_text("policy: {temperature: -1, mode: best}\ndata: {port: 70000}\nnonsense: {}\n")
     refused = run("router", "--config", str(file), "--set", "ledger.lease_s=x", KVROUTER_NOPE="1")
-    assert refused.returncode == 1
+    assert refused.code == 1
     for words in (
         "KVROUTER_NOPE: unknown; allowed: nats, data, ",
         "policy.temperature: found -1",
@@ -75,19 +66,19 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
         "nonsense:",
         "ledger.lease_s: found 'x'",
     ):
-        assert words in refused.stderr
+        assert words in refused.err
 
 
 def test_a_control_plane_beyond_loopback_wants_a_token() -> None:
     refused = run("router", "--set", "control.host=0.0.0.0", "--print-config")
-    assert refused.returncode == 1
-    assert "beyond loopback a token is required" in refused.stderr
+    assert refused.code == 1
+    assert "beyond loopback a token is required" in refused.err
 
 
 def test_a_secret_is_not_printed() -> None:
     shown = run("router", "--set", "control.token=hunter2", "--print-config")
-    assert shown.returncode == 0
-    assert "hunter2" not in shown.stdout + shown.stderr
+    assert shown.code == 0
+    assert "hunter2" not in shown.out + shown.err
 
 
 @pytest.mark.parametrize("flag", ["--port", "--control-port"])
@@ -96,18 +87,18 @@ def test_a_used_port_is_named(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         refused = run("router", flag, port, other, "0", "--set", "nats.port=0")
-    assert refused.returncode == 1
-    assert f"127.0.0.1:{port}" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 1
+    assert f"127.0.0.1:{port}" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_a_used_nats_port_names_the_flag_that_helps() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         refused = run("router", "--port", "0", "--control-port", "0", "--set", f"nats.port={port}")
-    assert refused.returncode == 1
-    assert port in refused.stderr
-    assert "--nats-url" in refused.stderr
+    assert refused.code == 1
+    assert port in refused.err
+    assert "--nats-url" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -116,18 +107,18 @@ def test_a_used_nats_port_names_the_flag_that_helps() -> None:
 )
 def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
     refused = run(*command, "--nats-url", "nats://127.0.0.1:1", "--port", "0")
-    assert refused.returncode == 1
-    assert "nats://127.0.0.1:1" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 1
+    assert "nats://127.0.0.1:1" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_an_unknown_text_is_named() -> None:
     refused = run(
         "router", "--text", "meta-llama/Llama-3", "--set", "nats.port=0", "--port", "0", "--control-port", "0"
     )
-    assert refused.returncode == 1
-    assert "meta-llama/Llama-3" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 1
+    assert "meta-llama/Llama-3" in refused.err
+    assert "Traceback" not in refused.err
 
 
 @pytest.mark.parametrize(
@@ -141,9 +132,9 @@ def test_an_unknown_text_is_named() -> None:
 )
 def test_what_a_foreign_engine_may_not_be_is_named(command: tuple[str, ...], problem: str) -> None:
     refused = run("worker_agent", *command)
-    assert refused.returncode == 1
-    assert problem in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 1
+    assert problem in refused.err
+    assert "Traceback" not in refused.err
 
 
 @pytest.mark.parametrize(
@@ -158,17 +149,17 @@ def test_what_a_foreign_engine_may_not_be_is_named(command: tuple[str, ...], pro
 )
 def test_what_the_indexer_s_commands_cannot_do_is_named_and_ends_with_2(command: tuple[str, ...], problem: str) -> None:
     refused = run("indexer", *command)
-    assert refused.returncode == 2
-    assert problem in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 2
+    assert problem in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_an_explained_configuration_loads_again(tmp_path: Path) -> None:
-    shown = run("router", "--print-config", "--explain").stdout
+    shown = run("router", "--print-config", "--explain").out
     file = tmp_path / "config.yaml"
     file.write_text(shown)
     assert (
         "  # port of the embedded server on 127.0.0.1; 0: any free one; whole number, at least 0, at most 65535\n"
         in shown
     )
-    assert run("router", "--config", str(file), "--print-config").stdout == run("router", "--print-config").stdout
+    assert run("router", "--config", str(file), "--print-config").out == run("router", "--print-config").out

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked import Ended, forked
+
 EXAMPLE = """\
 # a prefill worker
 kv_cache_config:
@@ -19,14 +21,8 @@ env_overrides: {HF_TOKEN: hunter2-hunter2}
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "worker_agent", "print-engine-args", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run(*arguments: str) -> Ended:
+    return forked("-m", "worker_agent", "print-engine-args", *arguments)
 
 
 @pytest.fixture(name="file")
@@ -43,12 +39,12 @@ def logged(stderr: str) -> list[dict[str, Any]]:
 def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is_logged(file: Path) -> None:
     given = ["--extra-engine-args", str(file), "--publish-kv-events", "--trtllm.max_batch_size", "8"]
     shown = run(*given, "--trtllm.iter_stats_max_iterations", "-1", "--tensor-parallel-size", "2")
-    assert shown.returncode == 0, shown.stderr
-    rows = [line.split(maxsplit=2) for line in shown.stdout.splitlines() if not line.startswith("warning: ")]
+    assert shown.code == 0, shown.err
+    rows = [line.split(maxsplit=2) for line in shown.out.splitlines() if not line.startswith("warning: ")]
     assert [name for name, _, _ in rows] == sorted(name for name, _, _ in rows)
     table = {name: (value, layer) for name, value, layer in rows}
     assert table["skip_tokenizer_init"] == ("true", "default")
-    assert [shown_line.split() for shown_line in shown.stdout.splitlines() if "tokens_per_block" in shown_line] == [
+    assert [shown_line.split() for shown_line in shown.out.splitlines() if "tokens_per_block" in shown_line] == [
         ["kv_cache_config.tokens_per_block", "engine", "default", "not", "sent"]
     ]
     assert table["tensor_parallel_size"] == ("2", "flag (--tensor-parallel-size)")
@@ -56,23 +52,23 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     assert table["max_batch_size"] == ("8", "override (--trtllm.max_batch_size)")
     assert table["iter_stats_max_iterations"][0] == "-1"
     assert table["kv_cache_config.event_buffer_max_size"] == ("100000", "forced (KV events are published)")
-    warnings = [line for line in shown.stdout.splitlines() if line.startswith("warning: ")]
+    warnings = [line for line in shown.out.splitlines() if line.startswith("warning: ")]
     assert [line.split(": ")[2] for line in warnings] == [
         "num_postprocess_workers",
         "kv_cache_config.enable_block_reuse",
     ]
-    replaced = [line for line in logged(shown.stderr) if line["event"] == "engine_argument_replaced"]
+    replaced = [line for line in logged(shown.err) if line["event"] == "engine_argument_replaced"]
     assert [(line["argument"], line["old"], line["new"], line["old_layer"]) for line in replaced] == [
         ("max_batch_size", 64, 8, f"file ({file}:5)"),
     ]
-    assert "hunter2" not in shown.stdout + shown.stderr
+    assert "hunter2" not in shown.out + shown.err
 
 
 def test_json_says_the_same_and_is_the_same_every_time(file: Path) -> None:
     given = ["--extra-engine-args", str(file), "--override-engine-args", '{"enable_chunked_prefill": true}', "--json"]
     first, second = run(*given), run(*given)
-    assert first.stdout == second.stdout
-    whole = json.loads(first.stdout)
+    assert first.out == second.out
+    whole = json.loads(first.out)
     assert whole["arguments"]["enable_chunked_prefill"] == {
         "value": True,
         "layer": "override",
@@ -87,7 +83,7 @@ def test_json_says_the_same_and_is_the_same_every_time(file: Path) -> None:
 
 
 def test_an_encode_worker_shows_what_the_encoder_takes() -> None:
-    shown = json.loads(run("--role", "encode", "--json").stdout)
+    shown = json.loads(run("--role", "encode", "--json").out)
     assert list(shown["arguments"]) == ["model"]
     assert shown["engine_defaults"] == ["max_batch_size", "tensor_parallel_size"]
 
@@ -114,18 +110,18 @@ def test_what_may_not_be_ends_it_with_2_and_a_line_that_names_it(
     file = tmp_path / "engine.yaml"
     file.write_text(text)
     refused = run("--extra-engine-args", str(file), *arguments)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert words in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_an_argument_of_a_newer_engine_passes_under_the_switch() -> None:
     given = ["--trtllm.newer.argument", "5"]
-    assert run(*given).returncode == 2
+    assert run(*given).code == 2
     passed = run(*given, "--allow-unknown-engine-args")
-    assert passed.returncode == 0
-    assert "newer.argument" in passed.stdout
-    assert "found a name that is not known here; passed on" in passed.stdout
+    assert passed.code == 0
+    assert "newer.argument" in passed.out
+    assert "found a name that is not known here; passed on" in passed.out
 
 
 def test_no_engine_is_needed() -> None:

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +18,7 @@ from yarl import URL
 from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
 from tests.support.metric_families import COMMANDS, shown_families
+from tests.system.e2e.typed import typed
 from tests.system.faults.children import Child, Children
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -371,10 +370,10 @@ async def test_a_process_that_ends_again_and_again_ends_the_router() -> None:
 )
 async def test_what_cannot_run_in_processes_is_said(settings: tuple[str, ...], message: str) -> None:
     assigned = [part for each in settings for part in ("--set", each)]
-    command = [sys.executable, "-m", "router", "--processes", "2", "--port", "0", "--control-port", "0", *assigned]
+    command = ["-m", "router", "--processes", "2", "--port", "0", "--control-port", "0", *assigned]
     if "data.processes=65" in settings:
         command.remove("--processes")
         command.remove("2")
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    assert re.search(message, ended.stderr), ended.stderr
+    ended = await typed(*command)
+    assert ended.code == 1
+    assert re.search(message, ended.err), ended.err
