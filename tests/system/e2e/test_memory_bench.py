@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from router.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(240)
 def test_every_process_is_measured_and_the_target_is_told() -> None:

@@ -5,6 +5,8 @@ from click.testing import CliRunner
 
 from router.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(240)
 def test_scrapes_of_a_router_that_knows_all_ranks_are_measured() -> None:

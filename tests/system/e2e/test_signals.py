@@ -119,6 +119,7 @@ def test_processes_say_what_they_drain_how_long_at_most_and_when_it_is_over(numb
                 assert ended["took_s"] <= began["at_most_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", [(), ("-m router",), ("nats-server --config",), ("worker-id w0", "worker-id w1")])
 def test_a_demo_that_is_interrupted_leaves_neither_a_traceback_nor_a_process(
@@ -135,6 +136,7 @@ def test_a_demo_that_is_interrupted_leaves_neither_a_traceback_nor_a_process(
         assert not alive(children)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_bench_in_virtual_time_ends_at_once(jobs: int, number: signal.Signals) -> None:

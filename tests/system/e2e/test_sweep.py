@@ -12,6 +12,8 @@ from bench.processes import FleetProcesses
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import END_S, alive, started
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--isl", "64", "--osl", "4", "--requests", "8", "--warmup", "2")
 FLEETS = ("--modes", "kv", "--layouts", "1a,1p1d", "--concurrency", "1,2", "--worker-set", "engine.speed=50", *SMALL)
 FIRST, SECOND, *LAST = (
