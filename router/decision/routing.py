@@ -15,14 +15,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from indexer.embedded import OverlapColumns, RankView, is_blind
-from kv_protocol.decision import Decision
+from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
 from router.decision.decide import decide
-from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.state import Applied, RouterState
 from router.decision.verdict import Verdict, taken
@@ -276,9 +275,9 @@ class Routing:
         self.apply(taken(verdict))
         return Lease(self, self.decisions.add(verdict), self._lease_s)
 
-    def refuse(self, request: RouteRequest, error: NoEligibleWorker) -> None:
-        """Record that no rank was eligible for the request."""
-        self._record(RefusedRequest(self.clock.now(), request, error.exclusions))
+    def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:
+        """Record why no rank was eligible for the request."""
+        self._record(RefusedRequest(self.clock.now(), request, exclusions))
 
     def tell(self, event: LedgerEvent) -> None:
         """Apply a ledger event now."""

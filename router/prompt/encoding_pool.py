@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -64,6 +63,7 @@ class EncodingPool:
                 future, work = self._jobs.get(timeout=_IDLE_S)
                 if not future.cancelled():
                     _do(future, work)
+                del future, work
 
     def _ended(self, future: "asyncio.Future[Any]", size_bytes: int) -> None:
         self.waiting_bytes -= size_bytes
@@ -71,14 +71,23 @@ class EncodingPool:
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
-    try:
-        settle = partial(_settle, future, future.set_result, work())
-    except Exception as error:  # noqa: BLE001 - it is raised again where the future is awaited
-        settle = partial(_settle, future, future.set_exception, error)
+    outcome = _outcome(work)
     with suppress(RuntimeError):  # the loop has ended, and no caller waits
-        future.get_loop().call_soon_threadsafe(settle)
+        future.get_loop().call_soon_threadsafe(_settle, future, *outcome)
+    del future, outcome  # an error's traceback keeps this frame: with them it would be a cycle that holds the request
 
 
-def _settle(future: "asyncio.Future[Any]", callback: Callable[[Any], None], outcome: object) -> None:
-    if not future.done():
-        callback(outcome)
+def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - it is the outcome of the future
+        return None, error
+
+
+def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

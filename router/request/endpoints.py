@@ -150,7 +150,7 @@ class DecisionOnly(RequestReader):
                 return serving.decide(phase_route)
             except NoEligibleWorker as error:
                 if not plan.no_candidate():
-                    serving.routing.refuse(phase_route, error)
+                    serving.routing.refuse(phase_route, error.exclusions)
                     raise RequestRejected(serving.no_candidate(phase_route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:

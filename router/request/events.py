@@ -1,7 +1,8 @@
 """What a request's machine receives (events), and what it returns to be carried out (commands).
 
 An event says what happened; a command says what its driver (`driver.py`) is to do. Neither does any I/O. A `Record` is
-a fact for ledgers, metrics and logs. All are structs, which are made in less time than named tuples.
+a fact for ledgers, metrics and logs. All are structs, which are made in less time than named tuples; without `gc` where
+nothing that they hold can refer back to them.
 """
 
 from typing import Literal, get_args
@@ -9,9 +10,9 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from kv_protocol.continuation import Progress
+from kv_protocol.decision import Exclusion
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.requests import Inbound
-from router.decision.errors import NoEligibleWorker
 from router.request.attempt import Attempt
 from router.request.handoff import PrefillAnswer
 from router.request.plan import Phases, Reroute
@@ -28,7 +29,7 @@ STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 # ------------------------------------------------------------------------------------------- events
 
 
-class Parsed(Struct, frozen=True, gc=False):
+class Parsed(Struct, frozen=True):
     """The request was read, and its phases are planned. `isl_tokens`: of its prompt; 0: unknown."""
 
     plan: Phases
@@ -36,7 +37,7 @@ class Parsed(Struct, frozen=True, gc=False):
     isl_tokens: int
 
 
-class Refused(Struct, frozen=True, gc=False):
+class Refused(Struct, frozen=True):
     """The request cannot be read, is turned away by the queue, or met a fault of the router."""
 
     refusal: Refusal
@@ -46,20 +47,20 @@ class Admitted(Struct, frozen=True, gc=False):
     """The queue lets the request go on."""
 
 
-class Chosen(Struct, frozen=True, gc=False):
+class Chosen(Struct, frozen=True):
     """A worker was chosen, in answer to `Decide`."""
 
     attempt: Attempt
 
 
-class NotChosen(Struct, frozen=True, gc=False):
-    """No worker was chosen. `cause`: none is eligible for this phase; None: no other phase is to be tried either."""
+class NotChosen(Struct, frozen=True):
+    """No worker was chosen. `exclusions`: why no rank is eligible; None: no other phase is to be tried either."""
 
     refusal: Refusal
-    cause: NoEligibleWorker | None
+    exclusions: tuple[Exclusion, ...] | None
 
 
-class HeadCame(Struct, frozen=True, gc=False):
+class HeadCame(Struct, frozen=True):
     """The head of a worker's answer came."""
 
     status: int
@@ -92,7 +93,7 @@ class CallFailed(Struct, frozen=True, gc=False):
     has_begun: bool
 
 
-class StreamCut(Struct, frozen=True, gc=False):
+class StreamCut(Struct, frozen=True):
     """The worker failed in the middle of an event stream. `events` are those that it sent; None: they are not kept.
 
     `before` is where it continued another worker's stream, if that is not the last worker's progress.
@@ -150,7 +151,7 @@ class Decide(Struct, frozen=True, gc=False):
     """Choose a worker; `Chosen` or `NotChosen` follows."""
 
 
-class Send(Struct, frozen=True, gc=False):
+class Send(Struct, frozen=True):
     """Send the request to the chosen worker; the events of its answer follow.
 
     `is_aside`: the answer is collected, not passed on. `keeps_events`: the events of a stream are kept, so that another
@@ -164,7 +165,7 @@ class Send(Struct, frozen=True, gc=False):
     progress: Progress | None
 
 
-class Relay(Struct, frozen=True, gc=False):
+class Relay(Struct, frozen=True):
     """Pass the answer on. `prefilled_by` computed the prompt; None: the same worker."""
 
     attempt: Attempt
@@ -176,7 +177,7 @@ class Drop(Struct, frozen=True, gc=False):
     """Read or close the answer without passing it on; `AnswerDropped` follows."""
 
 
-class Reply(Struct, frozen=True, gc=False):
+class Reply(Struct, frozen=True):
     """Answer the client with a complete answer of a worker; `events`: the same as an event stream, if it wants one."""
 
     attempt: Attempt
@@ -184,7 +185,7 @@ class Reply(Struct, frozen=True, gc=False):
     events: bytes
 
 
-class Refuse(Struct, frozen=True, gc=False):
+class Refuse(Struct, frozen=True):
     """Answer the client with an error of the router."""
 
     refusal: Refusal
@@ -202,14 +203,14 @@ class Retry(Struct, frozen=True, gc=False):
     number: int
 
 
-class GiveUp(Struct, frozen=True, gc=False):
+class GiveUp(Struct, frozen=True):
     """Close the call whose answer is collected. With a `handoff`, have a decode worker fetch the KV kept for it."""
 
     handoff: PrefillAnswer | None
     progress: Progress | None
 
 
-class Record(Struct, frozen=True, gc=False):
+class Record(Struct, frozen=True):
     """A fact that is to be counted, or entered in a ledger; its subclasses are the facts."""
 
 
@@ -236,20 +237,20 @@ class StreamLost(Record, frozen=True, gc=False):
     why: StreamLoss
 
 
-class Unserved(Record, frozen=True, gc=False):
+class Unserved(Record, frozen=True):
     """The request is refused because no worker is eligible."""
 
-    cause: NoEligibleWorker
+    exclusions: tuple[Exclusion, ...]
 
 
-class AnswerBegan(Record, frozen=True, gc=False):
+class AnswerBegan(Record, frozen=True):
     """The worker computed the prompt. `is_first_token`: the client's first token came now."""
 
     attempt: Attempt
     is_first_token: bool
 
 
-class AttemptOver(Record, frozen=True, gc=False):
+class AttemptOver(Record, frozen=True):
     """A worker's part is over. `later_tokens`: tokens of its answer behind the first; None: it was not completed."""
 
     attempt: Attempt
@@ -259,7 +260,7 @@ class AttemptOver(Record, frozen=True, gc=False):
     later_tokens: int | None = None
 
 
-class Answered(Record, frozen=True, gc=False):
+class Answered(Record, frozen=True):
     """The client has its answer. `is_first_token`: all of it came at once, its first token too."""
 
     attempt: Attempt
@@ -267,7 +268,7 @@ class Answered(Record, frozen=True, gc=False):
     is_first_token: bool
 
 
-class RequestOver(Record, frozen=True, gc=False):
+class RequestOver(Record, frozen=True):
     """The request ended."""
 
     outcome: OutcomeName

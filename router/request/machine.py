@@ -139,9 +139,9 @@ class RequestMachine:
     def _not_chosen(self, event: NotChosen) -> Commands:
         plan = self.plan
         assert plan is not None
-        if event.cause is not None and plan.no_candidate():
+        if event.exclusions is not None and plan.no_candidate():
             return (Rerouted(plan.reroutes[-1]), *_GO_ON)
-        unserved = () if event.cause is None else (Unserved(event.cause),)
+        unserved = () if event.exclusions is None else (Unserved(event.exclusions),)
         return (*unserved, *self._refuse(event.refusal if self._failed is None else self._failed.refusal()))
 
     def _chosen(self, event: Chosen) -> Commands:

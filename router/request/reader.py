@@ -12,7 +12,9 @@ leaves meanwhile.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import structlog
 
@@ -92,7 +94,7 @@ class RequestReader(ABC):
     def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
         self._awaited = None
         if not self._is_stopped and not awaited.cancelled():
-            self._refusing(lambda: self._prompt_of(awaited.result()))
+            self._go_on(awaited, self._prompt_of)
 
     def _prompt_of(self, read: ReadBody) -> None:
         self.body, self.inbound = read
@@ -107,17 +109,28 @@ class RequestReader(ABC):
     def _prompted(self, awaited: "asyncio.Future[EncodedPrompt]") -> None:
         self._awaited = None
         if not self._is_stopped and not awaited.cancelled():
-            self._refusing(lambda: self._on_read(awaited.result(), perf_counter() - self._began_s))
+            self._go_on(awaited, lambda prompt: self._on_read(prompt, perf_counter() - self._began_s))
+
+    def _go_on(self, awaited: "asyncio.Future[Any]", step: Callable[[Any], None]) -> None:
+        """Take the step with the result. An error is not raised: it would then refer to the future that has it."""
+        error = awaited.exception()
+        if error is None:
+            self._refusing(partial(step, awaited.result()))
+        else:
+            self._refuse(self._refusal_of(error))
 
     def _refusing(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (RequestInvalid, TextError) as error:
-            self._refuse(refusals.bad_request(error))
-        except EncodersBusy as error:
-            self._refuse(refusals.unavailable(str(error), "overloaded"))
-        except RequestRejected as refused:
-            self._refuse(refused.refusal)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=self.exchange.path, **self._log_names())
-            self._refuse(refusals.our_fault(error))
+            self._refuse(self._refusal_of(error))
+
+    def _refusal_of(self, error: BaseException) -> Refusal:
+        if isinstance(error, (RequestInvalid, TextError)):
+            return refusals.bad_request(error)
+        if isinstance(error, EncodersBusy):
+            return refusals.unavailable(str(error), "overloaded")
+        if isinstance(error, RequestRejected):
+            return error.refusal
+        _log.error("request_failed", path=self.exchange.path, exc_info=error, **self._log_names())
+        return refusals.our_fault(error)

@@ -87,7 +87,7 @@ def worker_failed(worker: object, reason: str) -> Refusal:
     return Refusal(502, message, _SERVER, code="upstream_failed", outcome="failed")
 
 
-def our_fault(error: Exception) -> Refusal:
+def our_fault(error: BaseException) -> Refusal:
     """Return a refusal for a fault of the router."""
     message = f"our fault: {type(error).__name__}; see the log"
     return Refusal(500, message, _SERVER, outcome="failed")

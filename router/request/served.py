@@ -165,7 +165,7 @@ class Served(RequestDriver):
         try:
             verdict = serving.decide(self.route)
         except NoEligibleWorker as error:
-            return NotChosen(serving.no_candidate(self.route, error), error)
+            return NotChosen(serving.no_candidate(self.route, error), error.exclusions)
         except RequestRejected as refused:
             return NotChosen(refused.refusal, None)
         if self._decided_s is None:
@@ -259,7 +259,7 @@ class Served(RequestDriver):
         elif isinstance(fact, StreamLost):
             self.serving.metrics.stream_lost(fact.why)
         elif isinstance(fact, Unserved):
-            self.serving.routing.refuse(self.route, fact.cause)
+            self.serving.routing.refuse(self.route, fact.exclusions)
 
     def _first_token(self, attempt: RankAttempt, ttft_s: float | None) -> None:
         if ttft_s is not None and self._decided_s is not None:

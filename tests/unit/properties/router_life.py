@@ -337,7 +337,7 @@ class Life:
             try:
                 verdict = self.routing.decide(request)
             except NoEligibleWorker as error:
-                self.routing.refuse(request, error)
+                self.routing.refuse(request, error.exclusions)
                 return
             if self.draw.random() < 0.1:
                 return  # it was only asked what would be decided

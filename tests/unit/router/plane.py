@@ -92,14 +92,21 @@ class Plane:
     """The router as its clients see it, and what a test looks at behind it."""
 
     def __init__(
-        self, settings: RouterSettings, policy: Policy, limits: HttpLimits, tracer: Tracer | None = None
+        self,
+        settings: RouterSettings,
+        policy: Policy,
+        limits: HttpLimits,
+        tracer: Tracer | None = None,
+        decisions_max: int = 1000,
     ) -> None:
         self.clock = ManualClock(now_s=NOW_S)
         text = TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)
         folds = StateSettings(text=text, breakers=settings.failures.breakers())
         self.state = folds.state()
         self.index = FakeIndex()
-        self.routing = Routing(self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=1000)
+        self.routing = Routing(
+            self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=decisions_max
+        )
         self.registry = new_registry()
         number = itertools.count(1)
         room = FleetHeadroom(self.routing, settings.queue.threshold)
@@ -259,6 +266,7 @@ async def running_plane(
     disaggregation: Mapping[str, Any] | None = None,
     request_log_ratio: float = 0.0,
     tracer: Tracer | None = None,
+    decisions_max: int = 1000,
     **failures: float,
 ) -> AsyncIterator[Plane]:
     """Run a plane; when it is over nothing may be promised any more."""
@@ -269,7 +277,7 @@ async def running_plane(
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
-    plane = Plane(settings, policy or Policy.current(), bounds, tracer)
+    plane = Plane(settings, policy or Policy.current(), bounds, tracer, decisions_max)
     stop, read = asyncio.Event(), threading.Event()
     for work in (plane.serving.bodies.work, plane.prompts.work):
         threading.Thread(target=work, args=(read,), daemon=True).start()
