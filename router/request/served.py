@@ -114,7 +114,6 @@ class Served(RequestDriver):
                 self._trace.prompted(prompt_s)
         self._prompt = prompt
         route = self.route = self._initial_route = self._routed(prompt)
-        serving.record_prompt(route, inbound, prompt)
         plan = self._plan = self._planned(route)
         serving.placed(route, plan, inbound)
         self._feed(Parsed(plan, inbound, route.isl_tokens))
@@ -170,6 +169,7 @@ class Served(RequestDriver):
             return NotChosen(refused.refusal, None)
         if self._decided_s is None:
             self._decided_s = verdict.now_s
+            serving.record_prompt(self._initial_route, self.inbound, self._prompt)
         lease = serving.routing.take(verdict)
         serving.metrics.decided(verdict)
         return Chosen(RankAttempt(verdict, lease, serving.retry_after_s_max))

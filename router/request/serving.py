@@ -167,7 +167,7 @@ class Serving:
         return known
 
     def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt | None) -> None:
-        """Record the prompt of a client's request among the recent ones, and for people where that is wanted."""
+        """Record the prompt of a request that a worker gets: among the recent ones, and for people if wanted."""
         if prompt is None:
             return
         if self._kept is not None:
