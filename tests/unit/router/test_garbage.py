@@ -225,7 +225,7 @@ async def test_no_outcome_leaves_memory_or_a_cycle(kind: str) -> None:
             for _ in range(REQUESTS):
                 await send()
             grown = await ours(plane) - before
-            assert {name for name, count in grown.items() if count > REQUESTS // 2} == set()  # the last may be in work
+            assert {name for name, count in grown.items() if count > 0.8 * REQUESTS} == set()
             await until_memory_is_below(memory + GROWTH_BYTES_MAX)
 
 
