@@ -10,6 +10,7 @@ import msgspec
 
 from kv_protocol.decided import promise
 from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion, TrustState
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Routed
 from router.decision.cost import CostColumns
@@ -63,6 +64,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def decision_id(self) -> str:
         """The id of the request's attempt."""
         return self.request.decision_id
+
+    @property
+    def registration(self) -> WorkerRegistered:
+        """The winner's registration when it was chosen."""
+        return self.view.registrations[self.rank_indices[self.winner_at]]
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""

@@ -78,6 +78,8 @@ class Fleet:
         """Returns the worker of this id; None if it is unknown."""
         self._ranks = 0
         self._is_log_connected = True
+        self._heard_last_s = float("-inf")
+        """When the last heartbeat of any worker came."""
         self.pairs = Pairs()
         self.refused_total = 0
         self.changes = 0
@@ -145,6 +147,7 @@ class Fleet:
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
             beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            self._heard_last_s = now_s
             self.changes += self.unfit(known, now_s) != self.unfit(beating, now_s)
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
@@ -233,6 +236,19 @@ class Fleet:
         if self._is_log_connected and now_s >= worker.heard_at_s + SILENT_S:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
+
+    def lost(self, worker_id: str, instance: str) -> str:
+        """Return why no answer of this instance is awaited where another worker can give it; empty if it is.
+
+        It left, or others were heard for `SILENT_S` since it was last heard: where no worker is heard, heartbeats fail,
+        not workers.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.registration.instance != instance:
+            return "the worker left"
+        if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self._is_log_connected:
+            return ""
+        return f"silent for {SILENT_S:.0f} s or longer"
 
     def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
         """Return the next time at which `unfit` of one of these changes without an event; inf: never."""

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import cast
 
+from kv_protocol.continuation import Progress
 from router.request.bodies import BodyParser
 from router.request.events import (
     AnswerDropped,
@@ -244,12 +245,21 @@ class RequestDriver(RequestReader):
         """The worker failed."""
         self._feed(CallFailed(phase, reason, begun))
 
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002, FBT001 - the call's own limits hold
+        """Return nothing: whatever becomes of the worker, its answer is awaited."""
+        return ""
+
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
-        buffer = self._replay_buffer
-        events = None if buffer is None or buffer.is_overfull else buffer.events()
-        self._feed(StreamCut(phase, reason, events, None if buffer is None else buffer.before))
+        self._feed(StreamCut(phase, reason, *self._replayed()))
         return self._taken_stream_end()
+
+    def _replayed(self) -> tuple[bytes | None, Progress | None]:
+        """Return the events of the stream, None if they are not kept, and where it continued another's."""
+        buffer = self._replay_buffer
+        if buffer is None:
+            return None, None
+        return None if buffer.is_overfull else buffer.events(), buffer.before
 
     def _taken_stream_end(self) -> bytes | None:
         end, self._stream_end = self._stream_end, None

@@ -120,6 +120,20 @@ class RequestMachine:
         """Whether a worker's answer is being collected, or is about to be."""
         return self.plan is not None and self.plan.is_aside and not self.is_over
 
+    def may_move(self, events: bytes | None, before: Progress | None, *, begun: bool) -> bool:
+        """Return whether the request goes on at another worker if its own fails now.
+
+        `events` and `before` are those of `StreamCut`; `begun`: the client has part of the answer.
+        """
+        attempt, plan = self.attempt, self.plan
+        if attempt is None or plan is None:
+            return False
+        if not begun or (self._is_resumed and not attempt.has_begun and events is not None):
+            return plan.may_fail()
+        if not attempt.has_begun or events is None or not plan.may_migrate():
+            return False
+        return progress_of(events, before or self._progress) is not None
+
     def receive(self, event: Event) -> Commands:
         """Take an event; return what is to be done."""
         return _NOTHING if self.is_over else _STEPS[type(event)](self, event)

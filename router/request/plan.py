@@ -70,6 +70,10 @@ class Phases(ABC):
         `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
 
+    def may_fail(self) -> bool:
+        """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
+        return False
+
     def no_candidate(self) -> bool:
         """No worker is eligible for the phase; return whether another phase is to be tried."""
         return False
@@ -163,6 +167,12 @@ class RequestPlan(Phases):
             return False
         self._reroute("prefill_failed", "alone")
         return True
+
+    def may_fail(self) -> bool:
+        """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
+        if self.retries < self._retry_limit:
+            return self.phase != "decode" or not self.is_fixed
+        return self.phase == "prefill" and not self.is_fixed and self._falls_back
 
     def may_migrate(self) -> bool:
         """Return whether a request whose answer has begun may resume on another worker."""

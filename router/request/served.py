@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from router.decision.errors import NoEligibleWorker
 from router.decision.view import RouteRequest
+from router.fleet.registry import SILENT_S
 from router.prompt import EncodedPrompt
 from router.request.driver import RequestDriver
 from router.request.events import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from kv_protocol.fleet import WorkerRegistered
     from kv_protocol.ids import WorkerRank
     from router.queue.gate import Ticket
+    from router.request.attempt import Attempt
 
 
 _ADMITTED = Admitted()
@@ -71,6 +73,7 @@ class Served(RequestDriver):
         "_plan",
         "_prefill",
         "_prompt",
+        "_stays",
         "_ticket",
         "_trace",
         "_usage",
@@ -95,6 +98,8 @@ class Served(RequestDriver):
         """Ranks that failed possibly by the request's fault."""
         self._decided_s: float | None = None
         """When it was first decided."""
+        self._stays: Attempt | None = None
+        """A lost worker's attempt whose stream, once it has begun, no other can resume."""
         self._prefill: WorkerRegistered | None = None
         """The worker that computed the prompt."""
         tracer = serving.tracer
@@ -227,6 +232,23 @@ class Served(RequestDriver):
         attempt = self._machine.attempt
         if attempt is not None:
             of_rank(attempt).lease.on_bytes()
+
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
+        """Return why the worker's answer is not awaited: it is silent or left, and another one can serve the request.
+
+        Of an answer that has begun, no byte came for as long as a worker may be silent, too.
+        """
+        attempt = self._machine.attempt
+        if attempt is None or (begun and (quiet_s < SILENT_S or attempt is self._stays)):
+            return ""
+        reason = self.serving.lost(of_rank(attempt))
+        if not reason:
+            return ""
+        if not self._machine.may_move(*self._replayed(), begun=begun):
+            self._stays = attempt
+            return ""
+        has_other = self.serving.has_other(self._initial_route, self._plan, self.inbound, self._prefill)
+        return reason if has_other else ""
 
     # ------------------------------------------------------------------------------------------- the records
 

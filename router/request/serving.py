@@ -22,7 +22,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.admin.metrics import RequestMetrics
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
-from router.decision.eligibility import exclusion, reason_kind
+from router.decision.eligibility import exclusion, exclusions, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
@@ -265,6 +265,24 @@ class Serving:
             self._unmet(verdict)
         self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
+
+    def lost(self, attempt: RankAttempt) -> str:
+        """Return why no answer of the attempt's worker is awaited where another can give it; empty if it is."""
+        registration = attempt.verdict.registration
+        return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
+
+    def has_other(
+        self, route: RouteRequest, plan: RequestPlan, inbound: Inbound, prefill: WorkerRegistered | None
+    ) -> bool:
+        """Return whether a fit rank can serve the request; the arguments are those of `route_of`."""
+        state, now_s = self.routing.state, self.routing.clock.now()
+        ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
+        if not ranks.roles:  # the usual case, without a look at each rank
+            return False
+        plans = [plan]
+        if plan.phase in ("prefill", "decode") and not plan.is_fixed:
+            plans.append(plan.beside("alone"))
+        return any("" in exclusions(ranks, self.route_of(route, each, inbound, prefill)) for each in plans)
 
     def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Return the error for a request of which no rank is eligible."""

@@ -87,6 +87,12 @@ class ResponseHandler(Protocol):
         `later_events` counts the events of a stream behind its first bytes, without the mark of its end.
         """
 
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a fact
+        """Return why the answer is not awaited any more, which fails the call; empty: it is. Asked again and again.
+
+        `quiet_s`: since the last byte, or since the call was sent. `begun`: the client has part of the answer.
+        """
+
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """The worker failed in the middle of an event stream with a replay buffer; return what the client gets next.
 

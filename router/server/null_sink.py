@@ -50,6 +50,10 @@ class NullSink:
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The answer ended before the connection was closed."""
 
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002, FBT001 - the call's own limits hold
+        """Return nothing: no other worker is tried."""
+        return ""
+
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
         """Return None: the stream ends."""
         return None

@@ -437,14 +437,18 @@ class ResponseRelay:
             self.connection.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
-        """Fail the attempt if a limit of the call is exceeded at `now_s`."""
+        """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""
         call = self.call
         if self.received:
             self.received, self._received_s = False, now_s
+        quiet_s, reason = now_s - self._received_s, ""
         if now_s - self._since_s > call.total_s:
-            self.fail("first_byte" if self._silent else "body", f"TimeoutError: not whole within {call.total_s:g} s")
-        elif self._silent:
-            if now_s - self._since_s > call.first_byte_s:
-                self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
-        elif not self.paused and now_s - self._received_s > call.between_bytes_s:
-            self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
+            reason = f"TimeoutError: not whole within {call.total_s:g} s"
+        elif self._silent and now_s - self._since_s > call.first_byte_s:
+            reason = f"TimeoutError: no byte within {call.first_byte_s:g} s"
+        elif not (self._silent or self.paused) and quiet_s > call.between_bytes_s:
+            reason = f"TimeoutError: no byte for {call.between_bytes_s:g} s"
+        elif not (self.paused or self._output.is_mid_event):
+            reason = self._watcher.lost(quiet_s, begun=self._output.has_begun)
+        if reason:
+            self.fail("first_byte" if self._silent else "body", reason)

@@ -144,7 +144,7 @@ def _client(turn: Turn, before: Turn | None, end: RequestEnd, epoch_ns: int) -> 
     assert sent_s is not None, "it has an id, so it was sent"
     request = verdict.request
     operation = _operation(request.endpoint)
-    registration = verdict.view.registrations[verdict.rank_indices[verdict.winner_at]]
+    registration = verdict.registration
     url = urlsplit(registration.base_url)
     attributes: Attributes = {
         "gen_ai.operation.name": operation,

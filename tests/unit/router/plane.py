@@ -28,7 +28,7 @@ from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
 from router.decision.state_settings import StateSettings
-from router.fleet.registry import TextDigests
+from router.fleet.registry import SILENT_S, TextDigests
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
@@ -71,6 +71,18 @@ class FakeIndex:
 
     def _view(self, each: WorkerRank, depth: int) -> RankView:
         return RankView((depth, depth, depth, depth), 1, 1, self.stale.get(each, ""))
+
+
+class Checked:
+    """Counts the checks of its timeouts, of which it has none."""
+
+    def __init__(self) -> None:
+        self.checks = asyncio.Semaphore(0)
+
+    def check_timeouts(self, now_s: float) -> None:
+        """Count the check."""
+        assert now_s > 0
+        self.checks.release()
 
 
 class Answered(NamedTuple):
@@ -152,6 +164,13 @@ class Plane:
         instance = worker.registration.instance
         self.state.apply(WorkerHeard(now_s=self.clock.now(), worker_id=worker_id, instance=instance))
 
+    async def fall_silent(self, *worker_ids: str) -> None:
+        """Let these workers be silent for too long, and all others be heard."""
+        await self.clock.advance(SILENT_S)
+        for worker in list(self.state.fleet.workers()):
+            if worker.registration.worker_id not in worker_ids:
+                self.hear(worker.registration.worker_id)
+
     def leave(self, worker_id: str) -> None:
         """Let a worker leave."""
         left = WorkerLeft(worker_id=worker_id, instance=f"{worker_id}-1")
@@ -183,6 +202,14 @@ class Plane:
         self._writers.append(writer)
         writer.write(data)
         return reader, writer
+
+    async def checked(self) -> None:
+        """Return once the timeouts of every connection were checked."""
+        last = Checked()
+        slot = self.server.timeout_sweeper.add(last)
+        for _ in range(2):  # all others come between two checks of this one
+            await last.checks.acquire()
+        slot.discard(last)
 
     async def hang_up(self) -> None:
         """Close all of the test's connections."""

@@ -43,6 +43,7 @@ from tests.unit.router.upstream import (
 )
 
 SHORT_S = 0.5
+QUICKLY_CHECKED = HttpLimits(sweep_s=0.02, drain_s=0.0)
 STREAMED: dict[str, Any] = {"stream": True}
 GOOD = answers(200, completion())
 
@@ -397,6 +398,59 @@ async def test_a_worker_that_cuts_answers_off_again_and_again_is_left_alone_for_
         plane.hear("w0")
         assert (await plane.post()).status == 200
         assert plane.unfit("w0") == ""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("data", [b"", STREAM_HEAD], ids=["nothing", "head"])
+@pytest.mark.parametrize("how", ["silent", "left", "replaced"])
+async def test_a_request_without_a_byte_leaves_a_worker_that_is_lost(how: str, data: bytes) -> None:
+    async with (
+        running_plane(limits=QUICKLY_CHECKED) as plane,
+        Upstream(says_and_waits(data)) as frozen,
+        Upstream(streams(event(), DONE)) as good,
+    ):
+        plane.join("w0", frozen.base_url, holds=3, dp_ranks=(0, 1))
+        plane.join("w1", good.base_url)
+        asked = asyncio.ensure_future(plane.post({"stream": bool(data)}))
+        await until(lambda: bool(frozen.received))
+        if how == "silent":
+            await plane.fall_silent("w0")
+        elif how == "left":
+            plane.leave("w0")
+        else:
+            plane.join("w0", refusing_url(), instance="another", drained=True)
+        answered = await asked
+        assert (answered.body, answered.headers["x-worker-instance-id"]) == (event() + DONE, "w1")
+        assert plane.metric("retries_total", phase="first_byte") == 1
+        await frozen.gone.wait()
+        assert len(frozen.received) == 1, "its other rank was not asked"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("why", ["all are silent", "the log is away", "no other is fit", "no retry", "pinned"])
+async def test_a_request_stays_at_a_silent_worker_when_it_cannot_be_served_elsewhere(why: str) -> None:
+    heals = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await heals.wait()
+        await exchange.answer(200, completion())
+
+    retries = 0 if why == "no retry" else 2
+    async with running_plane(limits=QUICKLY_CHECKED, retry_limit=retries) as plane, Upstream(script) as worker:
+        plane.join("w0", worker.base_url, holds=3)
+        plane.join("w1", refusing_url())
+        asked = asyncio.ensure_future(plane.post({"nvext": {"backend_instance_id": "w0"}} if why == "pinned" else None))
+        await until(lambda: bool(worker.received))
+        if why == "no other is fit":
+            draining = WorkerDraining(worker_id="w1", instance="w1-1")
+            plane.state.apply(FleetApplied(now_s=NOW_S, event=draining))
+        if why == "the log is away":
+            plane.state.apply(LogConnection(now_s=NOW_S, heard=False))
+        await plane.fall_silent("w0", *(["w1"] if why == "all are silent" else []))
+        await plane.checked()
+        heals.set()
+        answered = await asked
+        assert (answered.status, answered.headers["x-worker-instance-id"]) == (200, "w0")
 
 
 @pytest.mark.asyncio

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from router.server.limits import HttpLimits
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
-from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says
+from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says, says_and_waits
 
 BODY: dict[str, Any] = {"max_tokens": 6, "stream": True, "stream_options": {"include_usage": True}}
 LOST = says(b"HTTP/1.1 200 OK\r\ncontent-")
@@ -318,6 +319,23 @@ async def test_a_stream_migrates_no_more_often_than_is_allowed() -> None:
         assert b'"code":"upstream_failed"' in answered.body.replace(b" ", b"")
         assert found.reroutes() == {"migrated": 1}
         assert found.plane.outcomes() == {"failed": 1}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("silent", "reroutes"), [("p", {}), ("d", {"decode_failed": 1})])
+async def test_a_silent_worker_of_either_role_is_left_for_another(silent: str, reroutes: dict[str, int]) -> None:
+    limits = HttpLimits(sweep_s=0.02, drain_s=0.0)
+    async with fleet("prefill", "prefill", "decode", "decode", limits=limits) as found:
+        of_role = [name for name in found.workers if name.startswith(silent)]
+        for name in of_role:
+            found.workers[name].fault = says_and_waits(b"")
+        asked = asyncio.ensure_future(found.ask())
+        await until(lambda: any(found.workers[name].bodies for name in of_role))
+        for name in of_role:
+            found.workers[name].fault = None
+        await found.plane.fall_silent(*(name for name in of_role if found.workers[name].bodies))
+        assert await asked == text_of(PROMPT, 6)
+        assert found.reroutes() == reroutes
 
 
 @pytest.mark.asyncio

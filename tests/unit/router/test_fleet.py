@@ -328,3 +328,15 @@ def test_a_worker_of_several_models_is_told_every_difference_once() -> None:
 def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:
     folded = fleet(registered(hash_scheme="sha256"))
     assert folded.hashing("m", 0.0) == Hashing(BLOCK_SIZE)
+
+
+def test_a_worker_is_lost_while_others_are_heard_and_not_when_all_fall_silent() -> None:
+    folded = fleet(registered("w0"), registered("w1"), heard_at_s=10.0)
+    folded.on_heartbeat("w1", "w1-1", 10.0 + SILENT_S - 0.1)  # then no heartbeat comes any more
+    assert unfit(folded, 100.0).startswith("silent")
+    assert (folded.lost("w0", "w0-1"), folded.lost("w1", "w1-1")) == ("", "")
+    folded.on_heartbeat("w1", "w1-1", 100.0)
+    assert (folded.lost("w0", "w0-1"), folded.lost("w1", "w1-1")) == ("silent for 5 s or longer", "")
+    assert (folded.lost("w0", "w0-2"), folded.lost("none", "none-1")) == ("the worker left", "the worker left")
+    folded.on_log_connection(connected=False, now_s=101.0)
+    assert folded.lost("w0", "w0-1") == ""

@@ -239,6 +239,7 @@ def test_a_cut_stream_resumes_behind_its_tokens() -> None:
     machine.receive(HeadCame(200, STREAM))
     machine.receive(FirstByteCame())
     events = token_comment([5, 6]) + b'data: {"id":"a","created":1,"choices":[{"finish_reason":null}]}\n\n'
+    assert machine.may_move(events, None, begun=True)
     assert machine.receive(StreamCut("body", "cut", events)) == (
         over(w0),
         Rerouted("migrated"),
@@ -250,6 +251,10 @@ def test_a_cut_stream_resumes_behind_its_tokens() -> None:
     assert isinstance(sent, Send)
     assert sent.progress is not None
     assert (sent.progress.token_count, sent.keeps_events) == (2, True)
+    assert machine.may_move(b"", None, begun=True), "the next worker gave no byte: another may be tried"
+    machine.receive(HeadCame(200, STREAM))
+    machine.receive(FirstByteCame())
+    assert not machine.may_move(events, None, begun=True), "the limit of migrations is reached"
 
 
 def test_a_cut_stream_that_lacks_only_its_end_is_ended() -> None:
@@ -266,6 +271,9 @@ def test_a_cut_stream_that_lacks_only_its_end_is_ended() -> None:
 
 def test_a_cut_stream_without_kept_events_does_not_resume() -> None:
     machine = after(parsed(migration_limit=1, stream=True), Admitted(), Chosen(Try("w0")), HeadCame(200, STREAM))
+    machine.receive(FirstByteCame())
+    assert not machine.may_move(None, None, begun=True)
+    assert not machine.may_move(b"data: {}\n\n", None, begun=True), "the worker told no ids"
     assert machine.receive(StreamCut("body", "cut", None)) == ()
     assert not machine.is_over
 

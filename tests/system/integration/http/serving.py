@@ -59,6 +59,9 @@ class Recorded:
         self.heard.append("end")
         self.tail, self.later_events = tail, later_events
 
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
+        return ""
+
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         self.heard.append(f"cut {phase}: {reason}")
         answer = self.http.at_cut.pop(0) if self.http.at_cut else None
