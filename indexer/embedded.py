@@ -6,7 +6,7 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -39,7 +39,7 @@ from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
-from kv_runtime.supervise import Part
+from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import Family
 from kv_runtime.tracing.service import EventTracing
 
@@ -69,6 +69,8 @@ __all__ = [
 STREAMS_S = 30.0
 """How long a process waits at its start for the server to answer."""
 _ASK_AGAIN_S = 0.5
+_LOOK_S, _STILL_LOOKS = 0.4, 3
+"""Seconds between a reader's looks at the writer's heartbeat, and looks without a new one until it doubts the index."""
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
 """Snapshots per age limit of the log, at least: the log must not drop messages that no snapshot covers."""
@@ -125,10 +127,13 @@ class ReadIndex:
 
     implementation: ImplementationName = "native"
 
-    def __init__(self, shared: SharedIndex, number: int, log: EventLog) -> None:
-        """This process is reader `number` of `shared`; nothing else in it may write to that."""
+    def __init__(self, shared: SharedIndex, number: int, log: EventLog, beats: Callable[[], int]) -> None:
+        """This process is reader `number` of `shared`; nothing else in it may write to that.
+
+        `beats` returns the number of heartbeats of the writer's process.
+        """
         self._reader = shared.reader(number)
-        self._event_log = log
+        self._event_log, self._beats = log, beats
         self.columns, self.overlap = self._reader.columns, self._reader.overlap
         self.catching_up, self.log_seq = self._reader.catching_up, self._reader.log_seq
 
@@ -136,8 +141,19 @@ class ReadIndex:
         """Do nothing: the other process reads the log."""
 
     def parts(self, stage: int) -> list[Part]:
-        """Return the event log's client."""
-        return [Part("event-log", self._event_log.run, stage)]
+        """Return the event log's client, and what watches the writer."""
+        return [Part("event-log", self._event_log.run, stage), Part("index-watch", self._watch, stage)]
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        """Doubt the index while its writer's heartbeat stands still; return once `stop` is set."""
+        beats, looks = 0, 0
+        while not stop.is_set():
+            before, beats = beats, self._beats()
+            looks = looks + 1 if beats == before else 0
+            if self._reader.is_behind != (looks >= _STILL_LOOKS):
+                self._reader.is_behind = looks >= _STILL_LOOKS
+                _log.warning("index_behind", is_behind=self._reader.is_behind)
+            await until(stop, asyncio.sleep(_LOOK_S))
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the event log's client."""

@@ -7,7 +7,8 @@ IndexReader(shared, 0)                             a reader: one process for eac
 A reader matches in the writer's tree itself: nothing is copied, and no other process is asked. Blocks and slots that it
 sees together were true together; the statuses are of that moment or a later one. While no writer lives the tree is read
 as it was, and every rank that was current is in doubt (log_away); a new writer's tree takes its place once that has
-caught up with the log. If a writer is killed in the midst of a change, nothing is known until then.
+caught up with the log. While the writer stands still they are in doubt, too (index_behind). If a writer is killed in
+the midst of a change, nothing is known until then.
 """
 
 from array import array
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from indexer.follow.fold_views import RankView
-from indexer.follow.status import without_log
+from indexer.follow.status import StaleReason, without_log
 from indexer.follow.status_writer import DOUBTS, SharedNames
 from indexer.index.implementations import sharing_core
 from indexer.index.overlap_columns import STATUS_COLUMNS_MAX, OverlapColumns, StreamStatus
@@ -99,6 +100,7 @@ class IndexReader:
         self._slot_of: dict[WorkerRank, int] = {}
         self._refused: frozenset[WorkerRank] = frozenset()
         self._names_version = 0
+        self._is_behind = False
         self._allocate(_COLUMNS_MIN)
 
     implementation = "native"
@@ -108,6 +110,16 @@ class IndexReader:
         self._matched = array("i", bytes(4 * len(TIERS) * columns))
         self._depths = np.frombuffer(self._matched, dtype=np.int32).reshape(len(TIERS), columns)
         self._empty_column = columns - 1
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the writer stands still, so that every rank that was current is in doubt (index_behind)."""
+        return self._is_behind
+
+    @is_behind.setter
+    def is_behind(self, is_behind: bool) -> None:
+        self._is_behind = is_behind
+        self._columns.clear()
 
     def catching_up(self) -> str:
         """Return how far the first writer has read the log; empty once something is known."""
@@ -179,8 +191,9 @@ class IndexReader:
             self._unknown(rank) if slot == _NO_SLOT else (epoch, seq, DOUBTS[doubt])
             for rank, slot, (epoch, seq, doubt) in zip(columns.ranks, slots, found, strict=True)
         ]
-        if not is_written:
-            statuses = [(epoch, seq, without_log(doubt)) for epoch, seq, doubt in statuses]
+        if self._is_behind or not is_written:
+            why: StaleReason = "index_behind" if is_written else "log_away"
+            statuses = [(epoch, seq, without_log(doubt, why)) for epoch, seq, doubt in statuses]
         columns.update(statuses, version)
         return True
 

@@ -9,6 +9,7 @@ overfull       the index had no memory for some of its blocks; the others are kn
 source         its consolidator reports it as stale
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before
+index_behind   the process with the index stands still; the same
 (empty)        current
 """
 
@@ -16,17 +17,19 @@ from typing import Literal
 
 import msgspec
 
-StaleReason = Literal["never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", ""]
+StaleReason = Literal[
+    "never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", "", "index_behind"
+]
 
 
 def is_blind(stale: str) -> bool:
     """Return whether the index's overlap of a rank counts for little with this reason."""
-    return stale not in ("", "overfull", "log_away")
+    return stale not in ("", "overfull", "log_away", "index_behind")
 
 
-def without_log(stale: str) -> str:
-    """Return the reason while the log is disconnected: a current rank may have changed since."""
-    return "log_away" if stale in ("", "behind") else stale
+def without_log(stale: str, why: StaleReason = "log_away") -> str:
+    """Return the reason while the log is disconnected, or not read (`why`): a current rank may have changed since."""
+    return why if stale in ("", "behind") else stale
 
 
 class FollowerCounts(msgspec.Struct, kw_only=True):

@@ -52,14 +52,18 @@ from router.live.fleet_columns import RoutedCounts
 from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
+from router.processes.directory import own_directory
 from router.processes.front import Front
 from router.processes.gathered import PassedElsewhere, TailOfProcesses
 from router.processes.links import Links
-from router.processes.supervisor import Child, ProcessesFailed, Role, Supervisor, Tally
+from router.processes.supervisor import BEAT_S, Child, ProcessesFailed, Role, Supervisor, Tally
 from router.queue.tenants import SECRET_BYTES
 from router.replicas.service import Replicas
 
 _INDEX, _LOG = "index", "event-log"
+_INDEX_STOP_S, _LOG_STOP_S = 10.0, 5.0
+_LATE_S = 2.0
+"""How long after its own time to stop a process is killed."""
 
 
 def run_processes(settings: RouterSettings, given: frozenset[str]) -> None:
@@ -68,7 +72,7 @@ def run_processes(settings: RouterSettings, given: frozenset[str]) -> None:
         raise ConfigurationError(["ledger.replicas: found false, allowed true: several processes share one ledger"])
     text, policies = text_and_policies(settings, given)
     shared = SharedIndex(settings.index, settings.data.processes)
-    directory = Path(tempfile.mkdtemp(prefix="kv-router-"))  # of mode 0700
+    directory = own_directory(Path(tempfile.gettempdir()))
     try:
         fleet = _Processes(_of_each(settings), text, policies, shared, directory)
         fleet.run()
@@ -98,10 +102,12 @@ class _Processes:
         self._private = {name: listening_at_path(path) for name, path in self._paths.items()}
         self._policy, self._shadows = directory / "policy.json", directory / "shadows.json"
         self._secret = os.urandom(SECRET_BYTES)
+        self._serving_stop_s = data.drain_s + 2 * data.limits().linger_s + 1
+        stop_s = self._serving_stop_s + _LATE_S
         roles = [
-            *([] if settings.nats.url else [Role(_LOG, 0, self._run_log)]),
-            Role(_INDEX, 1, self._run_index, on_ended=shared.on_writer_ended),
-            *(Role(name, 2, partial(self._run_serving, number)) for number, name in enumerate(self._paths)),
+            *([] if settings.nats.url else [Role(_LOG, 0, self._run_log, _LOG_STOP_S + _LATE_S)]),
+            Role(_INDEX, 1, self._run_index, _INDEX_STOP_S + _LATE_S, on_ended=shared.on_writer_ended),
+            *(Role(name, 2, partial(self._run_serving, number), stop_s) for number, name in enumerate(self._paths)),
         ]
         self._tally = Tally([role.name for role in roles])
         self._supervisor = Supervisor(roles, self._tally)
@@ -136,7 +142,7 @@ class _Processes:
             port = former.get("port", self._settings.nats.port)
             nats = await embedded_nats(self._settings, cleanup, port)
             child.say({"url": nats.url, "port": int(nats.url.rpartition(":")[2])})
-            await run_parts([Part("nats-server", nats.run, 0)], stop=stop, drain_s=5.0)
+            await run_parts([Part("nats-server", nats.run, 0)], stop=stop, drain_s=_LOG_STOP_S)
 
         self._run_child(child, serve)
 
@@ -147,7 +153,7 @@ class _Processes:
             parts = _IndexParts(self._settings, self._text, self._policies, log, self._shared)
             await parts.start(links, self._tally, self._control, self._policy, self._shadows)
             child.say({})
-            await run_parts(parts.parts(), stop=stop, drain_s=10.0)
+            await run_parts(parts.parts(), stop=stop, drain_s=_INDEX_STOP_S)
 
         self._run_child(child, serve)
 
@@ -155,12 +161,14 @@ class _Processes:
         async def serve(stop: asyncio.Event, cleanup: AsyncExitStack) -> None:
             log = await connected(self._settings, self._log_url(child.told), cleanup)
             own = self._private[f"serving-{number}"]
-            place = ServingPlace(number, self._shared, self._data, own, self._secret, self._policy, self._shadows)
+            beats = partial(self._tally.beats, _INDEX)
+            place = ServingPlace(
+                number, self._shared, self._data, own, self._secret, self._policy, self._shadows, beats
+            )
             parts = RouterParts(self._settings, self._text, self._policies, log, place)
             await parts.start(stop)
             child.say({})
-            drain_s = self._settings.data.drain_s + 2 * parts.data.limits.linger_s + 1
-            await run_parts(parts.parts(), stop=stop, drain_s=drain_s)
+            await run_parts(parts.parts(), stop=stop, drain_s=self._serving_stop_s)
 
         self._run_child(child, serve)
 
@@ -170,7 +178,14 @@ class _Processes:
         """Run `serve` until the parent says so, or is gone; an expected error ends the process with one line."""
 
         async def main(stop: asyncio.Event) -> None:
-            asyncio.get_running_loop().add_reader(child.parent, stop.set)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(child.parent, stop.set)
+
+            def beat() -> None:
+                child.beat()
+                loop.call_later(BEAT_S, beat)
+
+            beat()
             async with AsyncExitStack() as cleanup:
                 await serve(stop, cleanup)
 

@@ -80,7 +80,7 @@ from router.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from router.endpoint_picker.service import EndpointPicker
 
@@ -102,6 +102,8 @@ class ServingPlace(NamedTuple):
     """The policy in force, once it was changed."""
     shadows: Path
     """The shadows, once they were changed: a body of `PUT /v1/shadows`."""
+    index_beats: "Callable[[], int]"
+    """Returns the number of heartbeats of the process with the index."""
 
 
 class RouterParts:
@@ -162,7 +164,7 @@ class RouterParts:
     def _opened_index(self) -> EmbeddedIndex | ReadIndex:
         """Return the index of this process, or that of another process as it is read here."""
         if (place := self._place) is not None:
-            return ReadIndex(place.shared, place.number, self._log)
+            return ReadIndex(place.shared, place.number, self._log, place.index_beats)
         return EmbeddedIndex(
             self._settings.index,
             self._log,

@@ -320,6 +320,9 @@ class Routing:
         """
         reasons = self.unready()
         notes = [] if self.state.fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
+        ranks = [rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks]
+        if any(view.stale == "index_behind" for view in self._index.overlap((), ranks)):
+            notes.append("the process with the index stands still: predictions are made of what it knew")
         return Readiness(not reasons, reasons, notes)
 
     def unready(self) -> list[str]:

@@ -2,8 +2,9 @@
 
     start    by stage: a stage's processes are forked once all of the former one have said that they have started
     then     a process that ends is started again after a pause; one that ends too often ends all
-    stop     SIGTERM or SIGINT: processes get SIGTERM, the last stage first; a second signal cuts off what they still
-             do, a third kills them
+    frozen   a process whose heartbeat stands still for `FROZEN_LOOKS` looks is killed, and so started again
+    stop     SIGTERM or SIGINT: processes get SIGTERM, the last stage first, and are killed after `Role.stop_s`; a
+             second signal cuts off what they still do, and kills after `AT_ONCE_S`, a third at once
 
 A child is a fork, and nothing is imported or loaded twice: its pages are the parent's until it writes to them. So the
 parent has no event loop, no thread and no connection. A child leaves the terminal's process group, so that Ctrl-C
@@ -11,6 +12,7 @@ reaches the parent alone. When the parent is gone, however it ended, `Child.pare
 """
 
 import json
+import math
 import mmap
 import os
 import selectors
@@ -32,7 +34,15 @@ from kv_runtime.supervise import RESTARTS, Restarts
 from router.processes.metrics import ProcessState
 from router.processes.shared_pages import shared_pages
 
+BEAT_S = 0.25
+"""Time between two heartbeats of a process."""
+LOOK_S = 1.0
+FROZEN_LOOKS = 10
+"""Looks in a row that find no new heartbeat of a frozen process. Looks are counted, not seconds: a parent that did not
+run either learns nothing of its processes by that."""
+AT_ONCE_S = 1.0
 _TOLD_BYTES_MAX = 1 << 16
+_BEATS_BYTES = 8
 _COUNT = struct.Struct("<III")
 """Of one process in `Tally`: its id, whether it has started, and how often it was started again."""
 
@@ -52,6 +62,8 @@ class Child(NamedTuple):
     """What processes of former stages said when they had started, by name."""
     say: Callable[[dict[str, Any]], None]
     """Say that this process has started; JSON."""
+    beat: Callable[[], None]
+    """Say that this process runs. One that never did so is not found to be frozen."""
 
 
 class Role(NamedTuple):
@@ -60,15 +72,26 @@ class Role(NamedTuple):
     name: str
     stage: int
     work: Callable[[Child], None]
+    stop_s: float = 10.0
+    """How long it may take to end once it was asked to; then it is killed."""
     on_ended: Callable[[], None] = lambda: None
 
 
 class Tally:
-    """The states of all processes: the parent writes, the processes read."""
+    """The states of all processes: the parent writes, the processes read; and their heartbeats, which each counts."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._memory = mmap.mmap(-1, _COUNT.size * len(self._names))
+        self._beats = memoryview(mmap.mmap(-1, _BEATS_BYTES * len(self._names))).cast("Q")
+
+    def beat(self, name: str) -> None:
+        """Count a heartbeat of this process."""
+        self._beats[self._names.index(name)] += 1
+
+    def beats(self, name: str) -> int:
+        """Return the number of heartbeats so far; a process that was started again goes on counting."""
+        return self._beats[self._names.index(name)]
 
     def write(self, state: ProcessState) -> None:
         """Replace the state of a process."""
@@ -94,19 +117,34 @@ class _Process:
         """Whether this process, or one before it, has said so."""
         self.due_s: float | None = None
         """When it is to be started again."""
-        self.was_asked_to_stop = False
+        self.kill_at_s: float | None = None
+        """When it is killed; None: it was not asked to stop."""
+        self.beats = self.still_looks = 0
+        """Heartbeats at the last look, and the looks since the last new one."""
         self.failed_at_s: deque[float] = deque(maxlen=failures_max)
         self.restarts = 0
+
+    @property
+    def has_said(self) -> bool:
+        """Whether this process has said that it has started."""
+        return b"\n" in self.said
 
 
 class Supervisor:
     """Runs roles as processes."""
 
     def __init__(
-        self, roles: Sequence[Role], tally: Tally, *, restarts: Restarts = RESTARTS, clock: Clock | None = None
+        self,
+        roles: Sequence[Role],
+        tally: Tally,
+        *,
+        restarts: Restarts = RESTARTS,
+        clock: Clock | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
         self._processes = [_Process(role, restarts.failures_max) for role in sorted(roles, key=lambda role: role.stage)]
         self._tally, self._restarts, self._clock = tally, restarts, clock or SystemClock()
+        self._look_s, self._looked_s = look_s, self._clock.now()
         self._selector = selectors.DefaultSelector()
         self._life = os.pipe()
         self._stops = self._signals_passed_on = 0
@@ -138,6 +176,7 @@ class Supervisor:
                         is_announced = True
                         on_started()
                 self._wait()
+                self._look()
                 if not is_stopping and (self._stops or self._failure):
                     is_stopping = True
                     on_stopping()
@@ -154,18 +193,46 @@ class Supervisor:
                 self._fork(each)
 
     def _stop_next(self) -> None:
-        """Signal the last stage that still has processes; on a further signal, all."""
+        """Signal the last stage that still has processes; on a further signal, all. Kill those whose time is over."""
+        now_s = self._clock.now()
         living = [each for each in self._processes if each.pid]
         last = max((each.role.stage for each in living), default=0)
         for each in living:
-            if each.role.stage == last and not each.was_asked_to_stop:
-                each.was_asked_to_stop = True
-                _signal(each.pid, signal.SIGTERM)
+            if each.role.stage == last and each.kill_at_s is None:
+                self._ask_to_stop(each, now_s + each.role.stop_s)
         further = max(self._stops - 1, 0)
         if further > self._signals_passed_on:
             self._signals_passed_on = further
             for each in living:
-                _signal(each.pid, signal.SIGTERM if further == 1 else signal.SIGKILL)
+                self._ask_to_stop(each, now_s + (AT_ONCE_S if further == 1 else 0.0))
+        for each in living:
+            if each.kill_at_s is not None and each.kill_at_s <= now_s:
+                self._kill(each, "it did not end in time")
+
+    def _ask_to_stop(self, process: _Process, kill_at_s: float) -> None:
+        process.kill_at_s = kill_at_s
+        _signal(process.pid, signal.SIGTERM)
+
+    def _kill(self, process: _Process, why: str) -> None:
+        process.kill_at_s = math.inf
+        _log.error("process_killed", process=process.role.name, why=why)
+        _signal(process.pid, signal.SIGKILL)
+
+    def _look(self) -> None:
+        """Kill what is frozen, of the first stage alone: later ones may wait for that, and get their time anew."""
+        now_s = self._clock.now()
+        if now_s - self._looked_s < self._look_s:
+            return
+        self._looked_s = now_s
+        for each in self._processes:
+            before, each.beats = each.beats, self._tally.beats(each.role.name)
+            each.still_looks = each.still_looks + 1 if each.has_said and each.beats == before > 0 else 0
+        frozen = [each for each in self._processes if each.pid and each.still_looks >= FROZEN_LOOKS]
+        for each in frozen:
+            if each.role.stage == frozen[0].role.stage:
+                self._kill(each, "it is frozen")
+        for each in self._processes if frozen else ():
+            each.still_looks = 0
 
     # ---------------------------------------------------------------------------------------------- processes
 
@@ -179,7 +246,7 @@ class Supervisor:
             self._become(process.role, write)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         os.close(write)
-        process.pid, process.pipe, process.due_s, process.said = pid, read, None, b""
+        process.pid, process.pipe, process.due_s, process.still_looks = pid, read, None, 0
         self._selector.register(read, selectors.EVENT_READ, process)
 
     def _become(self, role: Role, write: int) -> NoReturn:
@@ -196,7 +263,7 @@ class Supervisor:
             def say(what: dict[str, Any]) -> None:
                 os.write(write, json.dumps(what).encode() + b"\n")
 
-            role.work(Child(self._life[0], self.told, say))
+            role.work(Child(self._life[0], self.told, say, lambda: self._tally.beat(role.name)))
             code = 0
         except SystemExit as error:
             code = _exit_code(error)
@@ -225,7 +292,7 @@ class Supervisor:
         self._read(process)
         self._selector.unregister(process.pipe)
         os.close(process.pipe)
-        name, process.pid = process.role.name, 0
+        name, process.pid, process.said, process.kill_at_s = process.role.name, 0, b"", None
         process.role.on_ended()
         self._tally.write(ProcessState(name, 0, is_up=False, restarts=process.restarts))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -252,11 +319,12 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------- waiting
 
     def _wait(self) -> None:
-        """Wait for a signal, the end of a process, what one says, or the time to start one again."""
+        """Wait for a signal, the end of a process, what one says, or the time to start or kill one, or to look."""
         now_s = self._clock.now()
         is_stopping = bool(self._stops or self._failure)
-        due = [] if is_stopping else [each.due_s - now_s for each in self._processes if each.due_s is not None]
-        for key, _ in self._selector.select(max(0.0, min(due)) if due else None):
+        times_s = [each.kill_at_s if is_stopping else each.due_s for each in self._processes]
+        next_s = min([each for each in times_s if each is not None], default=math.inf)
+        for key, _ in self._selector.select(max(0.0, min(next_s - now_s, self._look_s))):
             if key.data is None:
                 with suppress(BlockingIOError):
                     os.read(key.fd, 4096)

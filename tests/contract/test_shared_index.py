@@ -169,12 +169,16 @@ def without_a_writer_all_is_in_doubt() -> list[str]:
     writer.pipe.send("publish")
     writer.heard()
     look()
+    for reader.is_behind in (True, False):
+        look()
     writer.kill()
     shared.on_writer_ended()
     look()
     nothing = ([0, 0], (0, 0), (0, 0), ("never_heard", "never_heard"))
-    known, left = (([10, 0], (11, 0), (7, 0), (doubt, "never_heard")) for doubt in ("", "log_away"))
-    expected = [nothing, nothing, known, left]
+    known, behind, left = (
+        ([10, 0], (11, 0), (7, 0), (doubt, "never_heard")) for doubt in ("", "index_behind", "log_away")
+    )
+    expected = [nothing, nothing, known, behind, known, left]
     return [] if answers == expected and len(found) == 1 and not reader.catching_up() else [f"{answers}", *found]
 
 

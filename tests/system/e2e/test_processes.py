@@ -56,6 +56,11 @@ class Fleet:
         async with self._session.request(method, URL(self._control + path, encoded=True), json=body) as response:
             return await response.json(content_type=None)
 
+    async def ready(self) -> Any:
+        """Return what a serving process says of itself."""
+        async with self._session.get(f"{self._data}/ready") as response:
+            return await response.json()
+
     async def metrics(self) -> str:
         async with self._session.get(f"{self._control}/metrics") as response:
             return await response.text()
@@ -286,11 +291,20 @@ async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_start
         assert await made.metric("process_restarts_total") == 1
 
 
-async def test_a_killed_index_costs_no_stream_and_what_it_knew_is_used_in_doubt_until_it_is_back() -> None:
+async def test_a_frozen_or_killed_index_costs_no_stream_and_what_it_knew_is_used_in_doubt_until_it_is_back() -> None:
     async with fleet(speed=SLOW) as made:
         running, begun = await made.streams(8)
         await begun
-        psutil.Process(await made.pid("index")).kill()
+        index = psutil.Process(await made.pid("index"))
+        index.suspend()
+
+        async def is_noted() -> bool:
+            found = [await made.ready() for _ in range(8)]
+            return all(each["ready"] and "stands still" in str(each["notes"]) for each in found)
+
+        await made.until(is_noted)
+        assert (await made.ask(headers={"x-request-id": "frozen"})).is_whole
+        index.kill()
         during = await asyncio.gather(*(made.ask() for _ in range(8)))
         assert all(each.is_whole for each in [*during, *await running])
 
@@ -301,6 +315,8 @@ async def test_a_killed_index_costs_no_stream_and_what_it_knew_is_used_in_doubt_
         await made.ask()
         newest = (await made.control("/v1/decisions?limit=1"))["decisions"][0]
         assert (newest["trust"], newest["overlap_blocks"] > 0) == ("EXACT", True)
+        candidate = (await made.control("/v1/decisions/frozen"))["decision"]["candidates"][0]
+        assert (candidate["trust"], candidate["trust_reason"]) == ("DEGRADED", "index_behind")
         assert await made.metric("process_up") == 4
 
 

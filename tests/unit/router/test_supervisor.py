@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kv_runtime.supervise import Restarts
-from router.processes.supervisor import Child, ProcessesFailed, Role, Supervisor, Tally
+from router.processes.supervisor import LOOK_S, Child, ProcessesFailed, Role, Supervisor, Tally
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-LOOKS, LOOK_S = 3_000, 0.01
+TURNS, TURN_S = 3_000, 0.01
 QUICK = Restarts(failures_max=3, window_s=60.0, pause_s=0.01, pause_max_s=0.01)
 Roles = Callable[[Path], list[Role]]
 
@@ -56,6 +56,15 @@ def deaf(file: Path, child: Child) -> None:
             note(file, f"deaf was asked {noted}")
 
 
+def freezes(file: Path, child: Child) -> None:
+    """Start, have a heartbeat, and stand still."""
+    note(file, "freezes begins")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes before it stands still
+    child.beat()
+    child.say({})
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def refuses(_: Path, child: Child) -> None:
     del child
     sys.exit("it cannot be done")
@@ -76,6 +85,10 @@ def one_deaf(file: Path) -> list[Role]:
     return [Role("a", 1, partial(until_stopped, "a", file)), Role("deaf", 2, partial(deaf, file))]
 
 
+def one_frozen(file: Path) -> list[Role]:
+    return [Role("a", 1, partial(until_stopped, "a", file)), Role("freezes", 2, partial(freezes, file), stop_s=0.1)]
+
+
 def one_that_refuses(file: Path) -> list[Role]:
     return [Role("a", 1, partial(until_stopped, "a", file)), Role("refuses", 2, partial(refuses, file))]
 
@@ -85,10 +98,10 @@ def one_that_dies(file: Path) -> list[Role]:
     return [dies, Role("a", 1, partial(until_stopped, "a", file))]
 
 
-def supervise(roles: Roles, file: Path) -> None:
+def supervise(roles: Roles, file: Path, look_s: float) -> None:
     """Run the parent."""
     made = roles(file)
-    supervisor = Supervisor(made, Tally([role.name for role in made]), restarts=QUICK)
+    supervisor = Supervisor(made, Tally([role.name for role in made]), restarts=QUICK, look_s=look_s)
     try:
         supervisor.run(partial(note, file, "started"), partial(note, file, "stopping"))
     except ProcessesFailed as error:
@@ -97,10 +110,10 @@ def supervise(roles: Roles, file: Path) -> None:
 
 
 class Parent:
-    def __init__(self, roles: Roles, file: Path) -> None:
+    def __init__(self, roles: Roles, file: Path, *, look_s: float = LOOK_S) -> None:
         self.file = file
         file.touch()
-        self.process: SpawnProcess = get_context("spawn").Process(target=supervise, args=(roles, file))
+        self.process: SpawnProcess = get_context("spawn").Process(target=supervise, args=(roles, file, look_s))
         self.process.start()
 
     def notes(self) -> list[str]:
@@ -108,11 +121,11 @@ class Parent:
 
     def until(self, words: str) -> list[str]:
         """Return the notes once these are among them."""
-        for _ in range(LOOKS):
+        for _ in range(TURNS):
             if words in self.notes():
                 return self.notes()
-            self.process.join(LOOK_S)
-            select.select([], [], [], LOOK_S)
+            self.process.join(TURN_S)
+            select.select([], [], [], TURN_S)
         raise AssertionError(self.notes())
 
     def signal(self, number: signal.Signals) -> None:
@@ -135,15 +148,28 @@ def test_a_stage_starts_when_the_former_has_and_stops_before_it(file: Path) -> N
     assert (notes[4], sorted(notes[5:7]), notes[7:]) == ("stopping", ["b stops", "c stops"], ["a stops", "over"])
 
 
-def test_a_second_signal_is_passed_on_and_a_third_kills(file: Path) -> None:
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_second_signal_is_passed_on_and_kills_after_a_second_and_a_third_at_once(file: Path, signals: int) -> None:
     parent = Parent(one_deaf, file)
     parent.until("started")
-    parent.signal(signal.SIGINT)
-    parent.until("deaf was asked 1")
-    parent.signal(signal.SIGINT)
-    parent.until("deaf was asked 2")
-    parent.signal(signal.SIGINT)
+    for number in range(1, signals + 1):
+        parent.signal(signal.SIGINT)
+        if number < 3:
+            parent.until(f"deaf was asked {number}")
     assert parent.until("over")[-2] == "failed: process deaf was killed by SIGKILL"
+
+
+def test_a_frozen_process_is_killed_when_its_time_to_stop_is_over(file: Path) -> None:
+    parent = Parent(one_frozen, file)
+    parent.until("started")
+    parent.signal(signal.SIGTERM)
+    assert parent.until("over")[-3:] == ["a stops", "failed: process freezes was killed by SIGKILL", "over"]
+
+
+def test_a_frozen_process_is_killed_and_started_again(file: Path) -> None:
+    notes = Parent(one_frozen, file, look_s=0.01).until("over")
+    assert notes.count("freezes begins") == 3
+    assert notes[-2] == "failed: process freezes was killed by SIGKILL, 3 times in 60 s"
 
 
 def test_a_process_that_cannot_start_ends_the_others(file: Path) -> None:
