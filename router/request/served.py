@@ -247,8 +247,8 @@ class Served(RequestDriver):
         if not self._machine.may_move(*self._replayed(), begun=begun):
             self._stays = attempt
             return ""
-        has_other = self.serving.has_other(self._initial_route, self._plan, self.inbound, self._prefill)
-        return reason if has_other else ""
+        routed = self._initial_route, self._plan, self.inbound, self._prefill
+        return reason if self.serving.has_other(attempt.rank, *routed) else ""
 
     # ------------------------------------------------------------------------------------------- the records
 

@@ -272,9 +272,14 @@ class Serving:
         return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
 
     def has_other(
-        self, route: RouteRequest, plan: RequestPlan, inbound: Inbound, prefill: WorkerRegistered | None
+        self,
+        than: WorkerRank,
+        route: RouteRequest,
+        plan: RequestPlan,
+        inbound: Inbound,
+        prefill: WorkerRegistered | None,
     ) -> bool:
-        """Return whether a fit rank can serve the request; the arguments are those of `route_of`."""
+        """Return whether a fit rank other `than` this can serve the request; the further arguments as of `route_of`."""
         state, now_s = self.routing.state, self.routing.clock.now()
         ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
         if not ranks.roles:  # the usual case, without a look at each rank
@@ -282,7 +287,8 @@ class Serving:
         plans = [plan]
         if plan.phase in ("prefill", "decode") and not plan.is_fixed:
             plans.append(plan.beside("alone"))
-        return any("" in exclusions(ranks, self.route_of(route, each, inbound, prefill)) for each in plans)
+        routes = [self.route_of(route, each, inbound, prefill) for each in plans]
+        return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 
     def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Return the error for a request of which no rank is eligible."""

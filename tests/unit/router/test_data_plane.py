@@ -427,7 +427,9 @@ async def test_a_request_without_a_byte_leaves_a_worker_that_is_lost(how: str, d
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("why", ["all are silent", "the log is away", "no other is fit", "no retry", "pinned"])
+@pytest.mark.parametrize(
+    "why", ["all are silent", "the log is away", "no other is fit", "only its own rank is", "no retry", "pinned"]
+)
 async def test_a_request_stays_at_a_silent_worker_when_it_cannot_be_served_elsewhere(why: str) -> None:
     heals = asyncio.Event()
 
@@ -441,12 +443,15 @@ async def test_a_request_stays_at_a_silent_worker_when_it_cannot_be_served_elsew
         plane.join("w1", refusing_url())
         asked = asyncio.ensure_future(plane.post({"nvext": {"backend_instance_id": "w0"}} if why == "pinned" else None))
         await until(lambda: bool(worker.received))
-        if why == "no other is fit":
+        if why in ("no other is fit", "only its own rank is"):
             draining = WorkerDraining(worker_id="w1", instance="w1-1")
             plane.state.apply(FleetApplied(now_s=NOW_S, event=draining))
         if why == "the log is away":
             plane.state.apply(LogConnection(now_s=NOW_S, heard=False))
-        await plane.fall_silent("w0", *(["w1"] if why == "all are silent" else []))
+        if why == "only its own rank is":
+            plane.join("w0", worker.base_url, instance="another")
+        silent = {"all are silent": ("w0", "w1"), "only its own rank is": ()}
+        await plane.fall_silent(*silent.get(why, ("w0",)))
         await plane.checked()
         heals.set()
         answered = await asked
