@@ -33,6 +33,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kv_protocol.errors import UNDECODABLE
+from kv_runtime.files import replace_file
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import ControlPlane, control_app
@@ -136,7 +137,7 @@ class Front:
             response = await change(request)
             if response.status == HTTPStatus.OK:
                 assert isinstance(response.body, bytes)
-                await asyncio.to_thread(_write, self._policy_path, response.body)
+                await asyncio.to_thread(replace_file, self._policy_path, response.body)
                 await self._links.all("PUT", "/v1/policy", response.body)
             return response
 
@@ -332,12 +333,6 @@ def _with_budget(body: bytes, answer: Answer) -> bytes:
 def _keep(path: Path, data: bytes) -> None:
     """Write what was changed; without data the configured values are in force again."""
     if data:
-        _write(path, data)
+        replace_file(path, data)
     else:
         path.unlink(missing_ok=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    written = path.with_suffix(".new")
-    written.write_bytes(data)
-    written.replace(path)
