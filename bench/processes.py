@@ -25,6 +25,8 @@ from bench.nats_cluster import LED, READY, NatsCluster
 from bench.ports import free_ports
 from bench.report import lag_counts
 from kv_runtime.clock import SystemClock
+from kv_runtime.config.loading import ENV_PREFIX
+from kv_runtime.process import child_environment
 
 _START_S = 60.0
 _STOP_S = 20.0
@@ -73,6 +75,14 @@ class FleetShape(NamedTuple):
     control_port: int = 0
     nats_port: int = 0
     log_directory: Path | None = None
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment of a program of this project that a user's command starts: the user's, without settings.
+
+    Other programs get `child_environment`.
+    """
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
 
 
 def roles_of(*, aggregated: int = 0, prefill: int = 0, decode: int = 0) -> dict[str, str]:
@@ -129,8 +139,8 @@ class ChildProcess:
         return "\n".join(self._lines)
 
     async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start it; a task of `group` reads its output. `variables` join those of this process's environment."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+        """Start it; a task of `group` reads its output. `variables` join those of its environment."""
+        environment = own_environment() if self.command[0] == sys.executable else child_environment()
         self._child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
             *self.command,

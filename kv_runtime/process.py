@@ -1,8 +1,12 @@
-"""Runs a process: signals, the event loop, memory and garbage, and the reason when it is cut off."""
+"""Runs a process: signals, the event loop, memory and garbage, and the reason when it is cut off.
+
+A child process is given no more of the environment than `child_environment`: elsewhere in it are secrets.
+"""
 
 import asyncio
 import ctypes
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,7 +21,22 @@ from kv_runtime.supervise import DrainOverdue
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _MADE_BEFORE_COLLECTION = 20_000
+_PASSED_ON = frozenset(
+    (
+        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE"),
+        *("TEMP", "TMP", "TMPDIR", "TZ"),
+        *("GOGC", "GOMAXPROCS", "GOMEMLIMIT"),  # of a nats-server
+        *("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+    )
+)
+"""Where programs, libraries and temporary files are, the language, and what a runtime may take."""
+
 _M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of a child process: what cannot be a secret."""
+    return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
 
 
 def install_signals(stop: asyncio.Event) -> Callable[[], None]:

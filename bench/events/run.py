@@ -7,7 +7,6 @@ Leaving the block leaves nothing behind.
 
 import asyncio
 import json
-import os
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import psutil
 
+from bench.processes import own_environment
 from indexer.embedded import ensure_streams
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
@@ -52,7 +52,6 @@ class Child:
             BenchFailed: `begin` failed.
         """
         errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         spawned_ns = time.time_ns()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -62,7 +61,7 @@ class Child:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            env=environment,
+            env=own_environment(),
             limit=_ANSWER_BYTES_MAX,
         )
         child = cls(role, process, errors)

@@ -13,6 +13,7 @@ from bench.index.results import IndexResults
 from bench.index.tables import NONE, FigureTable, number, tables
 from bench.index.verdicts import IndexVerdict, verdicts
 from bench.report import machine_line
+from kv_runtime.process import child_environment
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _ROOT = Path(__file__).parents[2]
@@ -55,7 +56,9 @@ def commit() -> str:
     """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
     command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=child_environment()
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -4,7 +4,6 @@ Only one process works at a time. A round is one turn of each seat, so a disturb
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -14,6 +13,7 @@ from typing import IO, Any, NamedTuple, Self
 
 from bench.index.plan import SEATS, IndexCell
 from bench.index.results import IndexResults
+from kv_runtime.process import child_environment
 
 _ROOT = Path(__file__).parents[2]
 _SEED = 1000
@@ -54,7 +54,7 @@ class SubjectProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env={**os.environ, "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"},
+                env={**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"},
             )
         except OSError as error:
             self._errors.close()

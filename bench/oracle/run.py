@@ -9,7 +9,6 @@ Source of the frames: `docs/SOURCES.md` D12; tried on the peer itself.
 """
 
 import json
-import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ import msgspec
 import zmq
 
 from bench.oracle.grid import BLOCK_SIZE, Flip, Held, OracleCell, OraclePrompt, Weights
+from kv_runtime.process import child_environment
 
 _ROOT = Path(__file__).parents[2]
 _MEDIA = ("GPU", "CPU", "DISK")
@@ -54,7 +54,7 @@ class PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                env={**child_environment(), "PYTHONPATH": str(_ROOT)},
             )
         except OSError as error:
             raise PeerAbsent(f"{python}: {error.strerror}") from error

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from kv_runtime.process import child_environment
+
 STRACE, PERF = "strace", "perf"
 _ATTACH_S = 0.5
 _PERF_HZ = 997
@@ -75,7 +77,7 @@ async def beside(command: list[str], work: Callable[[], Awaitable[float]]) -> fl
     if shutil.which(command[0]) is None:
         raise ToolAbsent(f"{command[0]}: not on PATH")
     tool = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=child_environment()
     )
     try:
         await asyncio.sleep(_ATTACH_S)
@@ -93,7 +95,7 @@ async def beside(command: list[str], work: Callable[[], Awaitable[float]]) -> fl
 async def output_of(command: list[str]) -> str:
     """Return what a command prints."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=child_environment()
     )
     printed, _ = await process.communicate()
     return printed.decode(errors="replace")

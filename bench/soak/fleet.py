@@ -16,7 +16,7 @@ from typing import Self
 import aiohttp
 
 from bench.ports import free_ports
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, own_environment
 from bench.soak.figures import one_request_sessions, totals
 from bench.soak.requests import MODEL
 from kv_runtime.clock import SystemClock
@@ -181,6 +181,7 @@ class SoakFleet:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env=own_environment(),
         )
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode()

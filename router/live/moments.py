@@ -8,7 +8,6 @@ Routing shares neither memory nor event loop with such a process.
 """
 
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ENV_PREFIX
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.process import child_environment
 from kv_runtime.supervise import TaskSet
 from kv_runtime.telemetry import Family, counter, gauge
 from router.live.moment_process import MomentLimits, PastMoment
@@ -59,7 +59,7 @@ class Moments:
     ) -> None:
         """`url`: of the event log, which `nats.url` does not name if it is embedded. `program` is run for a moment."""
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)},
+            **child_environment(),
             f"{ENV_PREFIX}NATS__URL": url,
             f"{ENV_PREFIX}NATS__USER": nats.user,
             f"{ENV_PREFIX}NATS__CREDENTIALS": nats.credentials.get_secret_value(),

@@ -103,6 +103,18 @@ async def test_a_moment_that_is_not_used_is_dropped_and_is_no_failure() -> None:
         assert shown.moments.failed_total == 0
 
 
+async def test_its_process_gets_the_log_and_no_other_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVROUTER_CONTROL__TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    async with kept(saying(READY)) as shown:
+        await shown.ask(1.0)
+        await shown.until_states("ready")
+        (process,) = await shown.until_processes(1)
+        given = process.environ()
+    assert given["KVROUTER_NATS__URL"] == "nats://127.0.0.1:1"
+    assert "secret" not in given.values()
+
+
 async def test_a_moment_in_which_a_ready_process_dies_has_failed_and_its_time_can_be_asked_for_again() -> None:
     async with kept(saying(READING, READY)) as shown:
         first = await shown.ask(1.0)
