@@ -111,6 +111,17 @@ LOG = Group(
             description="{{ $labels.job }} {{ $labels.instance }} has had no connection to NATS for a minute.",
         ),
         Alert(
+            name="KvRouterLogRefuses",
+            expr=f"{increase('log_publish_failures_total', by='job, instance', over='5m')} > 0"
+            f" and min by (job, instance) (min_over_time({selected('log_connected')}[5m])) == 1",
+            lasting="5m",
+            severity="warning",
+            summary="NATS does not store what {{ $labels.instance }} publishes",
+            description="NATS is connected, and did not confirm {{ $value | humanize }} publications of "
+            "{{ $labels.job }} {{ $labels.instance }} in the last 5 minutes. After its disk was full, a nats-server "
+            "has to be restarted.",
+        ),
+        Alert(
             name="KvRouterSnapshotTooOld",
             expr=f"min({selected('snapshot_age_seconds')}) > 900"
             f" and {increase('events_applied_total', over='15m')} > 0",

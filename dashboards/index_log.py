@@ -26,12 +26,15 @@ LOG = Row(
             title="Troubles with NATS",
             description="kvrouter_log_publish_failures_total, kvrouter_log_reconnects_total, "
             "kvrouter_log_dropped_messages_total (65,536 waited), kvrouter_log_read_anew_total (a stream was "
-            "replaced). Failures while connected: a stream is full, or has no leader.",
+            "replaced), kvrouter_nats_server_restarts_total (of the embedded nats-server; at the right "
+            "kvrouter_nats_server_up). Failures while connected: the disk was full, or a stream has no leader.",
             queries=(
                 Query(rate("log_publish_failures_total"), "not confirmed"),
                 Query(rate("log_reconnects_total"), "reconnected"),
                 Query(rate("log_dropped_messages_total"), "dropped"),
                 Query(rate("log_read_anew_total"), "read anew"),
+                Query(rate("nats_server_restarts_total"), "nats-server restarted"),
+                Query(f"min({selected('nats_server_up')})", "nats-server up", right=True),
             ),
             unit="cps",
         ),

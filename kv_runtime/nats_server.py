@@ -2,7 +2,8 @@
 
     start   the port is probed, then a private directory is made for the configuration (and for the store, unless one
             is given), then the server is started; its log reports when it is ready. A failure leaves nothing behind.
-    in use  `wait` and `run` raise when it exits
+    run     a server that ends is started again, on the same port and store, after a pause; so is one whose disk was
+            full, once there is space: until a restart it stores nothing in a stream of which a write failed
     stop    SIGTERM, SIGKILL after a budget; the private directory is removed
 
 A killed process leaves its private directory behind; the next server that starts on the machine removes it. A directory
@@ -19,24 +20,28 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import structlog
 
 from kv_runtime.extras import DISTRIBUTION, install_command
+from kv_runtime.process import child_environment
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, counter, gauge
 
 _log = structlog.get_logger("nats_server")
 
@@ -46,10 +51,22 @@ _LOG_LINES = 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _IN_USE = "address already in use"
+_DISK_FULL = re.compile(r"critical write error.*no space left on device", re.IGNORECASE)
 _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
 """The prefix of private directories' names, and the prefix before that until they are locked."""
 _OWNER, _STORE = ".owner", "store"
 _STORE_LOCKED = "store is locked by another server"
+
+RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.2, 5.0
+"""Before a restart; doubled for each further one, until a server has run for `_STEADY_S`."""
+_STEADY_S = 60.0
+_RESTART_S = 120.0
+"""Time until a server that was killed is ready again: it reads all messages of a store that was not closed."""
+_LOOK_S = 1.0
+_FREE_BYTES_MIN, _FREE_PART = 64 << 20, 20
+"""A disk has space again: so many bytes, or 1 of so many of a small one."""
+_STATE = struct.Struct("<III")
+"""Of a server: its port, whether it is up, and how often it was started again."""
 
 _CHILD = f"""
 import ctypes, fcntl, os, signal, sys
@@ -70,14 +87,21 @@ os.execv(command[0], command)
 
 
 class NatsServerError(Exception):
-    """The embedded nats-server could not be started, or ended while it was needed; the message ends with its log."""
+    """The embedded nats-server could not be started; the message ends with its log."""
+
+
+class NatsServerStatistics(NamedTuple):
+    """Whether the server is up, and how often it was started again."""
+
+    is_up: bool
+    restarts_total: int
 
 
 class EmbeddedNats:
     """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
 
     Start it in the event loop of a thread that runs as long as the server is needed: to the kernel, the end of that
-    thread is the parent's death.
+    thread is the parent's death. Forks of the process that made this see `url` and `statistics`, whichever starts it.
     """
 
     def __init__(
@@ -94,7 +118,7 @@ class EmbeddedNats:
         """Describe the server.
 
         Args:
-            port: 0 lets the system choose one.
+            port: 0 lets the system choose one, which is kept.
             store_dir: directory of the streams; created if missing, not removed. None: a private one, which `stop`
                 removes.
             store_bytes_max: limit of all streams on disk; a stream whose own limit does not fit is refused.
@@ -103,7 +127,8 @@ class EmbeddedNats:
             stop_s: time for it to end by itself.
             on_log_line: called in the event loop with every line of the server's log.
         """
-        self._port = port
+        self._state = mmap.mmap(-1, _STATE.size)  # shared with forks
+        _STATE.pack_into(self._state, 0, port, 0, 0)
         self._store_dir = store_dir
         self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
         self._start_s = start_s
@@ -113,14 +138,29 @@ class EmbeddedNats:
         self._private: _PrivateDirectory | None = None
 
     @property
+    def _port(self) -> int:
+        port: int = _STATE.unpack(self._state)[0]
+        return port
+
+    @property
     def url(self) -> str:
-        """The address for clients, once the server has started."""
-        return f"nats://{HOST}:{self._running().port}"
+        """The address for clients, once the server has been started; it stays."""
+        return f"nats://{HOST}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The server's process id, once it has started."""
-        return self._running().pid
+        """The server's process id, while it runs."""
+        assert self._child is not None, "nats-server is not started"
+        return self._child.pid
+
+    def statistics(self) -> NatsServerStatistics:
+        """Return the present figures."""
+        _, is_up, restarts = _STATE.unpack(self._state)
+        return NatsServerStatistics(bool(is_up), restarts)
+
+    def _note(self, *, port: int = 0, is_up: bool, restarts: int = 0) -> None:
+        former_port, _, total = _STATE.unpack(self._state)
+        _STATE.pack_into(self._state, 0, port or former_port, is_up, total + restarts)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -139,36 +179,48 @@ class EmbeddedNats:
                 process remains.
         """
         assert self._private is None
+        try:
+            await self._launch(self._start_s)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _launch(self, ready_s: float) -> None:
+        """Start a server, which is ready afterwards; on a failure there is none, and the private directory remains."""
         binary = find_binary()
         _check_port_is_free(self._port)
         try:
-            await self._start(binary)
-        except BaseException as error:
-            await self.stop()
-            if isinstance(error, OSError):
-                raise NatsServerError(f"nats-server could not be started: {error}") from error
-            raise
+            if self._private is None:
+                remove_abandoned()
+                self._private = _PrivateDirectory()
+            child = await self._spawn(binary, self._private.path)
+        except OSError as error:
+            raise NatsServerError(f"nats-server could not be started: {error}") from error
+        await asyncio.wait((child.ready, child.ended), timeout=ready_s, return_when="FIRST_COMPLETED")
+        if not child.ready.done():
+            failure = self._start_failure(child, ready_s)
+            await self._end()
+            raise failure
+        self._note(port=child.port, is_up=True)
 
-    async def _start(self, binary: str) -> None:
-        remove_abandoned()
-        self._private = _PrivateDirectory()
-        config, store = self._write_config(self._private.path)
+    async def _spawn(self, binary: str, directory: Path) -> "_Child":
+        config, store = self._write_config(directory)
         command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
         loop = asyncio.get_running_loop()
-        _, self._child = await loop.subprocess_exec(
+        _, child = await loop.subprocess_exec(
             lambda: _Child(loop, self._on_log_line),
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            env=child_environment(),
         )
-        await asyncio.wait((self._child.ready, self._child.ended), timeout=self._start_s, return_when="FIRST_COMPLETED")
-        if not self._child.ready.done():
-            raise self._start_failure(self._child)
+        self._child = child
+        return child
 
     def _write_config(self, directory: Path) -> tuple[str, str]:
         """Write the configuration; return its path and the store's, which exists."""
-        store = self._store_dir or directory / _STORE
-        store.mkdir(parents=True, exist_ok=True)
+        store = self._store(directory)
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = {
             "listen": f"{HOST}:{self._port or -1}",
             "max_payload": MAX_PAYLOAD_BYTES,
@@ -179,28 +231,63 @@ class EmbeddedNats:
         path.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
         return str(path), str(store)
 
-    def _start_failure(self, child: "_Child") -> NatsServerError:
+    def _store(self, directory: Path) -> Path:
+        return self._store_dir or directory / _STORE
+
+    def _start_failure(self, child: "_Child", ready_s: float) -> NatsServerError:
         if _IN_USE in child.log_tail():
             return _port_in_use(self._port)
         if _STORE_LOCKED in child.log_tail():
             return NatsServerError(f"nats-server's store {self._store_dir} is used by another embedded nats-server")
-        how = "ended" if child.ended.done() else f"was not ready after {self._start_s} s"
+        how = "ended" if child.ended.done() else f"was not ready after {ready_s} s"
         return NatsServerError(f"nats-server {how}; its log:\n{child.log_tail()}")
 
-    async def wait(self) -> None:
-        """Return when `stop` was called and the server has ended.
-
-        Raises:
-            NatsServerError: the server ended by itself.
-        """
-        child = self._running()
-        await asyncio.shield(child.ended)
-        if not child.is_stopping:
-            raise NatsServerError(f"nats-server ended (exit status {child.exit_status}); its log:\n{child.log_tail()}")
-
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch the server until `stop` is set, as a part of a process; raise as `wait`. The server keeps running."""
-        await until(stop, self.wait())
+        """Keep the server running until `stop` is set, as a part of a process; it runs on afterwards.
+
+        One that does not run, or whose disk was full, is started on the same port and store: again and again, if it
+        cannot be.
+        """
+        await until(stop, self._keep())
+
+    async def _keep(self) -> None:
+        pause_s, clock = RESTART_PAUSE_S, asyncio.get_running_loop()
+        self._note(is_up=self._child is not None)  # where a process was killed, this one runs in its place
+        while True:
+            since_s = clock.time()
+            if self._child is not None:
+                await self._watch(self._child)
+            if clock.time() - since_s > _STEADY_S:
+                pause_s = RESTART_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+            try:
+                await self._launch(_RESTART_S)
+            except NatsServerError as error:
+                _log.error("nats_server_not_started", reason=str(error), tried_again_in_s=pause_s)
+            else:
+                self._note(is_up=True, restarts=1)
+                _log.warning("nats_server_started_again", restarts=self.statistics().restarts_total)
+
+    async def _watch(self, child: "_Child") -> None:
+        """Return once the server has ended: by itself, or here, where its disk was full and has space again."""
+        await asyncio.wait((child.ended, child.disk_full), return_when="FIRST_COMPLETED")
+        if not child.ended.done():
+            _log.error("nats_server_disk_full", reason=child.disk_full.result())
+            while not (child.ended.done() or self._has_space()):
+                await asyncio.wait((child.ended,), timeout=_LOOK_S)
+        if child.ended.done():
+            _log.error("nats_server_ended", exit_status=child.exit_status, log=child.log_tail())
+        await self._end()
+
+    def _has_space(self) -> bool:
+        assert self._private is not None
+        try:
+            disk = os.statvfs(self._store(self._private.path))
+        except OSError:
+            return True  # the start says what is wrong
+        free_min = min(_FREE_BYTES_MIN // disk.f_frsize, disk.f_blocks // _FREE_PART)
+        return disk.f_bavail >= free_min and (disk.f_favail > 0 or not disk.f_files)
 
     async def stop(self) -> None:
         """Stop the server and remove the private directory; no effect if there is none.
@@ -208,17 +295,18 @@ class EmbeddedNats:
         When cancelled it kills the server at once.
         """
         try:
-            if self._child:
-                await self._child.end(self._stop_s)
+            await self._end()
         finally:
-            self._child = None
             if self._private:
                 self._private.remove()
                 self._private = None
 
-    def _running(self) -> "_Child":
-        assert self._child is not None, "nats-server is not started"
-        return self._child
+    async def _end(self) -> None:
+        """End the server, if there is one."""
+        self._note(is_up=False)
+        child, self._child = self._child, None
+        if child:
+            await child.end(self._stop_s)
 
 
 class _PrivateDirectory:
@@ -268,8 +356,9 @@ class _Child(asyncio.SubprocessProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, on_log_line: Callable[[str], None] | None) -> None:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.disk_full: asyncio.Future[str] = loop.create_future()
+        """The line that says that a write failed for lack of space: the server takes no more for that stream."""
         self.port = 0
-        self.is_stopping = False
         self._on_log_line = on_log_line
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self._unfinished = b""
@@ -302,6 +391,8 @@ class _Child(asyncio.SubprocessProtocol):
             self.port = int(listening[1])
         if _READY in line and not self.ready.done():
             self.ready.set_result(None)
+        if _DISK_FULL.search(line) and not self.disk_full.done():
+            self.disk_full.set_result(line)
         if self._on_log_line:
             self._on_log_line(line)
 
@@ -311,7 +402,6 @@ class _Child(asyncio.SubprocessProtocol):
 
     async def end(self, budget_s: float) -> None:
         """End the process: by SIGTERM within the budget, else by SIGKILL."""
-        self.is_stopping = True
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait((self.ended,), timeout=budget_s)
@@ -324,6 +414,15 @@ class _Child(asyncio.SubprocessProtocol):
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self._transport.send_signal(number)
+
+
+def nats_server_families(server: EmbeddedNats | None) -> Iterator[Family]:
+    """Yield the metrics of an embedded server; None: there is none, and no sample."""
+    figures = [] if server is None else [server.statistics()]
+    up = [((), float(each.is_up)) for each in figures]
+    restarts = [((), float(each.restarts_total)) for each in figures]
+    yield gauge("nats_server_up", "1 while the embedded nats-server runs; absent where there is none", (), up)
+    yield counter("nats_server_restarts", "How often the embedded nats-server was started again", (), restarts)
 
 
 def find_binary() -> str:

@@ -32,6 +32,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.acceptor import listening_at_path, listening_sockets, port_of
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
+from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
@@ -102,10 +103,12 @@ class _Processes:
         self._private = {name: listening_at_path(path) for name, path in self._paths.items()}
         self._policy, self._shadows = directory / "policy.json", directory / "shadows.json"
         self._secret = os.urandom(SECRET_BYTES)
+        self._nats_server = embedded_nats(settings)
         self._serving_stop_s = data.drain_s + 2 * data.limits().linger_s + 1
         stop_s = self._serving_stop_s + _LATE_S
+        nats, log_stop_s = self._nats_server, _LOG_STOP_S + _LATE_S
         roles = [
-            *([] if settings.nats.url else [Role(_LOG, 0, self._run_log, _LOG_STOP_S + _LATE_S)]),
+            *([] if nats is None else [Role(_LOG, 0, partial(self._run_log, nats), log_stop_s)]),
             Role(_INDEX, 1, self._run_index, _INDEX_STOP_S + _LATE_S, on_ended=shared.on_writer_ended),
             *(Role(name, 2, partial(self._run_serving, number), stop_s) for number, name in enumerate(self._paths)),
         ]
@@ -122,7 +125,7 @@ class _Processes:
             f"router on      http://{settings.data.host}:{port_of(self._data)}  (mode {self._policies.initial.mode})"
         )
         click.echo(f"control plane  http://{settings.control.host}:{port_of(self._control)}")
-        click.echo(f"event log      {without_user(self._log_url(self._supervisor.told))}")
+        click.echo(f"event log      {without_user(self._log_url)}")
         click.echo(f"processes      {settings.data.processes} serve, 1 has the index")
         click.echo(f"running        index: {INDEX_NAMES['native']}, hot path: {hot_path()}")
 
@@ -131,26 +134,27 @@ class _Processes:
         for each in (*self._data, *self._control, *self._private.values()):
             each.close()
 
-    def _log_url(self, told: dict[str, dict[str, Any]]) -> str:
-        return self._settings.nats.url or str(told[_LOG]["url"])
+    @property
+    def _log_url(self) -> str:
+        return self._nats_server.url if self._nats_server else self._settings.nats.url
 
     # ---------------------------------------------------------------------------------------------- in the processes
 
-    def _run_log(self, child: Child) -> None:
+    def _run_log(self, nats: EmbeddedNats, child: Child) -> None:
         async def serve(stop: asyncio.Event, cleanup: AsyncExitStack) -> None:
-            former = child.told.get(_LOG, {})  # where it was started again
-            port = former.get("port", self._settings.nats.port)
-            nats = await embedded_nats(self._settings, cleanup, port)
-            child.say({"url": nats.url, "port": int(nats.url.rpartition(":")[2])})
+            cleanup.push_async_callback(nats.stop)
+            if _LOG not in child.told:  # a process that was started again goes on trying, in `run`
+                await nats.start()
+            child.say({})
             await run_parts([Part("nats-server", nats.run, 0)], stop=stop, drain_s=_LOG_STOP_S)
 
         self._run_child(child, serve)
 
     def _run_index(self, child: Child) -> None:
         async def serve(stop: asyncio.Event, cleanup: AsyncExitStack) -> None:
-            log = await connected(self._settings, self._log_url(child.told), cleanup)
+            log = await connected(self._settings, self._log_url, cleanup)
             links = await cleanup.enter_async_context(Links(self._paths, SystemClock()))
-            parts = _IndexParts(self._settings, self._text, self._policies, log, self._shared)
+            parts = _IndexParts(self._settings, self._text, self._policies, log, self._shared, self._nats_server)
             await parts.start(links, self._tally, self._control, self._policy, self._shadows)
             child.say({})
             await run_parts(parts.parts(), stop=stop, drain_s=_INDEX_STOP_S)
@@ -159,7 +163,7 @@ class _Processes:
 
     def _run_serving(self, number: int, child: Child) -> None:
         async def serve(stop: asyncio.Event, cleanup: AsyncExitStack) -> None:
-            log = await connected(self._settings, self._log_url(child.told), cleanup)
+            log = await connected(self._settings, self._log_url, cleanup)
             own = self._private[f"serving-{number}"]
             beats = partial(self._tally.beats, _INDEX)
             place = ServingPlace(
@@ -199,8 +203,15 @@ class _IndexParts:
     """The parts of the process with the index: it follows the fleet as a router that takes no requests."""
 
     def __init__(
-        self, settings: RouterSettings, text: Text, policies: PolicyStore, log: EventLog, shared: SharedIndex
+        self,
+        settings: RouterSettings,
+        text: Text,
+        policies: PolicyStore,
+        log: EventLog,
+        shared: SharedIndex,
+        nats_server: EmbeddedNats | None,
     ) -> None:
+        self._nats_server = nats_server
         self._settings, self._log, self._policies = settings, log, policies
         self._clock, self._registry = SystemClock(), new_registry()
         name = f"index-{uuid.uuid4().hex[:8]}"
@@ -273,6 +284,7 @@ class _IndexParts:
             self._live.families,
             self._moments.families,
             front.families,
+            lambda: nats_server_families(self._nats_server),
         ]
         for each in families:
             Projection(self._registry, each)

@@ -19,6 +19,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
+from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
@@ -116,11 +117,13 @@ class RouterParts:
         policies: PolicyStore,
         log: EventLog,
         place: ServingPlace | None = None,
+        *,
+        nats_server: EmbeddedNats | None = None,
     ) -> None:
-        """`place`: this is one of several processes, of which another has the index."""
+        """`place`: this is one of several processes, of which another has the index, and the `nats_server`, if any."""
         if load_table_in_cpp() is None:
             _log.warning("native_load_table_missing")
-        self._settings, self._log, self._place = settings, log, place
+        self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
         self._clock, self._registry = SystemClock(), new_registry()
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
@@ -299,6 +302,7 @@ class RouterParts:
             self._shadows.families,
             self._savings.families,
             self._index.families,
+            lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]

@@ -77,10 +77,12 @@ async def _opened(
     `given` are the paths of what the command line says: it wins over a policy that was stored.
     """
     text, policies = text_and_policies(settings, given)
-    embedded = None if settings.nats.url else await embedded_nats(settings, cleanup, settings.nats.port)
+    embedded = embedded_nats(settings)
+    if embedded:
+        await cleanup.enter_async_context(embedded)
     url = embedded.url if embedded else settings.nats.url
     log = await connected(settings, url, cleanup)
-    router = RouterParts(settings, text, policies, log)
+    router = RouterParts(settings, text, policies, log, nats_server=embedded)
     await router.start(stop)
     return OpenedRouter(
         data_url=f"http://{settings.data.host}:{router.data.port}",
@@ -111,19 +113,18 @@ async def connected(settings: RouterSettings, url: str, cleanup: AsyncExitStack)
     return log
 
 
-async def embedded_nats(settings: RouterSettings, cleanup: AsyncExitStack, port: int) -> EmbeddedNats:
-    """Return a nats-server of this process, which `cleanup` stops."""
+def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
+    """Return the nats-server that is to be started; None: another one has the event log."""
     nats = settings.nats
-    store_dir = Path(nats.store_dir) if nats.store_dir else None
-    return await cleanup.enter_async_context(
-        EmbeddedNats(
-            port=port,
-            store_dir=store_dir,
-            store_bytes_max=2 * nats.events_max_bytes
-            + nats.snapshots_bytes_max
-            + settings.journal.max_bytes
-            + _OTHER_STREAMS_BYTES,
-        )
+    if nats.url:
+        return None
+    return EmbeddedNats(
+        port=nats.port,
+        store_dir=Path(nats.store_dir) if nats.store_dir else None,
+        store_bytes_max=2 * nats.events_max_bytes
+        + nats.snapshots_bytes_max
+        + settings.journal.max_bytes
+        + _OTHER_STREAMS_BYTES,
     )
 
 

@@ -16,6 +16,7 @@ from indexer.service.metrics import index_families, keeper_families
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
+from kv_runtime.nats_server import nats_server_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.tracing.exporter import span_families
 from router.admin.metrics import (
@@ -163,6 +164,7 @@ def _router() -> Iterator[MadeFamily]:
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
+    yield from _families_of(nats_server_families, nats_server_families(None))
     yield from _families_of(picker_families, picker_families(PickerStatistics()))
     yield from _spans()
     yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))

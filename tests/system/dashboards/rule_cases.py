@@ -131,12 +131,21 @@ _CONNECTED = f"kvrouter_log_connected{{{_ROUTER}}}"
 _AGE = f"kvrouter_snapshot_age_seconds{{{_ROUTER}}}"
 _FAILED_CHECKS = f"kvrouter_snapshot_failures_total{{{_ROUTER}}}"
 _LOST = f'kvrouter_journal_lost_records_total{{{_ROUTER},reason="log_away"}}'
+_UNCONFIRMED = f"kvrouter_log_publish_failures_total{{{_AGENT}}}"
+_CONNECTED_AGENT = f"kvrouter_log_connected{{{_AGENT}}}"
+_REFUSES = "KvRouterLogRefuses"
 _AWAY, _OLD, _FAIL = "KvRouterLogAway", "KvRouterSnapshotTooOld", "KvRouterSnapshotsFail"
 _JOURNAL = "KvRouterJournalLosesRecords"
 LOG = (
     Case(_AWAY, "for minutes", {_CONNECTED: "0x20"}, 1, "5m", "critical"),
     Case(_AWAY, "connected", {_CONNECTED: "1x20"}, 0, "5m", "critical"),
     Case(_AWAY, "just now", {_CONNECTED: "1x4 0x10"}, 0, "5m", "critical"),
+    Case(_REFUSES, "every publication", {_UNCONFIRMED: "0+12x30", _CONNECTED_AGENT: "1x30"}, 1, "20m"),
+    Case(
+        _REFUSES, "NATS was away", {_UNCONFIRMED: "0+12x30", _CONNECTED_AGENT: "1x3 0 1x3 0 1x3 0 1x3 0 1x3"}, 0, "15m"
+    ),
+    Case(_REFUSES, "one publication", {_UNCONFIRMED: "0x10 1x30", _CONNECTED_AGENT: "1x40"}, 0, "20m"),
+    Case(_REFUSES, "none", {_UNCONFIRMED: "7x30", _CONNECTED_AGENT: "1x30"}, 0, "20m"),
     Case(_OLD, "half an hour, and the log grows", {_AGE: "0+60x60", _APPLIED: "0+5x60"}, 1, "30m"),
     Case(_OLD, "half an hour, and nothing happens", {_AGE: "0+60x60", _APPLIED: "5x60"}, 0, "30m"),
     Case(_OLD, "five minutes", {_AGE: "300x60", _APPLIED: "0+5x60"}, 0, "30m"),

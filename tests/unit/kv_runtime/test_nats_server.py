@@ -3,13 +3,18 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import nats
 import pytest
 import uvloop
 from nats.js.errors import NotFoundError
+from structlog.testing import capture_logs
 
 from kv_runtime.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts
@@ -28,17 +33,18 @@ def names_in(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
-async def publish(url: str, payload: bytes = b"x") -> int:
+async def publish(url: str, payload: bytes = b"x", answer_s: float = 5.0) -> int:
     """Publish to a stream of its own, which is made where missing; return the message's place in it."""
     client = await nats.connect(url)
-    stream = client.jetstream()
+    stream = client.jetstream(timeout=answer_s)
     try:
         await stream.stream_info("TEST")
     except NotFoundError:
         await stream.add_stream(name="TEST", subjects=["test"])
-    ack = await stream.publish("test", payload)
-    await client.close()
-    return ack.seq
+    try:
+        return (await stream.publish("test", payload)).seq
+    finally:
+        await client.close()
 
 
 @pytest.mark.asyncio
@@ -108,12 +114,106 @@ async def test_a_failed_start_tells_the_last_log_lines(tmp_path: Path) -> None:
         await EmbeddedNats(port=0, store_dir=tmp_path).start()
 
 
+@asynccontextmanager
+async def running(server: EmbeddedNats) -> AsyncIterator[None]:
+    """Start a server, and keep it running within the block."""
+    stop = asyncio.Event()
+    async with server, asyncio.TaskGroup() as group:
+        group.create_task(run_parts([Part("nats-server", server.run)], stop=stop, drain_s=1.0))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - a state without an event
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.asyncio
-async def test_its_death_is_a_failure_of_the_process_that_needs_it() -> None:
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_one_that_ends_is_started_again_on_its_port_with_its_store(tmp_path: Path, *, has_store: bool) -> None:
+    server = EmbeddedNats(port=0, store_dir=tmp_path if has_store else None)
+    async with running(server):
+        url = server.url
+        for killed_before in range(2):
+            assert await publish(url) == 1 + killed_before
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda restarts=1 + killed_before: server.statistics() == (True, restarts))  # type: ignore[misc]
+    assert (server.url, server.statistics()) == (url, (False, 2))
+
+
+@pytest.mark.asyncio
+async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -> None:
+    server = EmbeddedNats(port=0, store_dir=tmp_path / "store")
+    with capture_logs() as log:
+        async with running(server):
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                os.kill(server.pid, signal.SIGKILL)
+                await until(lambda: not server.statistics().is_up)
+                other.bind(("127.0.0.1", port_of(server)))
+                other.listen()
+                await until(lambda: any(line["event"] == "nats_server_not_started" for line in log))
+                assert server.statistics() == (False, 0)
+            await until(lambda: server.statistics() == (True, 1))
+    events = [(line["event"], line.get("exit_status")) for line in log]
+    assert events[0] == ("nats_server_ended", -9)
+    assert events[-1] == ("nats_server_started_again", None)
+    assert {event for event, _ in events[1:-1]} == {"nats_server_not_started"}
+
+
+@contextmanager
+def small_disk(at: Path) -> Iterator[None]:
+    """Mount a file system of 12 MiB."""
+    at.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(at)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system that gets full")
+async def test_one_whose_disk_was_full_is_started_again_once_there_is_space(tmp_path: Path) -> None:
+    disk, full = tmp_path / "disk", asyncio.Event()
+
+    def hear(line: str) -> None:
+        if "no space left on device" in line:
+            full.set()
+
+    server = EmbeddedNats(port=0, store_dir=disk / "store", on_log_line=hear)
+    with small_disk(disk):
+        async with running(server):
+            assert await publish(server.url) == 1
+            with suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
+                while True:
+                    other.write(b"x" * 4096)
+            while not full.is_set():
+                with suppress(TimeoutError):
+                    await publish(server.url, b"x" * 8192, answer_s=0.1)
+            assert server.statistics() == (True, 0)
+            (disk / "other").unlink()
+            await until(lambda: server.statistics() == (True, 1))
+            assert await publish(server.url) > 1
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.mark.asyncio
+async def test_it_gets_no_secret_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_CONTROL__TOKEN", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     async with EmbeddedNats(port=0) as server:
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(NatsServerError, match=r"ended \(exit status -9\)(.|\n)*Server is ready"):
-            await run_parts([Part("nats-server", server.run)], stop=asyncio.Event(), drain_s=1.0)
+        assert b"secret" not in environment_of(server.pid)
 
 
 @pytest.mark.asyncio
@@ -123,16 +223,6 @@ async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:
     async with EmbeddedNats(port=0) as server:
         await run_parts([Part("nats-server", server.run)], stop=stop, drain_s=1.0)
         assert await publish(server.url) == 1
-
-
-@pytest.mark.asyncio
-async def test_waiting_ends_when_the_server_is_stopped() -> None:
-    server = EmbeddedNats(port=0)
-    await server.start()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.wait())
-        await asyncio.sleep(0)
-        await server.stop()
 
 
 @pytest.mark.asyncio

@@ -9,8 +9,25 @@ from tests.support.metric_families import COMMANDS
 
 KNOWN_TO_ALL = (
     *("breaker_state", "build_info", "encoder_info", "expected_output_tokens", "freshness_seconds", "index_"),
-    *("journal_checkpoint_", "ledger_", "live_", "log_bytes", "log_purged_seq", "moments", "planner_", "policy_info"),
-    *("process_up", "rank_trust", "rate_factor", "replica_skew_", "server_connections", "shadow_budget_seconds"),
+    *(
+        "journal_checkpoint_",
+        "ledger_",
+        "live_",
+        "log_bytes",
+        "log_purged_seq",
+        "moments",
+        "nats_server_up",
+        "planner_",
+    ),
+    *(
+        "policy_info",
+        "process_up",
+        "rank_trust",
+        "rate_factor",
+        "replica_skew_",
+        "server_connections",
+        "shadow_budget_seconds",
+    ),
     *("snapshot_", "stream_", "worker"),
 )
 """Beginnings of the names of gauges that are the same in all processes, or are those of one alone."""
