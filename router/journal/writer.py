@@ -4,6 +4,7 @@
     `PERIOD_S` after the first, or when a quarter of the buffer is full
                     the buffer is shortened, encoded and published, a message at a time, each until it is confirmed
     the log away    unpublished records wait, the buffer fills
+    another stream  it was replaced, or lost its end: a checkpoint follows
     records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
     checkpoint      due `checkpoint_s` seconds, `checkpoint_records` records or an eighth of the stream's bytes after
                     the last one, but not before the records between take as many bytes as it did: checkpoints are
@@ -132,6 +133,10 @@ class JournalWriter:
         self._encoder = JournalEncoder(self._life)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
+        self._last_seq = 0
+        """Of our last message in the stream."""
+        self._is_past_gone = False
+        """Whether the stream has lost messages of ours that a replay needs."""
         self._records = self._messages = self._bytes = self._failures = 0
         self._is_checkpoint_waiting = False
         self._checkpoint_at = (clock.now(), 0, 0)  # seconds, records and bytes that were encoded by then
@@ -195,7 +200,7 @@ class JournalWriter:
         if self._is_checkpoint_waiting or self._encoder.is_in_checkpoint:
             return False
         now_s, encoder, settings = self._clock.now(), self._encoder, self._settings
-        if encoder.broken_by:
+        if encoder.broken_by or self._is_past_gone:
             return now_s - self._checkpoint_taken_s >= CHECKPOINT_GAP_S
         since_s, records, bytes_ = self._checkpoint_at
         grown_bytes = encoder.bytes_total - bytes_
@@ -213,6 +218,7 @@ class JournalWriter:
         began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
         self.record(JournalCheckpoint(self._state, began))
         self._is_checkpoint_waiting, self._checkpoint_taken_s = True, now_s
+        self._is_past_gone = False
         self._pause_s = perf_counter() - began_s
 
     def _begin_checkpoint(self) -> None:
@@ -231,7 +237,7 @@ class JournalWriter:
         message = self._unsent
         message_id = f"{self.router}/{self._life}/{message.first}"
         try:
-            await self._event_log.publish(self._subject, message.data, message_id)
+            seq = await self._event_log.publish(self._subject, message.data, message_id)
         except BrokerUnavailable as error:
             self._failures += 1
             if not self._is_failing:
@@ -239,6 +245,10 @@ class JournalWriter:
             self._is_failing = True
             return False
         self._unsent, self._is_failing = None, False
+        if seq <= self._last_seq:
+            _log.warning("journal_begins_anew", last_seq=self._last_seq, seq=seq)
+            self._is_past_gone = True
+        self._last_seq = seq
         self._records += message.records
         self._messages += 1
         self._bytes += len(message.data)

@@ -246,6 +246,24 @@ async def test_behind_a_full_buffer_follows_a_checkpoint_and_the_log_says_when_i
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("left", [0, 1], ids=["replaced", "lost its end"])
+async def test_a_checkpoint_follows_at_once_when_the_stream_does_not_have_the_journal_any_more(left: int) -> None:
+    bench = Bench()
+    for moment in range(3):
+        bench.record(moment)
+        await bench.log.has(2 + moment)
+    del bench.log.published[left:]
+    with capture_logs() as lines:
+        bench.record(3)
+        await bench.log.has_kind(CheckpointEnded)
+        bench.record(4)
+        await bench.end()
+    assert [line["event"] for line in lines] == ["journal_begins_anew"]
+    written = [record for message in bench.log.messages[left:] for record in message.records]
+    assert kinds(written) == [TimePassed, *CHECKPOINT, TimePassed]
+
+
+@pytest.mark.asyncio
 async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_the_journal() -> None:
     clock = ManualClock()
     bench = Bench(clock, checkpoint_s=10.0, checkpoint_records=100)
