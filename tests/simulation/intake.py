@@ -68,8 +68,9 @@ class Intake:
         rules, expected = self._engine.rules, self.cursor.expected
         self._relearning.on_progress(dp_rank, self._drained, expected, outbox.last_seq, outbox.published_seq)
         missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0))
-        unanswered = "no answer to replays" if self.cursor.is_unanswered else ""
-        return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unanswered
+        unread = "no answer to replays" if self.cursor.is_unanswered else ""
+        unread = unread or ("" if self.cursor.is_settled else "messages are missing")
+        return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unread
 
     def stop(self) -> None:
         """Nothing is published or read any more."""
@@ -137,7 +138,7 @@ class Intake:
         """The shell closes the socket: nothing of that answer is heard any more."""
         if self._is_asking and question == self._question:
             self._is_asking = False
-            self._deliver(self.cursor.on_no_answer())
+            self._deliver(self.cursor.on_no_answer(self._clock.now()))
 
     def _answer(self, question: int, frame: bytes) -> None:
         start = hop_a.decode_sequence(frame)

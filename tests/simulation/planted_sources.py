@@ -22,6 +22,8 @@ class GivesUpYoungHoles(SourceCursor):
 
     def on_replay_end(self, now_s: float) -> Delivery:
         self._replayed_max = max([self._replayed_max, *self._buffered])
+        if self._question is not None:
+            self._question = self._question._replace(expected=self._expected)
         return super().on_replay_end(now_s)
 
 
@@ -29,14 +31,15 @@ class NeverGivesUp(SourceCursor):
     """Asks for ever for what is lost for good."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._question, self._replayed_max = inside(source_cursor, "_Question")(-1, in_doubt=False), -1
+        self._question, self._replayed_max = inside(source_cursor, "_Question")(-1, 0, in_doubt=False), -1
         return super().on_replay_end(now_s)
 
 
 class WaitsForEver(SourceCursor):
     """Never asks again where an answer was lost."""
 
-    def on_no_answer(self) -> Delivery:
+    def on_no_answer(self, now_s: float) -> Delivery:
+        del now_s
         return Delivery()
 
 

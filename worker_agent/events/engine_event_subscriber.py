@@ -1,7 +1,11 @@
 """Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
 Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one request at a time. If a replay pauses
-for `answer_s`, the request is given up and its socket closed, so that no late frame of it is received.
+for `answer_s`, or settled nothing for `REPLAY_S`, the request is given up and its socket closed, so that no late frame
+of it is received.
+
+A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
+finds the hole. ZeroMQ itself has no bound for the frames of one message, but its own publishers send a whole message.
 
 Warnings that every message could trigger are logged at most once in `_LOG_PERIOD_S`; metrics count all of them.
 """
@@ -30,7 +34,8 @@ from worker_agent.events.dialects.engine_wire import (
 )
 from worker_agent.events.source_cursor import Delivery, SourceCursor
 
-_HWM_MESSAGES = 100_000
+_HWM_MESSAGES = 4
+"""ZeroMQ counts messages, not bytes: with `PAYLOAD_BYTES_MAX` a socket holds at most 64 MiB. More were not faster."""
 _MESSAGES_AT_ONCE = 64
 _POLL_S = 0.1
 _DRAIN_S = 1.0
@@ -94,10 +99,10 @@ class EngineEventSubscriber:
     def stale(self) -> str:
         """Return why messages may be missing; empty if no reason is known."""
         if self._cursor.is_unanswered:
-            return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer"
+            return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
         if self._disconnected_since_s is not None and self._clock.now() - self._disconnected_since_s >= _DISCONNECTED_S:
             return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
-        return ""
+        return "" if self._cursor.is_settled else f"{self._origin}: messages are missing, until a replay brings them"
 
     def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
         """Return the parts, in two stages: live intake stops before the replays that it requests."""
@@ -124,6 +129,7 @@ class EngineEventSubscriber:
                     await self._on_line_event(deliver)
                 if self._live in ready:
                     await self._take_live(deliver)
+                    await self._clock.sleep(0)  # reading what has come does not let other tasks run
             await self._drain_live(deliver)
         finally:
             self._live.disable_monitor()
@@ -193,17 +199,21 @@ class EngineEventSubscriber:
         if not await self._receive_answer(self._replay, deliver, stop):
             self._replay.close()
             self._replay = None
-            await self._deliver(self._cursor.on_no_answer(), deliver)
+            await self._deliver(self._cursor.on_no_answer(self._clock.now()), deliver)
         if not self._cursor.is_settled:
             self._replay_due.set()
 
     async def _receive_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
-        received_s = self._clock.now()
-        while self._clock.now() - received_s < self._answer_s and not (stop.is_set() and self._cursor.is_settled):
+        now_s = received_s = self._clock.now()
+        while now_s - received_s < self._answer_s and not self._cursor.is_overdue(now_s):
+            if stop.is_set() and self._cursor.is_settled:
+                break
             if await socket.poll(timeout=_POLL_S * 1000):
-                received_s = self._clock.now()
                 if await self._is_answer_over(await socket.recv_multipart(), deliver):
                     return True
+                await self._clock.sleep(0)  # as in `_read_live`
+                received_s = self._clock.now()
+            now_s = self._clock.now()
         return False
 
     async def _is_answer_over(self, frames: list[bytes], deliver: Deliver) -> bool:

@@ -12,11 +12,15 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
                                             the doubt: then it may be of a third epoch, and is dropped
     replay ended below the newest         restart
       sequence seen before it
-    replay ended, its hole is still open  loss: deliver the buffered frames behind the last such hole, report the loss
+    replay ended, its hole is still open  loss: deliver the buffered frames behind the last such hole, report the loss;
+                                            if a frame was delivered meanwhile, request again: a publisher whose queue
+                                            is full drops frames of a replay, too
     replay ended, a newer hole is open    request again: messages published after the request are not lost
     replayed frame equals ours, or replay
       ended, and none of these            the doubt is over: deliver the buffered frames
-    three replays without an end          in doubt: as a restart; with a hole: as a loss
+    three replays in a row without an     given up, in doubt: as a restart; with a hole: as a loss, reading goes on
+      end and without a new frame, or       behind the last hole
+      none in time, or a full buffer
     silence                               request a replay, in case the last messages were lost
 
 Without one (ZeroMQ neither repeats nor reorders messages of one connection)
@@ -35,6 +39,10 @@ Source: `docs/SOURCES.md` E3.1, E3.6; E7 (rows 16, 17, 27).
 from typing import NamedTuple
 
 BUFFERED_MAX = 10_000
+BUFFERED_BYTES_MAX = 64 << 20
+"""Bytes of payloads buffered for one publisher; some minutes of a busy engine."""
+REPLAY_S = 60.0
+"""From the first request until nothing waits any more; a ring of 10,000 messages is read in a third of it."""
 AHEAD_MAX = 1 << 32
 """Three years of 50 messages a second; a sequence further ahead is not one."""
 UNANSWERED_MAX = 3
@@ -54,10 +62,12 @@ class Delivery(NamedTuple):
 class _Question(NamedTuple):
     """A requested replay: the newest sequence seen by then, which the replay must reach; and whether in doubt.
 
-    `began_anew`: the replay showed a restart, and continues; earlier messages of the new epoch need another request.
+    `expected`: the next sequence to deliver then. `began_anew`: the replay showed a restart, and continues; earlier
+    messages of the new epoch need another request.
     """
 
     reach: int
+    expected: int
     in_doubt: bool
     began_anew: bool = False
 
@@ -70,6 +80,7 @@ class SourceCursor:
         self._idle_s = idle_s
         self._received_at_s = float("-inf")
         self._question: _Question | None = None
+        self._asked_since_s: float | None = None
         self._replayed_max = -1
         self._unanswered = 0
         self.gaps_total = self.replays_total = self.lost_total = self.duplicates_total = 0
@@ -81,6 +92,7 @@ class SourceCursor:
         self._newest: bytes | None = None
         self._live_newest = -1
         self._buffered: dict[int, bytes] = {}
+        self._buffered_bytes = 0
         self._in_doubt = False
 
     @property
@@ -95,8 +107,12 @@ class SourceCursor:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the last `UNANSWERED_MAX` replays did not end."""
+        """Whether the last replays were given up; until one ends."""
         return self._unanswered >= UNANSWERED_MAX
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether replays that were requested `REPLAY_S` ago have not settled what waits for them."""
+        return self._asked_since_s is not None and now_s - self._asked_since_s >= REPLAY_S
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
         """Accept a live message."""
@@ -119,6 +135,7 @@ class SourceCursor:
         self._in_doubt = self._has_replay and self._expected > 0
         if not self._in_doubt:
             self._buffered.clear()
+            self._buffered_bytes = 0
             self._question = None
         elif self._question is not None:
             self._question = self._question._replace(in_doubt=False)
@@ -144,12 +161,17 @@ class SourceCursor:
         self._begin_anew()
         if is_older:
             return Delivery(lost=True, began_anew=True)
-        self._question = _Question(-1, in_doubt=False, began_anew=True)
+        self._question = _Question(-1, 0, in_doubt=False, began_anew=True)
         return Delivery(self._accept(sequence, payload).payloads, lost=True, began_anew=True)
 
     def on_replay_end(self, now_s: float) -> Delivery:
         """End a replay; messages that it should have brought and did not are lost."""
         self._unanswered = 0
+        delivery = self._ended(now_s)
+        self._note_settled()
+        return delivery
+
+    def _ended(self, now_s: float) -> Delivery:
         question, replayed_max = self._question, self._replayed_max
         self._question = None
         if question is None or question.began_anew:
@@ -162,14 +184,26 @@ class SourceCursor:
         if self._in_doubt:
             return Delivery()
         drained = self._drain()
-        return self._lose(replayed_max) if self._expected <= replayed_max else Delivery(drained)
+        is_lost = question.expected == self._expected <= replayed_max
+        return self._lose(replayed_max) if is_lost else Delivery(drained)
 
-    def on_no_answer(self) -> Delivery:
-        """Give up a replay that did not end; its later frames are not passed in."""
-        self._question = None
-        self._unanswered += 1
-        if not self.is_unanswered:
-            return Delivery()
+    def on_no_answer(self, now_s: float) -> Delivery:
+        """Give up a replay that did not end in time; its later frames are not passed in."""
+        question, self._question = self._question, None
+        if self.is_overdue(now_s):
+            self._unanswered = UNANSWERED_MAX
+        elif question is None or question.expected == self._expected:
+            self._unanswered += 1
+        delivery = self._give_up() if self.is_unanswered else Delivery()
+        self._note_settled()
+        return delivery
+
+    def _note_settled(self) -> None:
+        if self.is_settled:
+            self._asked_since_s = None
+
+    def _give_up(self) -> Delivery:
+        """Wait for no replay any more."""
         if self._in_doubt:
             self._begin_anew()
             return Delivery(lost=True, began_anew=True)
@@ -179,9 +213,12 @@ class SourceCursor:
         """Return the sequence to replay from, once, when a replay is due."""
         if not self._has_replay or self._question is not None:
             return None
-        if self.is_settled and now_s - self._received_at_s < self._idle_s:
+        is_idle = now_s - self._received_at_s >= self._idle_s
+        if self.is_settled and not is_idle and not self.is_unanswered:
             return None
-        self._question = _Question(max([self._expected - 1, *self._buffered]), self._in_doubt)
+        if self._asked_since_s is None:
+            self._asked_since_s = now_s
+        self._question = _Question(max([self._expected - 1, *self._buffered]), self._expected, self._in_doubt)
         self._replayed_max = -1
         self.replays_total += 1
         return max(0, self._expected - 1)
@@ -204,10 +241,11 @@ class SourceCursor:
             self.duplicates_total += 1
         else:
             self._buffered[sequence] = payload
-        if len(self._buffered) > BUFFERED_MAX:
-            self._in_doubt = False
-            return self._lose(min(self._buffered))
-        return Delivery() if self._in_doubt else Delivery(self._drain())
+            self._buffered_bytes += len(payload)
+        drained = () if self._in_doubt else self._drain()
+        if len(self._buffered) > BUFFERED_MAX or self._buffered_bytes > BUFFERED_BYTES_MAX:
+            return self._give_up()
+        return Delivery(drained)
 
     def _begin_anew(self) -> None:
         self.restarts_total += 1
@@ -222,12 +260,14 @@ class SourceCursor:
             last -= 1
         self._expected = last
         self._buffered = {sequence: payload for sequence, payload in self._buffered.items() if sequence >= last}
+        self._buffered_bytes = sum(map(len, self._buffered.values()))
         return Delivery(self._drain(), lost=True)
 
     def _drain(self) -> tuple[tuple[int, bytes], ...]:
         drained = []
         while self._expected in self._buffered:
             self._newest = self._buffered.pop(self._expected)
+            self._buffered_bytes -= len(self._newest)
             drained.append((self._expected, self._newest))
             self._expected += 1
         return tuple(drained)

@@ -281,6 +281,8 @@ class PlayedSource:
     topic: tuple[bytes, ...] = (b"",)
     """The frame that answers have before the sequence, or none."""
     replays_asked: list[int] = field(default_factory=list)
+    is_endless: bool = False
+    """Whether an answer goes on with its first message, again and again, instead of ending."""
 
     async def send(self, *frames: bytes) -> None:
         await self.publish.send_multipart(frames)
@@ -300,6 +302,9 @@ class PlayedSource:
                     await self.replay.send_multipart(
                         [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
                     )
+            while self.is_endless:
+                await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(0), self.ring[0]])
+                await asyncio.sleep(0)
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
 
 

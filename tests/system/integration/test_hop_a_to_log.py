@@ -36,6 +36,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.status import streams_status
+from worker_agent.events import source_cursor
 from worker_agent.events.consolidation import SOLE
 from worker_agent.events.dialects.engine_wire import encode_sequence
 from worker_agent.events.engine_events import EngineCleared
@@ -249,6 +250,28 @@ async def test_what_no_replay_brings_is_lost_and_what_comes_after_is_had(broker:
 
 
 # ---------------------------------------------------------------- the log is away
+
+
+@pytest.mark.asyncio
+async def test_while_a_replay_goes_on_for_ever_the_rank_is_stale_and_in_time_its_hole_is_given_up(
+    broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_cursor, "REPLAY_S", 0.5)
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = chain_payloads(4)
+        del source.ring[1]
+        source.is_endless = True
+        await source.live(3)
+        await eventually(
+            lambda: agent.consolidator.stale(0) == "engine: messages are missing, until a replay brings them"
+        )
+        await agent.until_read(4)
+        assert agent.cursor.lost_total == 1
+        assert "does not answer" in agent.consolidator.stale(0)
+        await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
+        source.is_endless = False
+        await eventually(lambda: not agent.consolidator.stale(0))
+        await until_converged(index, agent)
 
 
 @pytest.mark.asyncio

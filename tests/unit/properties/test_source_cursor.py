@@ -48,7 +48,7 @@ class Hop:
         self.life, self.sequence = self.life + 1, 0
         if self._answers is not None and answer_is_lost:
             self._answers = None
-            self._take(self.cursor.on_no_answer())
+            self._take(self.cursor.on_no_answer(self.now_s))
 
     def calm(self) -> None:
         """Nothing more is published; every question is answered."""

@@ -9,7 +9,7 @@ from bench.capture.payloads import MEDIUM_OF_TIER
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
-from worker_agent.events.dialects.batches import TIME_S_MAX, BatchDecoder, DecoderCounts
+from worker_agent.events.dialects.batches import EVENTS_MAX, TIME_S_MAX, BatchDecoder, DecoderCounts
 from worker_agent.events.dialects.media import TIER_OF_MEDIUM
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
@@ -50,6 +50,7 @@ def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
         pytest.param(wire(dp_rank="0"), id="rank as text"),
         pytest.param(wire(GOOD_MAP) + b"\0", id="bytes behind"),
         pytest.param(msgspec.msgpack.encode([1.5, {}, 0]), id="events are no array"),
+        pytest.param(msgspec.msgpack.encode([1.5, [None] * (EVENTS_MAX + 1), 0]), id="too many events"),
         pytest.param(
             b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x91" + b"\x91" * 200_000 + b"\xc0\x00", id="nested too deeply"
         ),

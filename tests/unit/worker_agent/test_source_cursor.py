@@ -1,9 +1,11 @@
 """Reading hop A: in order, without holes, once each; when a hole is a loss, and when the publisher began anew."""
 
+from collections.abc import Callable
+
 import pytest
 
 from worker_agent.events import source_cursor
-from worker_agent.events.source_cursor import AHEAD_MAX, UNANSWERED_MAX, Delivery, SourceCursor
+from worker_agent.events.source_cursor import AHEAD_MAX, REPLAY_S, UNANSWERED_MAX, Delivery, SourceCursor
 
 NOTHING = Delivery()
 NOW_S = 100.0
@@ -299,7 +301,7 @@ def test_one_replay_is_in_flight_until_it_ends_or_times_out() -> None:
     assert cursor.next_replay(NOW_S) == 0
     assert cursor.next_replay(NOW_S + 1000) is None
     assert replayed(cursor, 0) == [delivered(0)]
-    assert cursor.on_no_answer() == NOTHING
+    assert cursor.on_no_answer(NOW_S) == NOTHING
     assert cursor.next_replay(NOW_S + 1000) == 0
     assert cursor.replays_total == 2
 
@@ -315,7 +317,7 @@ def unanswered(cursor: SourceCursor, times: int = UNANSWERED_MAX) -> list[Delive
     answers = []
     for _ in range(times):
         assert cursor.next_replay(NOW_S + 1000) is not None
-        answers.append(cursor.on_no_answer())
+        answers.append(cursor.on_no_answer(NOW_S + 1000))
     return answers
 
 
@@ -401,12 +403,91 @@ def test_without_replay_a_frame_implausibly_far_ahead_is_refused() -> None:
 
 
 # -------------------------------------------------------------------- bounds
-def test_beyond_its_room_the_oldest_hole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_cursor, "BUFFERED_MAX", 3)
+@pytest.mark.parametrize(("bound", "room"), [("BUFFERED_MAX", 3), ("BUFFERED_BYTES_MAX", 3 * len(payload(0)))])
+@pytest.mark.parametrize("comes", [live, replayed])
+def test_beyond_its_room_in_messages_or_bytes_every_hole_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, bound: str, room: int, comes: Callable[[SourceCursor, int], object]
+) -> None:
+    monkeypatch.setattr(source_cursor, bound, room)
     cursor = read_up_to(1)
-    assert [live(cursor, sequence) for sequence in (3, 4, 6)] == [NOTHING] * 3
-    assert live(cursor, 8) == delivered(3, 4, lost=True)
-    assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (5, False, 1)
+    live(cursor, 3)
+    cursor.next_replay(NOW_S)
+    assert [live(cursor, sequence) for sequence in (4, 6)] == [NOTHING] * 2
+    assert comes(cursor, 8) in (delivered(8, lost=True), [delivered(8, lost=True)])
+    assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (9, True, 1)
+    assert [live(cursor, sequence) for sequence in (10, 11)] == [NOTHING] * 2
+
+
+@pytest.mark.parametrize(("bound", "room"), [("BUFFERED_MAX", 3), ("BUFFERED_BYTES_MAX", 3 * len(payload(0)))])
+def test_beyond_its_room_a_doubt_is_a_restart(monkeypatch: pytest.MonkeyPatch, bound: str, room: int) -> None:
+    monkeypatch.setattr(source_cursor, bound, room)
+    cursor = read_up_to(1)
+    cursor.on_disconnect()
+    assert [live(cursor, sequence, life=1) for sequence in range(1, 5)] == [NOTHING] * 3 + [ANEW]
+    assert (cursor.is_settled, cursor.next_replay(NOW_S)) == (True, 0)
+
+
+def test_what_was_delivered_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_cursor, "BUFFERED_BYTES_MAX", len(payload(10)))
+    cursor = read_up_to(9)
+    live(cursor, 10)
+    cursor.next_replay(NOW_S)
+    assert replayed(cursor, 8, 9) == [NOTHING, delivered(9, 10)]
+    assert (live(cursor, 11), live(cursor, 13), cursor.lost_total) == (delivered(11), NOTHING, 0)
+
+
+# -------------------------------------------------------------------- replays that do not end
+def test_a_replay_that_brings_frames_for_ever_is_given_up_in_time() -> None:
+    cursor = read_up_to(2)
+    live(cursor, 100)
+    cursor.next_replay(NOW_S)
+    assert replayed(cursor, 2, 3) == [delivered(2), delivered(3)]
+    assert (cursor.is_overdue(NOW_S + REPLAY_S - 1), cursor.on_no_answer(NOW_S + REPLAY_S - 1)) == (False, NOTHING)
+    assert cursor.next_replay(NOW_S + REPLAY_S - 1) == 3
+    assert replayed(cursor, 4) == [delivered(4)]
+    assert cursor.is_overdue(NOW_S + REPLAY_S)
+    assert cursor.on_no_answer(NOW_S + REPLAY_S) == delivered(100, lost=True)
+    assert (cursor.is_settled, cursor.is_unanswered, cursor.is_overdue(NOW_S + REPLAY_S)) == (True, True, False)
+
+
+def test_a_doubt_that_a_replay_never_ends_is_a_restart_in_time() -> None:
+    cursor = read_up_to(2)
+    cursor.on_disconnect()
+    live(cursor, 2, life=1)
+    cursor.next_replay(NOW_S)
+    assert cursor.on_no_answer(NOW_S + REPLAY_S) == ANEW
+
+
+def test_time_is_counted_anew_once_nothing_waits_for_a_replay() -> None:
+    cursor = read_up_to(2)
+    cursor.next_replay(NOW_S + 2)
+    assert cursor.on_no_answer(NOW_S + 4) == NOTHING
+    live(cursor, 3, NOW_S + REPLAY_S)
+    cursor.next_replay(NOW_S + REPLAY_S)
+    assert not cursor.is_overdue(NOW_S + REPLAY_S + 2)
+
+
+def test_after_replays_were_given_up_one_is_asked_for_even_while_messages_come() -> None:
+    cursor = read_up_to(2)
+    unanswered(cursor)
+    assert live(cursor, 2, NOW_S + 1000) == delivered(2)
+    assert cursor.next_replay(NOW_S + 1000) == 2
+    replayed(cursor, 2)
+    cursor.on_replay_end(NOW_S + 1000)
+    assert (cursor.is_unanswered, cursor.next_replay(NOW_S + 1000)) == (False, None)
+
+
+def test_a_replay_that_a_full_queue_thinned_out_is_asked_for_again_from_where_it_came_to() -> None:
+    cursor = read_up_to(1)
+    live(cursor, 9)
+    assert cursor.next_replay(NOW_S) == 0
+    replayed(cursor, 0, 1, 2, 5, 6, 9)
+    assert cursor.on_replay_end(NOW_S) == NOTHING
+    assert (cursor.lost_total, cursor.next_replay(NOW_S)) == (0, 2)
+    assert replayed(cursor, *range(2, 8)) == [NOTHING, delivered(3), delivered(4, 5, 6), *[NOTHING] * 2, delivered(7)]
+    assert [cursor.on_no_answer(NOW_S + 2), cursor.next_replay(NOW_S + 2)] == [NOTHING, 7]
+    replayed(cursor, 7, 9)
+    assert cursor.on_replay_end(NOW_S + 2) == delivered(9, lost=True)
 
 
 def test_a_gap_is_counted_once_until_it_is_closed() -> None:

@@ -22,6 +22,8 @@ the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of by
 integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 """
 
+from typing import Annotated
+
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
@@ -42,6 +44,8 @@ from worker_agent.events.engine_events import EngineBatch, EngineCleared, Engine
 TIME_S_MAX = 9e9
 """The year 2255; about the last that an i64 of nanoseconds can represent."""
 HASH_BYTES_MIN = 8
+EVENTS_MAX = 1 << 18
+"""Events of a batch: an engine with a block of one token has one for each token of a step."""
 
 
 class DecoderCounts(msgspec.Struct, kw_only=True):
@@ -80,7 +84,7 @@ class DecoderCounts(msgspec.Struct, kw_only=True):
 
 class _Batch(msgspec.Struct, array_like=True):
     time_s: float
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=EVENTS_MAX)]
     dp_rank: int | None = None
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from kv_protocol.errors import MalformedMessage
 
 REPLAY_END = (1 << 64) - 1
-PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
-"""A batch of 2^20 blocks with their tokens: more than any engine flushes at once; a bound on decoded payloads."""
+PAYLOAD_BYTES_MAX = 16 << 20
+"""A batch of 2^18 blocks of 8 tokens: ten times what an engine stores in one step; a bound on decoded payloads."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
