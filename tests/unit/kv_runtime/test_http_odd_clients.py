@@ -112,6 +112,18 @@ async def test_a_client_of_http_1_0_that_closes_its_sending_side_in_one_go_gets_
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+async def test_another_version_of_http_is_refused_and_its_connection_ends(version: bytes) -> None:
+    async with served(application()) as server:
+        answer = await half_closed(server, (GET % b"/v1/echo").replace(b"1.1", version))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 505 ")
+    assert (
+        json.loads(body)["error"]["message"] == f"version: found HTTP/{version.decode()}, allowed HTTP/1.1 and HTTP/1.0"
+    )
+
+
+@pytest.mark.asyncio
 async def test_a_client_that_closes_its_sending_side_within_the_body_gets_400() -> None:
     async with served(application()) as server:
         answer = await half_closed(server, POST % (10, b"") + b"abc")
