@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import click
 import uvloop
 
 from kv_runtime.open_files import raise_open_files
@@ -61,6 +62,19 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
     return undo
+
+
+def printable(text: str) -> str:
+    """Return one line that no terminal obeys: characters that are not printable, as ESC and newlines, are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def print_lines(*lines: str, err: bool = False) -> None:
+    """Print lines for people, each `printable`: names in them come from the network."""
+    for line in lines:
+        click.echo(printable(line), err=err)
 
 
 def prepare_process() -> None:

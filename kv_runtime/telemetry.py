@@ -24,9 +24,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from kv_runtime.clock import Clock
+from kv_runtime.process import printable
 from kv_runtime.supervise import until
 
 PREFIX = "kvrouter_"
@@ -48,9 +49,9 @@ def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    render = _renderer(for_people=for_people)
+    renderers = _renderers(for_people=for_people)
     structlog.configure(
-        processors=[*enrich, render],
+        processors=[*enrich, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
@@ -59,7 +60,7 @@ def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *enrich],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     root = logging.getLogger()
@@ -67,10 +68,16 @@ def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -
     root.setLevel(number)
 
 
-def _renderer(*, for_people: bool) -> Processor:
+def _renderers(*, for_people: bool) -> list[Processor]:
     if for_people:
-        return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    return structlog.processors.JSONRenderer()
+        return [_escape, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [structlog.processors.JSONRenderer()]
+
+
+def _escape(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Escape what a terminal would obey; a traceback keeps its lines."""
+    texts = {key: printable(value) for key, value in line.items() if isinstance(value, str) and key != "exception"}
+    return {**line, **texts}
 
 
 class RateLimitedLog:

@@ -20,6 +20,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
+from kv_runtime.process import print_lines
 from router.cli.options import NothingRead, moment, run_on_log, swept, with_settings
 from router.config import RouterSettings
 from router.decision.policies import MODES
@@ -114,7 +115,10 @@ def what_if(
     result = simulated(journal, asked, journal.policies, found_loads)
     if plot is not None:
         write_plot(result, plot)
-    click.echo(msgspec.json.encode(as_object(result)) if as_json else "\n".join([machine_line(), *lines(result)]))
+    if as_json:
+        click.echo(msgspec.json.encode(as_object(result)))
+    else:
+        print_lines(machine_line(), *lines(result))
 
 
 def named_policies(modes: str | None, sweep: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from indexer.service.moment_server import serve_moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
+from kv_runtime.process import print_lines
 
 _CHILDREN_MAX = 20
 
@@ -117,7 +118,10 @@ def at(
             await log.close()
 
     report = _report(run_to_end(work), query)
-    click.echo(msgspec.json.encode(report) if as_json else "\n".join(_lines(report, query)))
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+    else:
+        print_lines(*_lines(report, query))
 
 
 def _serve(settings: IndexerSettings, time_ns: int | None, socket: Path) -> None:

@@ -23,6 +23,7 @@ from indexer.service.mirrors import Mirrors
 from indexer.service.verification import Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
+from kv_runtime.process import print_lines
 
 _EXAMPLES = 10
 
@@ -59,7 +60,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
 
     def show(verdict: RankVerdict) -> None:
         if not as_json:
-            click.echo("\n".join(_lines(verdict)))
+            print_lines(*_lines(verdict))
 
     async def work() -> list[RankVerdict]:
         verdicts = []
@@ -85,7 +86,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
         click.echo(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
     else:
         counts = Counter(verdict.verdict for verdict in verdicts)
-        click.echo(f"{len(verdicts)} ranks: {', '.join(f'{n} {word}' for word, n in counts.items()) or 'none known'}")
+        print_lines(f"{len(verdicts)} ranks: {', '.join(f'{n} {word}' for word, n in counts.items()) or 'none known'}")
     if not is_equal:
         sys.exit(DIFFERENT)
 

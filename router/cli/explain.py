@@ -16,7 +16,7 @@ import msgspec
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import (
@@ -100,12 +100,13 @@ def explain(
         configure_logs("warning", settings.telemetry.log_format)
         reports = _of_journal(settings, question) if from_journal else _of_router(settings, url, question)
     except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-        click.echo(f"router: {error}", err=True)
+        print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
     if as_json:
         click.echo(msgspec.json.encode(reports))
     else:
-        click.echo("\n\n".join("\n".join(report_lines(report)) for report in reports))
+        for at, report in enumerate(reports):
+            print_lines(*[""] * (at > 0), *report_lines(report))
 
 
 # ------------------------------------------------------------------------------------------------------- the journal

@@ -11,6 +11,7 @@ from kv_protocol import subjects
 from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
 from kv_runtime.event_log import EventLog
+from kv_runtime.process import print_lines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
@@ -74,7 +75,10 @@ class _Shown:
         for record in entry.message.records:
             if self._left == 0:
                 return
-            click.echo(as_object(entry, record) if self._as_json else as_line(entry, record))
+            if self._as_json:
+                click.echo(as_object(entry, record))
+            else:
+                print_lines(as_line(entry, record))
             if self._left is not None:
                 self._left -= 1
                 if not self._left:

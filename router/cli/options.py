@@ -20,7 +20,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
@@ -59,7 +59,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             configure_logs("warning", settings.telemetry.log_format)
             command(settings=settings, assignments=assignments, **rest)
         except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-            click.echo(f"router: {error}", err=True)
+            print_lines(*f"router: {error}".split("\n"), err=True)
             sys.exit(NOT_DONE)
 
     return run

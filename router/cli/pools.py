@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from kv_runtime.config.loading import load_settings
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
@@ -57,7 +57,7 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
                 make_named_tuples_directly()
                 run_process(lambda stop: _serve(wanted, open_router, stop))
         except refused as error:
-            click.echo(f"router: {error}", err=True)
+            print_lines(*f"router: {error}".split("\n"), err=True)
             sys.exit(NOT_DONE)
 
     return pools

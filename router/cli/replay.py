@@ -9,6 +9,7 @@ import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
+from kv_runtime.process import print_lines
 from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, swept, with_settings
 from router.cli.replays import Replays
 from router.config import RouterSettings
@@ -60,7 +61,7 @@ def replay(
         each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
     ]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
-    found = Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else click.echo)
+    found = Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else print_lines)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
@@ -69,7 +70,10 @@ def replay(
     run_on_log(settings, work)
     if not found.routers:
         raise NothingRead(_nothing_found(router_name, from_seq, from_ns))
-    click.echo(msgspec.json.encode(found.as_object()) if as_json else "\n".join(found.summary()))
+    if as_json:
+        click.echo(msgspec.json.encode(found.as_object()))
+    else:
+        print_lines(*found.summary())
     if not found.has_started:
         raise NothingRead("nothing was replayed: what was read has no beginning of a router's life and no checkpoint")
     sys.exit(DIFFERENT if found.different or found.not_folded else 0)

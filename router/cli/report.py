@@ -16,7 +16,7 @@ from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.attribution.attribution import DIMENSIONS, Dimension
@@ -101,12 +101,14 @@ def report(
         period = since_ns, until_ns
         found = _of_journal(settings, period, with_evictions) if reads_journal else _of_router(settings, url)
     except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-        click.echo(f"router: {error}", err=True)
+        print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
     if as_json:
         click.echo(msgspec.json.encode(found))
+    elif as_html:
+        click.echo(report_page(found, by or DIMENSIONS))
     else:
-        click.echo(report_page(found, by or DIMENSIONS) if as_html else "\n".join(report_text(found, by or DIMENSIONS)))
+        print_lines(*report_text(found, by or DIMENSIONS))
 
 
 def _of_journal(

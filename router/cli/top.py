@@ -13,7 +13,7 @@ import click
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.extras import require
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import until
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
@@ -52,7 +52,7 @@ def top(*, file: Path | None, url: str | None, token: str | None, interval_s: fl
         secret = settings.control.token.get_secret_value()
         check_token("control.token", secret)
     except ConfigurationError as error:
-        click.echo(f"router: {error}", err=True)
+        print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(_WRONG)
     if once:
         sys.exit(_print_once(address, secret, interval_s))
@@ -78,7 +78,7 @@ def _print_once(url: str, token: str, interval_s: float) -> int:
 
     run_process(main)
     (reader,) = found
-    click.echo("\n".join(line.text for line in page(reader.snapshot)))
+    print_lines(*(line.text for line in page(reader.snapshot)))
     return 1 if reader.snapshot.problem else 0
 
 

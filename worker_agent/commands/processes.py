@@ -15,7 +15,7 @@ from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.main_thread import ThreadCall, run_beside
-from kv_runtime.process import run_process
+from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import PartGaveUp
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
@@ -130,7 +130,7 @@ def _run(
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
         run(settings)
     except EngineArgsInvalid as error:
-        click.echo(f"worker-agent: {error}", err=True)
+        print_lines(*f"worker-agent: {error}".split("\n"), err=True)
         sys.exit(INVALID)
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")

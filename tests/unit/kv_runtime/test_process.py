@@ -8,8 +8,30 @@ from typing import Any
 import pytest
 
 from kv_runtime.main_thread import run_beside
-from kv_runtime.process import install_signals, run_process
+from kv_runtime.process import install_signals, print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("w0", "w0"),
+        ("Größe 模型 [b]", "Größe 模型 [b]"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("w0\nw1", r"w0\nw1"),
+        ("\r\t\x7f", r"\r\t\x7f"),
+        ("\x9b2J", r"\x9b2J"),
+        ("\u202e\u2028", r"\u202e\u2028"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_printed_escaped(
+    capsys: pytest.CaptureFixture[str], name: str, shown: str, is_error: bool
+) -> None:
+    print_lines(f"rank {name}/0", "", err=is_error)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err)[is_error] == f"rank {shown}/0\n\n"
 
 
 @pytest.mark.asyncio

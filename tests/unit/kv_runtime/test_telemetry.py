@@ -173,6 +173,15 @@ def test_the_console_is_for_people_and_without_colours_where_there_is_no_termina
     assert "\x1b" not in first + second
 
 
+def test_the_console_obeys_no_name(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "console")
+    structlog.get_logger("x").info("happened", worker="\x1b[2J", model="\x9b\nmodel")
+    logging.getLogger("x").warning("theirs %s", "\x1b[2J\n")
+    first, second = lines(capfd)
+    assert r"model=\x9b\nmodel worker=\x1b[2J" in " ".join(first.split())
+    assert r"theirs \x1b[2J\n" in second
+
+
 # ---------------------------------------------------------------- metrics
 
 
