@@ -34,6 +34,8 @@ from kv_protocol.ids import checked_u64
 
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
+DUMP_CHUNKS_MAX = 4096
+"""Parts of an answer, 33 million blocks as agents send them; a bound on what a reader keeps until it is complete."""
 _ENVELOPE_BYTES_MAX = 1024
 """More than the other fields take, and less than half of the rest of a server's largest message."""
 REQUEST_BYTES_MAX = BUCKET_TABLE_BYTES + _ENVELOPE_BYTES_MAX
@@ -175,8 +177,8 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
         if len(self.buckets) not in (0, BUCKET_SET_BYTES):
             raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_SET_BYTES} bytes")
         _check_columns(self.parents, self.hashes, self.tiers)
-        if not 0 <= self.chunk < self.of:
-            raise ValueError(f"chunk {self.chunk} of {self.of}")
+        if not 0 <= self.chunk < self.of <= DUMP_CHUNKS_MAX:
+            raise ValueError(f"chunk {self.chunk} of {self.of}, at most {DUMP_CHUNKS_MAX} allowed")
 
     @property
     def columns(self) -> BlockColumns:

@@ -7,8 +7,8 @@
     dump      may be wrong     nothing                    all blocks
 
 A stream that wants more (further down the table) replaces the question; one that wants less keeps it. A question is in
-flight until its answer is complete, or no new part came for `answer_s`. A late answer is taken until the next question
-is sent. The minimum time between two questions:
+flight until its answer is complete, no new part came for `answer_s`, or `WHOLE_ANSWER_S` are over. A late answer is
+taken until the next question is sent. The minimum time between two questions:
 
     no question since the last proof that the stream is right               0
     n questions in a row without answer, or n answers without proof         answer_s * 2^(n - 1), at most backoff_max_s
@@ -25,6 +25,8 @@ from indexer.follow.answer_parts import AnsweredState, AnswerParts
 from kv_protocol.recovery import DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
+WHOLE_ANSWER_S = 60.0
+"""A dump of many million blocks takes some seconds; parts that come for ever would keep their rank's place."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
 
 
@@ -90,7 +92,8 @@ class RecoveryQuestion:
 
     def is_in_flight(self, now_s: float) -> bool:
         """Return whether an answer is awaited."""
-        return self._is_open and now_s - self._progress_at_s < self._answer_s
+        is_in_time = now_s - self.sent_at_s < WHOLE_ANSWER_S
+        return self._is_open and is_in_time and now_s - self._progress_at_s < self._answer_s
 
     def is_due(self, now_s: float) -> bool:
         """Return whether a question is to be sent now."""

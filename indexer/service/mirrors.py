@@ -102,6 +102,8 @@ class _PartialAnswer:
         except MalformedMessage as error:
             self.failure = str(error)
         self.parts += 1
+        if self.parts > recovery.DUMP_CHUNKS_MAX:
+            self.failure = f"more than {recovery.DUMP_CHUNKS_MAX} parts of an answer"
         self.moved.set()
 
     def _add(self, part: Answer) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from indexer.follow.effects import ReplaceAll
 from indexer.follow.follower import AHEAD_MAX, StreamFollower
+from indexer.follow.question import WHOLE_ANSWER_S
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from tests.unit.indexer.stream_inputs import (
     DOUBT,
@@ -60,6 +61,12 @@ def test_the_parts_of_a_dump_come_in_any_order_and_more_than_once(order: tuple[i
     assert effects[:-1] == [[]] * (len(order) - 1)
     assert effects[-1] == [ReplaceAll(columns(5, 6, 7, 8, 9, size=2))]
     assert follower.position == (EPOCH, 9)
+
+
+def test_a_question_whose_answer_never_ends_is_asked_anew() -> None:
+    follower, parts = after(*HOLE), answer(1, 200, *range(5, 200), size=1)
+    asked = [give(follower, part, at) for at, part in enumerate(parts) if at <= WHOLE_ANSWER_S]
+    assert asked == [[]] * int(WHOLE_ANSWER_S) + [[tail(2)]]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 1, 0)], ids=str)

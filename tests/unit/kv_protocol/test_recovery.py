@@ -10,6 +10,7 @@ from kv_protocol.events import Tier
 from kv_protocol.recovery import (
     ANSWER_BYTES_MAX,
     CHUNK_BLOCKS_MAX,
+    DUMP_CHUNKS_MAX,
     REQUEST_BYTES_MAX,
     BlockColumns,
     DumpChunk,
@@ -103,6 +104,7 @@ def test_a_hash_that_is_no_u64_cannot_be_dumped(block: HeldBlock) -> None:
         ({"chunk": -1}, "chunk -1 of 1"),
         ({"of": 0}, "chunk 0 of 0"),
         ({"of": -1}, "chunk 0 of -1"),
+        ({"of": DUMP_CHUNKS_MAX + 1}, f"at most {DUMP_CHUNKS_MAX}"),
         ({"epoch": -1}, "epoch: found -1"),
         ({"last_seq": -1}, "last_seq: found -1"),
         ({"request_id": -1}, "request_id: found -1"),
