@@ -38,8 +38,8 @@ _RECONNECT_WAIT_S = 1
 _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0
-LISTEN_MESSAGES_MAX = 65_536
-"""Pending core NATS messages of one subscription, besides the client's own bound of 128 MiB."""
+LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
+"""Pending core NATS messages of one subscription; an index has all answers of agents in one."""
 _NO_SUCH_STREAM = 10059
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 _USER_INFO = re.compile(r"//[^/@]*@")
@@ -369,7 +369,7 @@ class EventLog:
     async def listen(self, subject: str, on_message: OnMessage) -> None:
         """Call `on_message` with core NATS messages on `subject` from now on, one at a time.
 
-        Beyond `LISTEN_MESSAGES_MAX` pending messages, further ones are dropped and counted.
+        Beyond `LISTEN_MESSAGES_MAX` or `LISTEN_BYTES_MAX` pending, further messages are dropped and counted.
         """
         deliver = self._guarded(on_message)
 
@@ -377,7 +377,12 @@ class EventLog:
             await deliver(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
 
         with mapped(f"listen {subject}"):
-            subscription = await self._client.subscribe(subject, cb=received, pending_msgs_limit=LISTEN_MESSAGES_MAX)
+            subscription = await self._client.subscribe(
+                subject,
+                cb=received,
+                pending_msgs_limit=LISTEN_MESSAGES_MAX,
+                pending_bytes_limit=LISTEN_BYTES_MAX,
+            )
             self._unsubscribes.append(subscription.unsubscribe)
             await self._flushed()
 

@@ -16,7 +16,11 @@ from router.replicas.open_leases import OpenLeases
 ASK_AGAIN_S = 0.25
 BUFFERED_MAX = 256
 LEASES_MAX = 1 << 16
-"""Limit of one router's leases; beyond it they are not requested, as the answer could not be stored."""
+LEASE_BLOCKS_MAX = 1 << 26
+"""Limits of one router's leases; beyond them they are not requested, as the answer could not be stored.
+
+Blocks have 8 bytes each: 512 MiB.
+"""
 
 
 class Skew(NamedTuple):
@@ -87,7 +91,7 @@ class Peer:
         return [event for event in events if self._fold(self.open, event)]
 
     def _fold(self, leases: OpenLeases, event: LeaseEvent) -> bool:
-        if len(leases) >= LEASES_MAX and event.lease_id not in leases:
+        if _is_full(leases) and event.lease_id not in leases:
             self.is_overfull = True
             return False
         return leases.fold(event)
@@ -97,7 +101,7 @@ class Peer:
         if message.seq < self.seq:
             return
         self.latest_seq = max(self.latest_seq, message.seq)
-        self.is_overfull = message.leases > LEASES_MAX
+        self.is_overfull = message.leases > LEASES_MAX or message.blocks > LEASE_BLOCKS_MAX
         self.skew = Skew(
             abs(message.leases - len(self.open)),
             abs(message.blocks - self.open.blocks),
@@ -131,7 +135,7 @@ class Peer:
         leases = OpenLeases()
         for part in self._parts.values():
             for lease in part.leases:
-                if lease.routed.lease_id not in leases and len(leases) < LEASES_MAX:
+                if lease.routed.lease_id not in leases and not _is_full(leases):
                     leases.put(lease)
         return self._replaced(leases, message.seq)
 
@@ -149,6 +153,10 @@ class Peer:
         self.differs = self._is_asking = False
         self._parts.clear()
         return news
+
+
+def _is_full(leases: OpenLeases) -> bool:
+    return len(leases) >= LEASES_MAX or leases.blocks >= LEASE_BLOCKS_MAX
 
 
 def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:

@@ -1,6 +1,7 @@
 """Rows of the table of replication that a network seldom shows, and the bounds."""
 
 import msgspec
+import pytest
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
@@ -19,6 +20,7 @@ from kv_protocol.replicas import (
     encode_replica,
     lease_digest,
 )
+from router.replicas import peer
 from router.replicas.open_leases import OpenLeases, parts_of, split
 from router.replicas.peer import BUFFERED_MAX
 from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
@@ -258,6 +260,20 @@ def test_of_messages_that_came_too_early_the_newest_are_kept() -> None:
         assert asked(made.tick(0.0)) == [1]
         news = applied(made.on_message(answer(answered, 1), 0.0))
         assert news == [routed(f"l{number}") for number in range(first, newest + 1)]
+
+
+@pytest.mark.parametrize(("bound", "room"), [("LEASES_MAX", 2), ("LEASE_BLOCKS_MAX", 4)])
+def test_of_a_router_with_more_leases_or_blocks_than_are_kept_the_first_are_and_it_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, bound: str, room: int
+) -> None:
+    monkeypatch.setattr(peer, bound, room)
+    events = [routed(lease_id, 2) for lease_id in "abc"]
+    made = replication(told(1, *events[:2]))
+    assert applied(made.on_message(told(2, events[2]), 0.0)) == []
+    made.on_message(beat(2, *(OpenLease(each, is_prefilled=False) for each in events)), 0.0)
+    assert asked(made.tick(9.0)) == []
+    made.on_message(beat(2, OpenLease(events[0], is_prefilled=False)), 9.0)
+    assert asked(made.tick(9.0)) == [1]
 
 
 def test_unsent_news_become_a_gap() -> None:
