@@ -43,6 +43,9 @@ class SourceNames:
         self._groups: defaultdict[Tier, set[int]] = defaultdict(set)
         self._former: OrderedDict[int, int] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def get(self, engine_hash: int) -> EngineName | None:
         """Return what the hash names now."""
         return self._names.get(engine_hash)

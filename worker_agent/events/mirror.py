@@ -30,6 +30,8 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 from worker_agent.events.held_blocks import HeldBlocks
 from worker_agent.events.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
 
+NAMES_MAX = 1 << 24
+"""Names of a rank's blocks, of all sources: some 8 GB; more than the blocks of any engine."""
 ENGINE = "engine"
 """The source of a worker's events if it has only one."""
 
@@ -81,6 +83,8 @@ class RankMirror:
 
     def unfit(self, event: EngineStored) -> str:
         """Return which field of a store does not fit this rank's blocks; empty if all fit."""
+        if sum(map(len, self._names.values())) + len(event.block_hashes) > NAMES_MAX:
+            return f"block_hashes: found more than {NAMES_MAX} blocks of the rank"
         if event.names_only:
             return ""
         if event.block_size != self._block_size:

@@ -1,11 +1,13 @@
 """Engine hashes in, sequence hashes out: what a rank holds, whatever its engine says and how often."""
 
 import msgspec
+import pytest
 
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.recovery import HeldBlock
+from worker_agent.events import mirror as mirror_module
 from worker_agent.events.block_names import FORMER_NAMES_MAX, SourceNames
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
@@ -425,3 +427,15 @@ def test_a_block_that_is_its_own_parent_says_nothing() -> None:
     mirror = mirror_of(store(0))
     assert mirror.apply(store(0, parent=100)) == []
     assert counts(mirror) == MirrorCounts(stored=1, ambiguous=1)
+
+
+@pytest.mark.parametrize("further", [store(2), store(base=200), store(2, base=200, parent=101)])
+def test_beyond_so_many_names_stores_are_refused_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, further: EngineStored
+) -> None:
+    monkeypatch.setattr(mirror_module, "NAMES_MAX", 2)
+    mirror = mirror_of(store(count=2))
+    assert (mirror.unfit(further), mirror.apply(further)) == ("block_hashes: found more than 2 blocks of the rank", [])
+    assert counts(mirror).unfit == 1
+    mirror.apply(remove(101))
+    assert mirror.unfit(further) == ""
