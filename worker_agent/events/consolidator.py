@@ -109,10 +109,12 @@ class Consolidator:
         self._wake(self._core.on_loss(origin))
 
     async def _fold(self, origin: Origin, delivery: Delivery) -> None:
-        changed = self._core.on_loss(origin, began_anew=delivery.began_anew) if delivery.lost else set[int]()
-        for sequence, payload in delivery.payloads:
-            changed |= self._core.on_payload(sequence, payload, origin)
-        self._wake(changed)
+        if delivery.lost:
+            self._wake(self._core.on_loss(origin, began_anew=delivery.began_anew))
+        for at, (sequence, payload) in enumerate(delivery.payloads):
+            if at:  # heartbeats go on while all that waited behind a hole is read
+                await self._clock.sleep(0)
+            self._wake(self._core.on_payload(sequence, payload, origin))
 
     def _wake(self, changed: Iterable[int]) -> None:
         for dp_rank in changed:

@@ -36,7 +36,7 @@ from worker_agent.events.source_cursor import Delivery, SourceCursor
 
 _HWM_MESSAGES = 4
 """ZeroMQ counts messages, not bytes: with `PAYLOAD_BYTES_MAX` a socket holds at most 64 MiB. More were not faster."""
-_MESSAGES_AT_ONCE = 64
+_MESSAGES_AT_ONCE, _BYTES_AT_ONCE = 64, 256 << 10
 _POLL_S = 0.1
 _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
@@ -102,7 +102,8 @@ class EngineEventSubscriber:
             return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
         if self._disconnected_since_s is not None and self._clock.now() - self._disconnected_since_s >= _DISCONNECTED_S:
             return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
-        return "" if self._cursor.is_settled else f"{self._origin}: messages are missing, until a replay brings them"
+        is_read = self._cursor.is_settled and not self._moved.locked()
+        return "" if is_read else f"{self._origin}: messages are missing, until a replay brings them"
 
     def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
         """Return the parts, in two stages: live intake stops before the replays that it requests."""
@@ -153,11 +154,16 @@ class EngineEventSubscriber:
             await self._take_live(deliver)
 
     async def _take_live(self, deliver: Deliver) -> None:
-        """Read up to `_MESSAGES_AT_ONCE` queued messages: awaiting each one would cost more than reading it."""
+        """Read up to `_MESSAGES_AT_ONCE` queued messages: awaiting each would cost more than reading a small one."""
         live: zmq.Socket[bytes] = zmq.Socket.shadow(self._live)
+        left_bytes = _BYTES_AT_ONCE
         with suppress(zmq.Again):
             for _ in range(_MESSAGES_AT_ONCE):
-                await self._on_live(live.recv_multipart(zmq.NOBLOCK), deliver)
+                frames = live.recv_multipart(zmq.NOBLOCK)
+                left_bytes -= len(frames[-1])
+                await self._on_live(frames, deliver)
+                if left_bytes < 0:
+                    return
                 if int(self._line.get(zmq.EVENTS)) & zmq.POLLIN:
                     return  # the next message may come from a restarted publisher
 
@@ -235,8 +241,8 @@ class EngineEventSubscriber:
             if self._may_log(what):
                 _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
         if delivery != Delivery():
-            await deliver(self._origin, delivery)
-            async with self._moved:
+            async with self._moved:  # one delivery at a time, in order: a long one lets other tasks run
+                await deliver(self._origin, delivery)
                 self._moved.notify_all()
 
     def _refuse(self, error: MalformedMessage) -> None:
