@@ -14,10 +14,11 @@ from kv_protocol import fleet as fleet_events
 from kv_protocol import subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_runtime.event_log import EventLog
+from tests.support.forked import Ended
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.planted import UNREACHABLE_URL, Planted, beating, http_of_a_worker, in_the_fleet, told
-from tests.system.e2e.typed import Ended, typed
+from tests.system.e2e.typed import typed
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from bench.processes import FleetProcesses
+from tests.support.forked import Ended
 from tests.system.e2e.client import MODEL, Client
-from tests.system.e2e.typed import Ended, typed
+from tests.system.e2e.typed import typed
 
 PROMPT = list(range(200))
 

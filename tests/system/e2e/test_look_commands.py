@@ -18,7 +18,8 @@ from indexer.service.retention import SnapshotName
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.telemetry import new_registry
-from tests.system.e2e.typed import Ended, begun, ended, typed
+from tests.support.forked import Ended
+from tests.system.e2e.typed import begun, ended, typed
 from tests.system.integration.broker import Broker
 from tests.system.integration.index_on_log import Index, index_at, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank

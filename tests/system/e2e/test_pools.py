@@ -192,16 +192,16 @@ def test_a_configuration_that_may_not_be_ends_it_with_every_problem(tmp_path: Pa
     file = tmp_path / "pools.json"
     file.write_text(json.dumps(CONFIG | {"num_agg_pools": 0, "enable_priority_retry": 1}))
     ended = run("router", "pools", "--config", str(file), "--model-name", "m")
-    assert ended.returncode == 2
-    assert "num_agg_pools: found 0, allowed a whole number, 1..256" in ended.stderr
-    assert "enable_priority_retry: found 1, allowed true or false" in ended.stderr
+    assert ended.code == 2
+    assert "num_agg_pools: found 0, allowed a whole number, 1..256" in ended.err
+    assert "enable_priority_retry: found 1, allowed true or false" in ended.err
 
 
 def test_a_pool_without_an_address_is_told_before_anything_is_bound() -> None:
     file = ROOT / "configs" / "pools" / "local-agg.json"
     ended = run("router", "pools", "--config", str(file), "--model-name", "m", "--pool", "fast=http://127.0.0.1:1")
-    assert ended.returncode == 2
-    assert "pools.namespaces.slow: found none, allowed routers or config, or a flag --pool" in ended.stderr
+    assert ended.code == 2
+    assert "pools.namespaces.slow: found none, allowed routers or config, or a flag --pool" in ended.err
 
 
 def test_flags_are_read_from_the_peers_variables_and_old_names_are_warned_of() -> None:
@@ -210,5 +210,5 @@ def test_flags_are_read_from_the_peers_variables_and_old_names_are_warned_of() -
         "router", "pools", "--check", DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET="90",
         DYN_GLOBAL_ROUTER_CONFIG=str(file), DYN_GLOBAL_ROUTER_MODEL_NAME="m",
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (0, f"{file}: agg, fast, slow\n")
-    assert "--default-ttft-target and its variable are deprecated: use --default-ttft-target-ms" in ended.stderr
+    assert (ended.code, ended.out) == (0, f"{file}: agg, fast, slow\n")
+    assert "--default-ttft-target and its variable are deprecated: use --default-ttft-target-ms" in ended.err

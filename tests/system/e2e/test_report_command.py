@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 
 from bench.processes import FleetProcesses, FleetShape
+from tests.support.forked import Ended
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
-from tests.system.e2e.typed import Ended, typed
+from tests.system.e2e.typed import typed
 
 BLOCKS = 10
 SMALL = ("engine.total_kv_blocks=96", "engine.max_seq_len=1024")

@@ -10,8 +10,9 @@ import pytest_asyncio
 
 from bench.processes import FleetProcesses
 from kv_runtime.clock import SystemClock
+from tests.support.forked import Ended
 from tests.system.e2e.client import MODEL, Client
-from tests.system.e2e.typed import Ended, typed
+from tests.system.e2e.typed import typed
 
 SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
 _REQUESTS = 40

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kv_protocol.continuation import token_comment
+from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.requests import Inbound, decode_inbound
-from router.decision.errors import NoEligibleWorker
 from router.request import refusals
 from router.request.attempt import Attempt
 from router.request.events import (
@@ -57,7 +57,7 @@ STREAM = {b"content-type": b"text/event-stream"}
 USAGE = b'"usage": {"prompt_tokens": 9, "completion_tokens": 4}'
 NO_ROOM = refusals.unavailable("the queue is full", "queue_full")
 NO_WORKER = refusals.unavailable("no worker", "no_eligible_worker")
-NONE_ELIGIBLE = NoEligibleWorker("m", ())
+NONE_ELIGIBLE = (Exclusion(worker_id="w0", dp_rank=0, reason="draining"),)
 HANDOFF = {"disaggregated_params": {"ctx_request_id": 7}, "finish_reason": "length", "index": 0}
 
 
