@@ -217,4 +217,4 @@ def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydant
     kind_there = _kind_at(kind, error["loc"])
     is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
     found = f"found {error['input']!r}, " if is_shown else ""
-    return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg']}"
+    return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg'].removeprefix('Value error, ')}"

@@ -1,6 +1,8 @@
 """The sections of configuration that several processes share; each process has a tree of its own."""
 
+import re
 from typing import Any, Literal
+from unicodedata import category
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -12,9 +14,30 @@ _INDEX_BYTES_MIN = 1 << 20
 
 
 class Section(BaseModel):
-    """A branch of the tree: frozen, and without unknown keys."""
+    """A branch of the tree: frozen, without unknown keys, and without control characters in a text.
+
+    Texts become heads, addresses, subjects and logs, where a newline would begin another line. One newline at the end
+    of a secret is left out: mounted secrets have it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*")
+    @classmethod
+    def _of_one_line(cls, value: Any) -> Any:  # noqa: ANN401 - of any field
+        return _of_one_line(value)
+
+
+def _of_one_line(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, SecretStr):
+        return SecretStr(_of_one_line(re.sub(r"\r?\n\Z", "", value.get_secret_value())))
+    if isinstance(value, str) and any(category(character) == "Cc" for character in value):
+        raise ValueError("allowed text without control characters")
+    if type(value) is tuple:
+        return tuple(map(_of_one_line, value))
+    if isinstance(value, dict):
+        return {_of_one_line(name): _of_one_line(each) for name, each in value.items()}
+    return value
 
 
 class Settings(Section):

@@ -37,7 +37,7 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Chos
         ([TRTLLM, "engine.speed=2"], "engine.speed: found a value"),
         (["trtllm.loras={law: /x}"], "trtllm.loras: found a value, allowed where engine.kind is trtllm"),
         (["engine.kind=vllm"], "engine.kind"),
-        (["worker.endpoint=a.b"], "worker.endpoint: found 'a.b', Value error, allowed namespace.component.endpoint"),
+        (["worker.endpoint=a.b"], "worker.endpoint: found 'a.b', allowed namespace.component.endpoint"),
         (["worker.role=prefill", "worker.canary_wait_s=9"], "canary_wait_s: found 9.0, allowed 0 of role prefill"),
         (["worker.role=encode", "worker.canary_wait_s=9"], "it generates nothing"),
         (["events.sources=[{source: engine, endpoint: 'tcp://127.0.0.1:1'}]"], "that is the engine's own"),
