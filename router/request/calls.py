@@ -79,6 +79,7 @@ class Calls:
         limits = settings.failures
         self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
         self._buffered_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def call(
@@ -127,7 +128,8 @@ class Calls:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
             return OutboundCall(registration.base_url, inbound.path, headers, sent, *rest)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-        parts = (text,) if prompt is None else with_prompt_ids(text, prompt.ids, prompt.encoded)
+        has_room = prompt is not None and len(text) + 4 * len(prompt.ids) // 3 <= self._text_bytes_max
+        parts = with_prompt_ids(text, prompt.ids, prompt.encoded) if prompt is not None and has_room else (text,)
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
         return OutboundCall(registration.base_url, inbound.path, headers, parts, *rest)

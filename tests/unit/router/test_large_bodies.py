@@ -27,6 +27,17 @@ async def test_a_body_with_an_image_comes_to_the_worker_as_it_was_sent(*, is_our
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("size", "has_ids"), [(1_000_000, True), (2_000_000, False)])
+async def test_token_ids_that_would_exceed_the_workers_bound_are_left_out(size: int, *, has_ids: bool) -> None:
+    async with running_plane(limits=BOUND) as plane, Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, max_seq_len=1 << 30)
+        sent = json.dumps({"model": "m", "prompt": "x" * size}).encode()
+        assert (await plane.post(sent)).status == 200
+    assert worker.received[0].body.startswith(b'{"kv_prompt_ids":') is has_ids
+    assert worker.received[0].body.endswith(sent[1:])
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("prompt", [LONG_IDS, [LONG_IDS]])
 async def test_a_long_prompt_of_ids_is_routed_by_them(prompt: Any) -> None:
     async with running_plane(limits=BOUND) as plane, Upstream(GOOD) as worker:
