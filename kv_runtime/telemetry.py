@@ -10,19 +10,14 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+from prometheus_client.samples import Sample as OneSample
 from prometheus_client.utils import floatToGoString
 from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -37,6 +32,7 @@ LOG_KEYS_MAX = 256
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
 Family = Metric
 Sample = tuple[tuple[str, ...], float]
+Row = TypeVar("Row")
 
 
 def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -> None:
@@ -193,20 +189,59 @@ class Projection(Collector):
         yield from self._families()
 
 
-def counter(name: str, meaning: str, labels: Iterable[str] = (), samples: Iterable[Sample] = ()) -> Family:
+class MadeFamily(Metric, Generic[Row]):
+    """A family whose samples are made of rows when they are read: all by `samples`, or some at a time by `parts`.
+
+    Those of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied, for what
+    they come from may change between two parts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        meaning: str,
+        kind: str,
+        labels: tuple[str, ...],
+        rows: Iterable[Row],
+        made: Callable[[Row], Iterable[OneSample]],
+    ) -> None:
+        super().__init__(PREFIX + name, meaning, kind)
+        self.labels = labels
+        self._rows, self._made = list(rows), made
+
+    @property
+    def samples(self) -> list[OneSample]:
+        """All samples."""
+        return [sample for part in self.parts(len(self._rows)) for sample in part]
+
+    @samples.setter
+    def samples(self, _none: list[OneSample]) -> None:
+        """Take the library's empty list, which its constructor sets."""
+
+    def parts(self, samples_at_once: int) -> Iterator[list[OneSample]]:
+        """Yield the samples in their order, about so many at a time; a family without any has one empty part."""
+        part = list[OneSample]()
+        for row in self._rows:
+            part += self._made(row)
+            if len(part) >= samples_at_once:
+                yield part
+                part = []
+        if part or not self._rows:
+            yield part
+
+
+def counter(name: str, meaning: str, labels: Iterable[str] = (), rows: Iterable[Sample] = ()) -> Family:
     """Return a counter family `kvrouter_<name>_total` with these samples: label values, then the count."""
-    family = CounterMetricFamily(PREFIX + name, meaning, labels=list(labels))
-    for values, count in samples:
-        family.add_metric(values, count)
-    return family
+    return MadeFamily(name, meaning, "counter", names := tuple(labels), rows, _single(f"{PREFIX}{name}_total", names))
 
 
-def gauge(name: str, meaning: str, labels: Iterable[str] = (), samples: Iterable[Sample] = ()) -> Family:
+def gauge(name: str, meaning: str, labels: Iterable[str] = (), rows: Iterable[Sample] = ()) -> Family:
     """Return a gauge family `kvrouter_<name>` with these samples: label values, then the value."""
-    family = GaugeMetricFamily(PREFIX + name, meaning, labels=list(labels))
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+    return MadeFamily(name, meaning, "gauge", names := tuple(labels), rows, _single(PREFIX + name, names))
+
+
+def _single(full_name: str, names: tuple[str, ...]) -> Callable[[Sample], Iterable[OneSample]]:
+    return lambda row: (OneSample(full_name, dict(zip(names, row[0], strict=True)), row[1]),)
 
 
 class Distribution:
@@ -284,30 +319,38 @@ class Mean:
 
 
 def histogram(
-    name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Distribution]]
+    name: str, meaning: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], Distribution]]
 ) -> Family:
     """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
 
     Exemplars are shown in the OpenMetrics format alone. There is no `_sum` if a bound is below 0: it might decrease,
     which a reader takes for a restart.
     """
-    family = HistogramMetricFamily(PREFIX + name, meaning, labels=(names := tuple(labels)))
-    for values, seen in samples:
-        cumulative, buckets = 0, list[tuple[str, float] | tuple[str, float, Exemplar]]()
+    full_name, names = PREFIX + name, tuple(labels)
+
+    def made(row: tuple[tuple[str, ...], Distribution]) -> Iterator[OneSample]:
+        named, seen, cumulative = dict(zip(names, row[0], strict=True)), row[1], 0
         for at, (bound, count) in enumerate(zip((*seen.bounds, float("inf")), seen.counts, strict=True)):
             cumulative += count
-            le: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            le = floatToGoString(bound)  # type: ignore[no-untyped-call]
             exemplar = seen.exemplars.get(at)
-            buckets.append((le, float(cumulative)) if exemplar is None else (le, float(cumulative), exemplar))
-        family.add_metric(values, buckets, seen.total)
-        if seen.bounds[0] < 0:  # for these the library omits the count as well
-            family.add_sample(f"{family.name}_count", dict(zip(names, values, strict=True)), float(cumulative))
-    return family
+            yield OneSample(f"{full_name}_bucket", named | {"le": le}, float(cumulative), None, exemplar)
+        yield OneSample(f"{full_name}_count", named, float(cumulative))
+        if seen.bounds[0] >= 0:
+            yield OneSample(f"{full_name}_sum", named, seen.total)
+
+    return MadeFamily(name, meaning, "histogram", names, rows, made)
 
 
-def summary(name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Mean]]) -> Family:
+def summary(name: str, meaning: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], Mean]]) -> Family:
     """Return a summary family `kvrouter_<name>` without quantiles: label values, then the mean."""
-    family = SummaryMetricFamily(PREFIX + name, meaning, labels=list(labels))
-    for values, seen in samples:
-        family.add_metric(values, seen.count, seen.total)
-    return family
+    full_name, names = PREFIX + name, tuple(labels)
+
+    def made(row: tuple[tuple[str, ...], Mean]) -> Iterable[OneSample]:
+        named = dict(zip(names, row[0], strict=True))
+        return (
+            OneSample(f"{full_name}_count", named, row[1].count),
+            OneSample(f"{full_name}_sum", named, row[1].total),
+        )
+
+    return MadeFamily(name, meaning, "summary", names, rows, made)

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
-from kv_runtime.config.sections import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.api.parsers.families import (
@@ -192,7 +192,7 @@ class EngineSection(Section):
     event_buffer_max_size: int = Field(
         EVENT_BUFFER_MAX_SIZE, ge=1, le=10_000_000, description="events kept until they are polled"
     )
-    answer: str = Field(
+    answer: Annotated[str, LINES] = Field(
         "",
         max_length=1 << 16,
         description="what the simulated engine says to everything, for tests and demonstrations; empty: made-up words",

@@ -4,13 +4,17 @@ import re
 from typing import Any, Literal
 from unicodedata import category
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
 """With less memory an index cannot store the blocks of a rank."""
+
+
+LINES = "lines"
+"""Annotates a text of any lines, which becomes no part of a head, an address or a log."""
 
 
 class Section(BaseModel):
@@ -24,8 +28,9 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _of_one_line(cls, value: Any) -> Any:  # noqa: ANN401 - of any field
-        return _of_one_line(value)
+    def _of_one_line(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - of any field
+        is_free = info.field_name is not None and LINES in cls.model_fields[info.field_name].metadata
+        return value if is_free else _of_one_line(value)
 
 
 def _of_one_line(value: Any) -> Any:  # noqa: ANN401

@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kv_runtime.http.answers import Handler
-from kv_runtime.telemetry import Family
+from kv_runtime.telemetry import Family, MadeFamily
 
 SERVER_FAMILIES: web.AppKey[Callable[[], Iterable[Family]]] = web.AppKey("server_families")
 """Where a server leaves the families of its connections."""
@@ -56,13 +56,13 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
 
 
 def _parts(family: Metric) -> Iterator[Metric]:
-    """Yield the family in parts of its samples, which come in the same order."""
-    if len(family.samples) <= SAMPLES_AT_ONCE:
+    """Yield the family in parts of its samples, which come in the same order; one of the library's is small."""
+    if not isinstance(family, MadeFamily):
         yield family
         return
-    for first in range(0, len(family.samples), SAMPLES_AT_ONCE):
+    for samples in family.parts(SAMPLES_AT_ONCE):
         part = Metric(family.name, family.documentation, family.type, family.unit)
-        part.samples = family.samples[first : first + SAMPLES_AT_ONCE]
+        part.samples = samples
         yield part
 
 

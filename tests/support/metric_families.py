@@ -103,7 +103,7 @@ def _families_of(maker: Callable[..., object], families: Iterable[Metric]) -> It
     module = f"{maker.__module__.replace('.', '/')}.py"
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        yield MadeFamily(module, name, family.type, getattr(family, "_labelnames", ()), family.documentation)
+        yield MadeFamily(module, name, family.type, getattr(family, "labels", ()), family.documentation)
 
 
 def _of_function(make: Callable[..., Iterable[Metric]], arguments: int = 1) -> Iterator[MadeFamily]:

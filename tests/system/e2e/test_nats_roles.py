@@ -59,14 +59,12 @@ class Server(NamedTuple):
 
 
 @asynccontextmanager
-async def running_server(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    for role in ROLES:
-        monkeypatch.setenv(f"KV_NATS_{role.upper()}_PASSWORD", password_of(role))
-    monkeypatch.setenv("KV_NATS_STORE", str(directory / "store"))
+async def running_server(directory: Path) -> AsyncIterator[Server]:
+    variables = {f"KV_NATS_{role.upper()}_PASSWORD": password_of(role) for role in ROLES}
     command = [find_binary(), "--config", str(CONFIGURATION), "--port", "-1"]
     process = ChildProcess("nats", command)
     async with asyncio.TaskGroup() as group:
-        await process.start(group)
+        await process.start(group, variables | {"KV_NATS_STORE": str(directory / "store")})
         listening = await process.line_with("Listening for client connections on")
         await process.line_with("Server is ready")
         try:
@@ -90,11 +88,11 @@ async def run(server: Server, group: asyncio.TaskGroup, role: str, module: str, 
 
 @pytest.mark.asyncio
 async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     heads = [{"id": "c0", "model": MODEL, "block_size": 16, "publishers": [{"endpoint": f"ipc://{tmp_path}/events"}]}]
     (tmp_path / "consolidator.yaml").write_text(yaml.safe_dump({"workers": heads}))
-    async with running_server(tmp_path, monkeypatch) as server, asyncio.TaskGroup() as group:
+    async with running_server(tmp_path) as server, asyncio.TaskGroup() as group:
         router = ChildProcess(
             "router",
             command(server, "router", "router", "--port", "0", "--set", "control.port=0", "--set", "journal.router=r0"),
@@ -188,9 +186,9 @@ MAY_SUBSCRIBE = {
 
 @pytest.mark.asyncio
 async def test_no_role_may_publish_or_subscribe_to_what_is_not_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    async with running_server(tmp_path, monkeypatch) as server:
+    async with running_server(tmp_path) as server:
         for role in ROLES:
             await expect_refused(server, role, "publish", EVERYTHING - MAY_PUBLISH[role])
             await expect_refused(server, role, "subscribe", EVERYTHING - MAY_SUBSCRIBE[role] - {ANSWER})
@@ -213,8 +211,8 @@ async def expect_refused(server: Server, role: str, what: str, expected: set[str
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_or_missing_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_server(tmp_path, monkeypatch) as server, asyncio.TaskGroup() as group:
+async def test_a_wrong_or_missing_password_is_refused(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server, asyncio.TaskGroup() as group:
         wrong = command(server, "agent", "worker_agent", "serve", last=("--set", "nats.credentials=wr0ng"))
         process = ChildProcess("agent", wrong)
         await process.start(group)
