@@ -49,23 +49,27 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("chat", 34, (1, 6), is_chat=True),
-    Kind("chat, streamed", 20, (2, 10), is_chat=True, is_stream=True),
-    Kind("completion", 26, (1, 6)),
-    Kind("completion, streamed", 14, (2, 10), is_stream=True),
+    Kind("chat", 30, (1, 6), is_chat=True),
+    Kind("chat, streamed", 18, (2, 10), is_chat=True, is_stream=True),
+    Kind("completion", 24, (1, 6)),
+    Kind("completion, streamed", 13, (2, 10), is_stream=True),
     Kind("long prompt", 2, (1, 3), is_long=True),
     Kind("long stream", 1, (48, 128), is_stream=True),
     Kind("stream of two choices", 1, (8, 24), is_stream=True, choices=2),
     Kind("stream that its client leaves", 1, (32, 96), is_stream=True, leaves=True),
 )
-REFUSED = Kind("request to refuse", 1, (0, 0))
+REFUSED = Kind("request to refuse", 10, (0, 0))
+_LONG, _LARGE = "x" * 16_000, "x" * 100_000
 _UNACCEPTABLE = (
-    (400, b"{"),
-    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": -1})),
-    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20})),
-    (404, msgspec.json.encode({"model": "no-such-model", "prompt": "x"})),
+    (400, b"{", b""),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": _LARGE, "max_tokens": -1}), b""),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20}), b""),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": _LONG}), b"x-worker-instance-id: no-such-worker\r\n"),
+    (404, msgspec.json.encode({"model": "no-such-model", "prompt": _LONG}), b""),
+    (413, msgspec.json.encode({"model": MODEL, "prompt": "x", "user": "x" * (1 << 20)}), b""),
 )
-"""Bodies with their expected status: no JSON, a wrong field, longer than any worker allows, unknown model."""
+"""Bodies with their expected status, and headers: no JSON, a wrong field of a large body, more tokens than any worker
+allows, pinned to an unknown worker, an unknown model, too large."""
 
 
 class SoakRequest(NamedTuple):
@@ -98,8 +102,8 @@ class User:
         weights = [kind.percent for kind in (*KINDS, REFUSED)]
         kind = draw.choices((*KINDS, REFUSED), weights)[0]
         if kind is REFUSED:
-            status, body = draw.choice(_UNACCEPTABLE)
-            return SoakRequest(kind, _http(_COMPLETION, body), status=status)
+            status, body, headers = draw.choice(_UNACCEPTABLE)
+            return SoakRequest(kind, _http(_COMPLETION, body, headers), status=status)
         return self._chat(kind) if kind.is_chat else self._completion(kind)
 
     def _chat(self, kind: Kind) -> SoakRequest:
@@ -151,6 +155,7 @@ def _words(draw: Random, size: tuple[int, int]) -> str:
     return "".join(draw.choices(_LETTERS, k=draw.randint(*size)))
 
 
-def _http(path: str, body: bytes) -> bytes:
-    lines = ("host: localhost", "content-type: application/json", f"content-length: {len(body)}", "", "")
-    return "\r\n".join((f"POST {path} HTTP/1.1", *lines)).encode() + body
+def _http(path: str, body: bytes, headers: bytes = b"") -> bytes:
+    """Return the request; each of the further `headers` ends with CRLF."""
+    lines = ("host: localhost", "content-type: application/json", f"content-length: {len(body)}", "")
+    return "\r\n".join((f"POST {path} HTTP/1.1", *lines)).encode() + headers + b"\r\n" + body
