@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
@@ -21,6 +20,7 @@ from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import lookup, streams
+from kv_runtime.event_log.client import LastingClient
 from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
@@ -59,7 +59,7 @@ class EventLog:
         self._shown_url = _USER_INFO.sub("//", url)
         self._on_lost, self._on_found = on_lost, on_found
         self._timeout_s = confirm_s
-        self._client = Client()
+        self._client = LastingClient()
         self._context = self._client.jetstream(timeout=confirm_s)
         self._window = SendWindow(self._client, WINDOW_MESSAGES, confirm_s)
         self._ensured: dict[str, StreamConfig] = {}
@@ -142,7 +142,8 @@ class EventLog:
     async def _lost(self) -> None:
         self._window.fail("the connection was lost")
         if not self._closing:
-            _log.warning("log_lost", url=self._shown_url)
+            reason, self._client.ended_by = self._client.ended_by, ""
+            _log.warning("log_lost", url=self._shown_url, reason=reason or "the connection broke")
             self._on_lost()
 
     async def _found(self) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import signal
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -369,6 +371,45 @@ async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown
         with pytest.raises(BrokerUnavailable, match="refused the credentials") as raised:
             await EventLog.connect(f"nats://{host}", name="test", user="router", token="wr0ng")
         assert "wr0ng" not in str(raised.value)
+    finally:
+        server.terminate()
+        await server.communicate()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_when_it_accepts_us_again(
+    tmp_path: Path,
+) -> None:
+    def rule(token: str) -> None:
+        lines = "listen: 127.0.0.1:-1", f"authorization {{ token: {token} }}", f"jetstream {{ store_dir: {tmp_path} }}"
+        file.write_text("\n".join(lines))
+
+    file = tmp_path / "nats.conf"
+    rule(SECRET)
+    server = await asyncio.create_subprocess_exec(find_binary(), "-c", str(file), stderr=asyncio.subprocess.PIPE)
+    assert server.stderr is not None
+    lost, found, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    try:
+        while not (listening := re.search(rb"client connections on \S+:(\d+)", await server.stderr.readline())):
+            pass
+        while b"Server is ready" not in await server.stderr.readline():
+            pass
+        url = f"nats://127.0.0.1:{int(listening[1])}"
+        log = await EventLog.connect(url, name="test", token=SECRET, on_lost=lost.set, on_found=found.set)
+        running = asyncio.ensure_future(log.run(stop))
+        with capture_logs() as logs:
+            for token, changed in (("an0ther", lost), (SECRET, found)):
+                rule(token)
+                server.send_signal(signal.SIGHUP)
+                async with asyncio.timeout(20):
+                    await changed.wait()
+        assert not running.done()
+        assert log.is_connected
+        (said,) = (each for each in logs if each["event"] == "log_lost")
+        assert said["reason"] == "authorization violation"
+        stop.set()
+        await running
+        await log.close()
     finally:
         server.terminate()
         await server.communicate()
