@@ -74,6 +74,7 @@ def run_processes(settings: RouterSettings, given: frozenset[str]) -> None:
     text, policies = text_and_policies(settings, given)
     shared = SharedIndex(settings.index, settings.data.processes)
     directory = own_directory(Path(tempfile.gettempdir()))
+    policies.share(directory / "policy.json")
     try:
         fleet = _Processes(_of_each(settings), text, policies, shared, directory)
         fleet.run()
@@ -101,7 +102,7 @@ class _Processes:
         self._control = listening_sockets(control.host, control.port)
         self._paths = {f"serving-{number}": directory / f"serving-{number}.sock" for number in range(data.processes)}
         self._private = {name: listening_at_path(path) for name, path in self._paths.items()}
-        self._policy, self._shadows = directory / "policy.json", directory / "shadows.json"
+        self._shadows = directory / "shadows.json"
         self._secret = os.urandom(SECRET_BYTES)
         self._nats_server = embedded_nats(settings)
         self._serving_stop_s = data.drain_s + 2 * data.limits().linger_s + 1
@@ -155,7 +156,7 @@ class _Processes:
             log = await connected(self._settings, self._log_url, cleanup)
             links = await cleanup.enter_async_context(Links(self._paths, SystemClock()))
             parts = _IndexParts(self._settings, self._text, self._policies, log, self._shared, self._nats_server)
-            await parts.start(links, self._tally, self._control, self._policy, self._shadows)
+            await parts.start(links, self._tally, self._control, self._shadows)
             child.say({})
             await run_parts(parts.parts(), stop=stop, drain_s=_INDEX_STOP_S)
 
@@ -166,9 +167,7 @@ class _Processes:
             log = await connected(self._settings, self._log_url, cleanup)
             own = self._private[f"serving-{number}"]
             beats = partial(self._tally.beats, _INDEX)
-            place = ServingPlace(
-                number, self._shared, self._data, own, self._secret, self._policy, self._shadows, beats
-            )
+            place = ServingPlace(number, self._shared, self._data, own, self._secret, self._shadows, beats)
             parts = RouterParts(self._settings, self._text, self._policies, log, place)
             await parts.start(stop)
             child.say({})
@@ -213,6 +212,7 @@ class _IndexParts:
     ) -> None:
         self._nats_server = nats_server
         self._settings, self._log, self._policies = settings, log, policies
+        policies.take()
         self._clock, self._registry = SystemClock(), new_registry()
         name = f"index-{uuid.uuid4().hex[:8]}"
         self._tracing = opened_event_tracing(settings.tracing, os.environ, name)
@@ -252,7 +252,7 @@ class _IndexParts:
     def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
         self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
 
-    async def start(self, links: Links, tally: Tally, control: list[Any], policy: Path, shadows: Path) -> None:
+    async def start(self, links: Links, tally: Tally, control: list[Any], shadows: Path) -> None:
         """Follow the log, and serve the control plane."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
@@ -276,7 +276,7 @@ class _IndexParts:
             watched=[*LiveRoutes(self._live, self._clock).routes(), *event_log_routes(self._index)],
         )
         rows_max = settings.report.rows_max
-        front = Front(plane, links, tally, self._registry, policy, shadows, report_rows_max=rows_max)
+        front = Front(plane, links, tally, self._registry, shadows, report_rows_max=rows_max)
         families = [
             lambda: trust_families(self._routing),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),

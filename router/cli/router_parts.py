@@ -42,7 +42,6 @@ from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
-from router.decision.policy_swap import swapped
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
@@ -99,8 +98,6 @@ class ServingPlace(NamedTuple):
     """Where the process with the index asks this one."""
     secret: bytes
     """Of the names of tenants: they are the same in all processes."""
-    policy: Path
-    """The policy in force, once it was changed."""
     shadows: Path
     """The shadows, once they were changed: a body of `PUT /v1/shadows`."""
     index_beats: "Callable[[], int]"
@@ -204,7 +201,7 @@ class RouterParts:
             self._log,
             self._handover,
             gate,
-            self._policies,
+            self._policies if place is None else None,  # of several processes the one with the index stores it
             self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
@@ -327,13 +324,13 @@ class RouterParts:
         if self._journal is not None:
             await ensure_journal(self._log, settings.journal, settings.nats)
         await self.control.start(listening=[self._place.control] if self._place else ())
-        self._take_changed_policy()
         self._rates.restore()
         await self._index.start()
         await self._feeds.start()
         if self._replicas is not None:
             await self._replicas.start()
         await self._feeds.acquainted(stop)
+        self._take_changed_policy()  # late: a start that takes long may miss a change that comes meanwhile
         listening = self._place.data if self._place else ()
         await self.data.start(
             settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port, listening=listening
@@ -343,11 +340,12 @@ class RouterParts:
 
     def _take_changed_policy(self) -> None:
         """Take the policy and the shadows that the other processes have; later changes come to the control plane."""
-        place, policies = self._place, self._policies
-        if place is not None and place.policy.exists():
-            named = msgspec.json.decode(place.policy.read_bytes())
-            self._routing.set_policy(swapped(policies.initial, named, policies.modes, replace_all=True))
-        if place is not None and place.shadows.exists():
+        if (place := self._place) is None:
+            return
+        self._policies.take()
+        if self._routing.policy != self._policies.initial:
+            self._routing.set_policy(self._policies.initial)
+        if place.shadows.exists():
             section = self._settings.shadow.replaced(msgspec.json.decode(place.shadows.read_bytes()))
             self._shadows.change(section, self._routing.policy)
 

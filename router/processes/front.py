@@ -3,7 +3,7 @@
 | endpoint | answer |
 |---|---|
 | GET /v1/decisions, /v1/decisions/{id} | of the processes: the newest of all; the one that took it |
-| PUT, PATCH, DELETE /v1/policy | changed here, kept for processes that start later, then changed in all |
+| PUT, PATCH, DELETE /v1/policy | kept for processes that start later (`PolicyStore`), changed here, then in all |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
 | GET /v1/shadows | of the processes, pooled |
@@ -61,14 +61,13 @@ class Front:
         links: Links,
         tally: Tally,
         registry: CollectorRegistry,
-        policy_path: Path,
         shadows_path: Path,
         *,
         report_rows_max: int,
     ) -> None:
-        """`policy_path`, `shadows_path`: where changed ones are kept for processes that start later."""
+        """`shadows_path`: where changed shadows are kept for processes that start later."""
         self._control, self._links, self._tally, self._registry = control, links, tally, registry
-        self._policy_path, self._shadows_path = policy_path, shadows_path
+        self._shadows_path = shadows_path
         self._report_rows_max = report_rows_max
         self._changing = asyncio.Lock()
 
@@ -135,11 +134,11 @@ class Front:
         async with self._changing:
             change = self._control.reset_policy if request.method == "DELETE" else self._control.change_policy
             response = await change(request)
-            if response.status == HTTPStatus.OK:
-                assert isinstance(response.body, bytes)
-                await asyncio.to_thread(replace_file, self._policy_path, response.body)
-                await self._links.all("PUT", "/v1/policy", response.body)
-            return response
+            if response.status != HTTPStatus.OK:
+                return response
+            assert isinstance(response.body, bytes)
+            answers = await self._links.all("PUT", "/v1/policy", response.body)
+        return self._confirmed(answers, response)
 
     # ---------------------------------------------------------------------------------------------- shadows
 
@@ -150,10 +149,19 @@ class Front:
         async with self._changing:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
-            if answers and all(answer.is_ok for answer in answers.values()):
-                first = next(iter(answers.values()))
+            if not answers or _first(answers, lambda answer: not answer.is_ok):
+                return _pooled(answers)
+            first = next(iter(answers.values()))
+            try:
                 await asyncio.to_thread(_keep, self._shadows_path, body and _with_budget(body, first))
-            return _pooled(answers)
+            except OSError as error:
+                return _shadows_not_kept(self._shadows_path, error)
+        return self._confirmed(answers, _pooled(answers))
+
+    def _confirmed(self, answers: dict[str, Answer], response: web.Response) -> web.Response:
+        """Return the response to a change, or which processes may have missed it."""
+        behind = [name for name in self._links.names if name not in answers or not answers[name].is_ok]
+        return _not_confirmed(behind) if behind else response
 
     # ---------------------------------------------------------------------------------------------- draining
 
@@ -317,6 +325,11 @@ def _no_process_answers() -> web.Response:
     return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
 
 
+def _not_confirmed(names: list[str]) -> web.Response:
+    message = f"{', '.join(names)} did not confirm the change, which the others have; send it again"
+    return error_response(503, message, "server_error", code="not_confirmed")
+
+
 def _pooled(answers: dict[str, Answer]) -> web.Response:
     """Return one answer of those of the processes to a request for their shadows."""
     if refusal := _first(answers, lambda answer: not answer.is_ok):
@@ -328,6 +341,12 @@ def _pooled(answers: dict[str, Answer]) -> web.Response:
 def _with_budget(body: bytes, answer: Answer) -> bytes:
     """Return the body of `PUT /v1/shadows` with the budget in force, which it need not have."""
     return msgspec.json.encode({**_decode(body), "budget_us": _decode(answer.body)["budget_us"]})
+
+
+def _shadows_not_kept(path: Path, error: OSError) -> web.Response:
+    reason = f"TMPDIR: {path} cannot be written: {error.strerror}"
+    message = f"{reason}; the shadows changed, but processes that start later will have those before; send it again"
+    return error_response(503, message, "server_error", code="not_stored")
 
 
 def _keep(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
@@ -338,12 +339,15 @@ async def test_when_the_parent_is_killed_its_processes_end() -> None:
         assert (len(gone), alive) == (5, [])
 
 
-async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_start_later() -> None:
-    async with fleet() as made:
+async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_start_later(tmp_path: Path) -> None:
+    async with fleet(f"state.dir={tmp_path}") as made:
         changed = await made.control("/v1/policy", "PATCH", {"mode": "round-robin"})
         assert changed["mode"] == "round-robin"
         await made.kill("serving-1")
+        await made.kill("index")
         await made.until_both_serve()
+        assert await made.control("/v1/policy", "PATCH", {"temperature": 0.5}) == changed | {"temperature": 0.5}
+        await asyncio.gather(*(made.ask() for _ in range(40)))
         listed = (await made.control("/v1/decisions?limit=40"))["decisions"]
         assert {each["policy"] for each in listed} == {"round-robin"}
         assert (await made.control("/v1/policy", "PATCH", {"mode": "none"}))["error"]["param"] == "policy"
