@@ -7,7 +7,7 @@ of it is received.
 A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
 finds the hole. ZeroMQ itself has no bound for the frames of one message, but its own publishers send a whole message.
 
-Warnings that every message could trigger are logged at most once in `_LOG_PERIOD_S`; metrics count all of them.
+What every message or connection could log is one line in 10 s (`RateLimitedLog`); metrics count all of them.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kv_protocol.errors import MalformedMessage
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
+from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.dialects.engine_wire import (
     PAYLOAD_BYTES_MAX,
@@ -41,7 +42,6 @@ _POLL_S = 0.1
 _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
 """After so long without a connection to the publisher its state is in doubt."""
-_LOG_PERIOD_S = 10.0
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
@@ -76,7 +76,7 @@ class EngineEventSubscriber:
         self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
         self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
         self._disconnected_since_s: float | None = clock.now()
-        self._logged_at_s: dict[str, float] = {}
+        self._log = RateLimitedLog(_log, clock)
         self._live = _socket(context, zmq.SUB)
         self._live.subscribe(topic.encode())
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
@@ -142,8 +142,9 @@ class EngineEventSubscriber:
             self._disconnected_since_s = None
             await self._deliver(self._cursor.on_connect(), deliver)
             return
-        _log.info("publisher_disconnected", publisher=str(self._origin))
-        self._disconnected_since_s = self._clock.now()
+        self._log.info("publisher_disconnected", publisher=str(self._origin))
+        if self._disconnected_since_s is None:
+            self._disconnected_since_s = self._clock.now()
         self._cursor.on_disconnect()
         self._replay_due.set()
 
@@ -238,8 +239,7 @@ class EngineEventSubscriber:
     async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
         if delivery.lost:
             what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
-            if self._may_log(what):
-                _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
+            self._log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
         if delivery != Delivery():
             async with self._moved:  # one delivery at a time, in order: a long one lets other tasks run
                 await deliver(self._origin, delivery)
@@ -247,16 +247,8 @@ class EngineEventSubscriber:
 
     def _refuse(self, error: MalformedMessage) -> None:
         self.refused_messages_total += 1
-        if self._may_log("hop_a_message_refused"):
-            total = self.refused_messages_total
-            _log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
-
-    def _may_log(self, what: str) -> bool:
-        now_s = self._clock.now()
-        if now_s - self._logged_at_s.get(what, float("-inf")) < _LOG_PERIOD_S:
-            return False
-        self._logged_at_s[what] = now_s
-        return True
+        total = self.refused_messages_total
+        self._log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
 
 
 def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:

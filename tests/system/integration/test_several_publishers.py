@@ -292,6 +292,26 @@ async def test_a_publisher_that_never_was_there_is_told_as_a_reason(log: EventLo
 
 
 @pytest.mark.asyncio
+async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_fill_the_log(log: EventLog) -> None:
+    accepted = 0
+
+    def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    at = PublishedAt(f"tcp://127.0.0.1:{port}", "", ENGINE)
+    async with server, zmq_context() as context:
+        with capture_logs() as lines:
+            async with running_agent(log, consolidator_on(log, context, at)) as agent:
+                reason = f"engine: publisher {at.publish} is not connected"
+                await eventually(lambda: agent.consolidator.stale(0) == reason and accepted >= 8)
+        assert [line["event"] for line in lines].count("publisher_disconnected") == 1
+
+
+@pytest.mark.asyncio
 async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventLog) -> None:
     async with (
         zmq_context() as context,
