@@ -32,7 +32,7 @@ class ByteText(Text):
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002 - there are none
         """Return the bytes of the text; there are no tokens around them."""
-        return packed_bytes(checked_unicode("text", text))
+        return packed_bytes(checked_unicode("prompt", text))
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return the pieces of `byte_chat.py`: a mark's id, then the bytes of a text."""

@@ -7,6 +7,9 @@
 
 The self-check is a fixed corpus (`encoder_check.py`) with every added token of the model among words and spaces. If the
 fast one raises for a text later, the reference encodes that text, and the failure is counted.
+
+Both libraries are Rust: they panic at input that they do not expect, such as a text at which a regular expression
+exceeds its limits. A panic is raised as a `BaseException` that is no `Exception`; `text_error` makes it a `TextError`.
 """
 
 import array
@@ -25,6 +28,16 @@ CONFIGURED = "configured"
 Wanted = Literal["auto", "hf", "fast"]
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return whether a Rust library panicked. Each has a class of this name of its own, and exports none."""
+    return type(error).__name__ == "PanicException"
+
+
+def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
+    """Return the `TextError` of a panic; any other error as it is."""
+    return TextError(field, str(error), allowed) if is_panic(error) else error
+
+
 class Encoder(Protocol):
     """Encodes text. Thread-safe."""
 
@@ -35,7 +48,10 @@ class Encoder(Protocol):
     """Texts for which it failed and the reference was used."""
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids as little-endian u32s, optionally with the model's special tokens around them."""
+        """Return the ids as little-endian u32s, optionally with the model's special tokens around them.
+
+        The library's panics pass: the caller knows the field that has the text.
+        """
 
 
 class HfEncoder:
@@ -79,7 +95,9 @@ class FastEncoder:
         """Return the ids."""
         try:
             return self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
-        except Exception:  # noqa: BLE001 - its regular expressions may raise anything
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             self.failures += 1
             return self._truth.pack(text, add_special_tokens=add_special_tokens)
 
@@ -92,15 +110,18 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
     """
     if wanted == "hf":
         return HfEncoder(tokenizer, CONFIGURED)
+    failed = "fastokens does not read it"
     try:
         fast = fastokens.Tokenizer.from_json_str(content.decode())
         fast.no_truncation()
         fast.no_padding()
         candidate = FastEncoder(fast, HfEncoder(tokenizer, ""), "equal in the self-check")
-    except Exception as error:  # noqa: BLE001 - it raises various errors for unknown models
-        why = f"fastokens does not read it: {error}"
-    else:
+        failed = "the self-check fails"
         why = first_difference(tokenizer, candidate)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        why = f"{failed}: {error}"
     if not why:
         return candidate
     if wanted == "fast":

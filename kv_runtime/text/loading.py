@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
 from kv_runtime.text.chat_messages import digest_of
 from kv_runtime.text.chat_template import TextError, file_content, read_template
-from kv_runtime.text.encoders import Wanted, choose_encoder
+from kv_runtime.text.encoders import Wanted, choose_encoder, text_error
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 
@@ -29,10 +29,13 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
         raise TextError("model", model_path, f"{BYTE_MODEL!r} or a local directory with tokenizer.json")
     path = directory / "tokenizer.json"
     content = file_content(path)
+    allowed = "what the tokenizers library writes"
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
-        raise TextError(str(path), str(error), "what the tokenizers library writes") from error
+        raise TextError(str(path), str(error), allowed) from error
+    except BaseException as error:  # noqa: BLE001 - a panic, or raised again
+        raise text_error(error, str(path), allowed) from None
     tokenizer.no_truncation()  # a file may enable either; a prompt is neither truncated nor padded
     tokenizer.no_padding()
     chosen = choose_encoder(tokenizer, content, encoder)

@@ -46,7 +46,7 @@ class Text(ABC):
         """Return the packed tokens of a completion's prompt, by default with the model's special tokens around it.
 
         Raises:
-            TextError: lone surrogates.
+            TextError: it names `prompt`: lone surrogates, or text at which the tokenizer fails.
         """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Text(ABC):
         """Return the packed tokens of a chat.
 
         Raises:
-            TextError: a message that is not allowed, or a chat that the template refuses.
+            TextError: a message that is not allowed, a chat that the template refuses, or at which the tokenizer fails.
         """
 
     @abstractmethod

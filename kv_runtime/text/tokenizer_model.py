@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import checked_unicode
 from kv_runtime.text.chat_template import ChatOptions, ChatTemplate, Message
-from kv_runtime.text.encoders import CONFIGURED, Encoder, HfEncoder
+from kv_runtime.text.encoders import CONFIGURED, Encoder, HfEncoder, text_error
 from kv_runtime.text.marks import mark_pattern
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.token_names import spelt_bytes
@@ -48,7 +48,7 @@ class TokenizerText(Text):
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Return the tokens of the text, with what the tokenizer's post-processor puts around them."""
-        return self.encoder.pack(checked_unicode("text", text), add_special_tokens=add_special_tokens)
+        return self._packed("prompt", checked_unicode("prompt", text), add_special_tokens=add_special_tokens)
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return the rendered chat's tokens; the template has already written the special tokens."""
@@ -64,7 +64,13 @@ class TokenizerText(Text):
 
     def pack_marked(self, text: str) -> bytes:
         """Return the tokens of a rendered chat, or of a part of one that was cut before a mark."""
-        return self.encoder.pack(text, add_special_tokens=False)
+        return self._packed("messages", text, add_special_tokens=False)
+
+    def _packed(self, field: str, text: str, *, add_special_tokens: bool) -> bytes:
+        try:
+            return self.encoder.pack(text, add_special_tokens=add_special_tokens)
+        except BaseException as error:  # noqa: BLE001 - a panic, or raised again
+            raise text_error(error, field, "text that the model's tokenizer encodes") from None
 
     def mark_spans(self, text: str) -> list[tuple[int, int]]:
         """Return begin and end of each mark in the text; the text may be cut before each."""
@@ -72,7 +78,7 @@ class TokenizerText(Text):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return _decoded(self._tokenizer, list(ids))
 
     def _detokenizer(self) -> Detokenizer:
         return _PrefixDetokenizer(self._tokenizer, frozenset(self.special_ids.values()))
@@ -82,9 +88,9 @@ class TokenizerText(Text):
         name = self._tokenizer.id_to_token(token_id)
         if name is None or name in self.special_ids:
             return None if name is None else name.encode()
-        once = self._tokenizer.decode([token_id])
+        once = _decoded(self._tokenizer, [token_id])
         if _REPLACEMENT not in once:
-            return self._tokenizer.decode([token_id, token_id])[len(once) :].encode()
+            return _decoded(self._tokenizer, [token_id, token_id])[len(once) :].encode()
         return spelt_bytes(name)
 
 
@@ -112,7 +118,7 @@ class _PrefixDetokenizer:
         if not text or (text.endswith(_REPLACEMENT) and len(self._new) < _HELD_TOKENS_MAX):
             return ""
         self._window, self._new = self._new, []
-        self._window_characters = len(self._tokenizer.decode(self._window))
+        self._window_characters = len(_decoded(self._tokenizer, self._window))
         return text
 
     def flush(self) -> str:
@@ -121,4 +127,11 @@ class _PrefixDetokenizer:
         return text
 
     def _new_text(self) -> str:
-        return self._tokenizer.decode(self._window + self._new)[self._window_characters :]
+        return _decoded(self._tokenizer, self._window + self._new)[self._window_characters :]
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    try:
+        return tokenizer.decode(ids)
+    except BaseException as error:  # noqa: BLE001 - a panic, or raised again
+        raise text_error(error, "tokens", "ids that the model's tokenizer decodes") from None

@@ -1,6 +1,7 @@
 """Threads that decode and encode long requests while the event loop serves others.
 
-submit(work, size)    its outcome, as a future of the calling loop
+submit(work, size)    its outcome, as a future of the calling loop; what it raises that is no `Exception`, such as a
+                      library's panic, as a `RuntimeError` that names its type
 cancelled             work that was not begun is skipped; the outcome of begun work is dropped
 full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait; one text alone always may
 """
@@ -82,6 +83,8 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return work(), None
     except Exception as error:  # noqa: BLE001 - it is the outcome of the future
         return None, error
+    except BaseException as error:  # noqa: BLE001 - nothing that a library raises ends the thread, and so the process
+        return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:

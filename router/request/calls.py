@@ -25,6 +25,7 @@ from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.requests import Inbound, is_given
+from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
@@ -179,7 +180,10 @@ class Calls:
             if stops or prompt is None or not prompt.ids:
                 raise CannotResume("the prompt's ids are unknown, or text is held back", elsewhere=True)
             progress = replace(progress, prompt=prompt.ids)
-        point = resume_point(progress, self._detokenizer(), stops)
+        try:
+            point = resume_point(progress, self._detokenizer(), stops)
+        except TextError as error:
+            raise CannotResume(str(error)) from error
         if inbound.return_token_ids and point.token_count < progress.token_count:
             raise CannotResume("the client has ids of half a character")
         before = behind(progress, point)

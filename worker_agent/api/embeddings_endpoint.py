@@ -49,14 +49,18 @@ class Embeddings:
         return web.Response(body=body, content_type="application/json"), "ok"
 
     def _answer(self, request: EmbeddingsRequest) -> bytes:
-        every = [self._ids(request, each) for each in request.texts()]
+        texts: Sequence[str | list[int]] = request.texts()
+        every = [self._ids(request, at, each) for at, each in enumerate(texts)]
         for at, ids in enumerate(every):
             if len(ids) > self._tokens_max:
                 raise RequestInvalid(f"input[{at}]", f"{len(ids)} tokens", f"at most {self._tokens_max} tokens")
         vectors = [unit_vector(ids, request.dimensions or DIMENSIONS) for ids in every]
         return embeddings_answer(request, vectors, sum(map(len, every)))
 
-    def _ids(self, request: EmbeddingsRequest, text: str | list[int]) -> Sequence[int]:
+    def _ids(self, request: EmbeddingsRequest, at: int, text: str | list[int]) -> Sequence[int]:
         if not isinstance(text, str):
             return text
-        return unpack_tokens(self._text.pack(text, add_special_tokens=request.add_special_tokens is not False))
+        try:
+            return unpack_tokens(self._text.pack(text, add_special_tokens=request.add_special_tokens is not False))
+        except TextError as error:
+            raise TextError(f"input[{at}]", error.found, error.allowed) from error

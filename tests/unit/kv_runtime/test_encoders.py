@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.encoder_check import TEXTS, check_texts, first_difference
@@ -127,6 +127,71 @@ def test_a_text_at_which_the_fast_one_fails_gets_the_ids_of_tokenizers_and_is_co
     expected = packed(tokenizer.encode("hello", add_special_tokens=False).ids)
     assert encoder.pack("hello", add_special_tokens=False) == expected
     assert encoder.failures == 1
+
+
+def panicking() -> Tokenizer:
+    """Return a model that panics at the text of `PANIC`, and at ids whose names are shorter than it strips."""
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?:a|aa)+b"), "isolated")
+    tokenizer.decoder = decoders.Strip("a", 2, 5)
+    return tokenizer
+
+
+PANIC = "a" * 100
+
+
+class Panicking:
+    """A fast library that panics."""
+
+    def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:
+        encoding = panicking().encode_batch_fast(inputs, add_special_tokens=add_special_tokens)
+        raise AssertionError(encoding)
+
+
+def test_a_text_at_which_the_fast_one_panics_gets_the_ids_of_tokenizers() -> None:
+    tokenizer = llama_like()
+    encoder = FastEncoder(Panicking(), HfEncoder(tokenizer, ""), "")
+    expected = packed(tokenizer.encode(PANIC, add_special_tokens=False).ids)
+    assert (encoder.pack(PANIC, add_special_tokens=False), encoder.failures) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    ("act", "field"),
+    [
+        (lambda text: text.pack(PANIC), "prompt"),
+        (lambda text: text.pack_chat([{"role": "user", "content": PANIC}]), "messages"),
+        (lambda text: text.decode([0]), "tokens"),
+        (lambda text: text.detokenizer().push([0]), "tokens"),
+        (lambda text: text.token_bytes(0), "tokens"),
+    ],
+    ids=["a prompt", "a chat", "ids", "an answer", "a token"],
+)
+def test_what_a_tokenizer_panics_at_is_refused_by_name(
+    tmp_path: Path, act: Callable[[Any], object], field: str
+) -> None:
+    text = load_text(write_model(tmp_path, panicking(), "{{ messages[0].content }}"))
+    with pytest.raises(TextError) as refused:
+        act(text)
+    assert refused.value.field == field
+    assert text.pack("ab") == packed([0, 1])
+
+
+def test_a_tokenizer_that_panics_while_it_is_read_is_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path, llama_like(), LLAMA_TEMPLATE)
+    path = tmp_path / "tokenizer.json"
+    broken = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | broken))
+    with pytest.raises(TextError, match="charsmap") as refused:
+        load_text(model)
+    assert refused.value.field == str(path)
+
+
+def test_a_model_that_panics_in_the_self_check_gets_tokenizers_and_the_reason() -> None:
+    tokenizer = panicking()
+    tokenizer.add_special_tokens([AddedToken(PANIC[:50], normalized=False, single_word=True)])
+    content = json.loads(tokenizer.to_str()) | {"decoder": None}
+    encoder = choose_encoder(tokenizer, json.dumps(content).encode())
+    assert encoder.reason.startswith("the self-check fails: ")
 
 
 def words_by_spaces() -> Tokenizer:

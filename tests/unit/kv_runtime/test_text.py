@@ -183,7 +183,7 @@ def test_what_was_found_is_told_in_short(text: Text) -> None:
 
 
 def test_a_prompt_with_lone_surrogates_is_refused(text: Text) -> None:
-    assert refused(lambda: text.encode("a\udfffb")).field == "text"
+    assert refused(lambda: text.encode("a\udfffb")).field == "prompt"
 
 
 def test_a_detokenizer_keeps_half_a_character_back(text: Text) -> None:

@@ -11,6 +11,7 @@ from kv_protocol.openai.requests import CHAT, COMPLETIONS, Inbound, RequestInval
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from router.prompt import EncodedPrompt, ModelPrompts
+from router.prompt.encoding_pool import EncodingPool
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
@@ -48,6 +49,24 @@ async def test_ids_that_are_none_are_refused_by_a_thread_too() -> None:
     wrong = _inbound(COMPLETIONS, prompt=[7] * _LONG + [-1])
     with pytest.raises(RequestInvalid, match=rf"prompt\[{_LONG}\]"):
         await _made_by_a_thread(wrong)
+
+
+class _Panic(BaseException):
+    """What a Rust library raises: no `Exception`."""
+
+
+@pytest.mark.asyncio
+async def test_a_thread_survives_whatever_its_work_raises() -> None:
+    def panics() -> None:
+        raise _Panic("at this text")
+
+    pool, stop = EncodingPool(1, 1 << 20), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts(pool.parts(0), stop=stop, drain_s=5.0))
+        with pytest.raises(RuntimeError, match="_Panic: at this text"):
+            await pool.submit(panics, 1)
+        assert await pool.submit(lambda: "lives", 1) == "lives"
+        stop.set()
 
 
 async def _made_by_a_thread(inbound: Inbound) -> EncodedPrompt:
