@@ -7,8 +7,8 @@
     continue_final_message      the text ends with the last message, which the model continues; then there is no
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
-Rendering is a function of its arguments. It is aborted when the text is too long or rendering takes too long; both are
-checked while the template writes: the length at each piece, the time at every 64th.
+Rendering is a function of its arguments. It is aborted when the text is too long, which is checked at each piece that
+the template writes, or when rendering takes too long, which is checked in loops and calls (`template_sandbox.py`).
 """
 
 import json
@@ -31,13 +31,12 @@ from kv_runtime.text.chat_messages import (
     with_parsed_calls,
 )
 from kv_runtime.text.content_format import loops_over_parts
-from kv_runtime.text.template_sandbox import chat_environment
+from kv_runtime.text.template_sandbox import ChatContext, chat_environment
 
 __all__ = ["ChatOptions", "ChatTemplate", "Message", "TextError", "Tool", "file_content", "read_template"]
 
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
-_LOOKED_AT_EVERY = 64
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
@@ -107,13 +106,19 @@ class ChatTemplate:
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
         pieces, length, until_s = [], 0, self._now() + self._render_s
-        for piece in template.root_render_func(template.new_context(variables)):
+
+        def look() -> None:
+            if self._now() > until_s:
+                raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
+
+        context = template.new_context(variables)
+        assert isinstance(context, ChatContext)
+        context.look = look
+        for piece in template.root_render_func(context):
             pieces.append(piece)
             length += len(piece)
             if length > self._characters_max:
                 raise TextError("messages", f"{length} characters, rendered", f"at most {self._characters_max}")
-            if len(pieces) % _LOOKED_AT_EVERY == 0 and self._now() > until_s:
-                raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
         return "".join(pieces)
 
 
