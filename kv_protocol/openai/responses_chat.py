@@ -79,7 +79,7 @@ def _call(where: str, item: Item, messages: list[Message]) -> None:
     call_id, name, arguments = (_text(f"{where}.{key}", item.get(key)) for key in names)
     try:
         json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestInvalid(f"{where}.arguments", arguments, f"JSON ({error})") from error
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     _of_assistant(messages, "").setdefault("tool_calls", []).append(call)

@@ -1,11 +1,12 @@
 """Loads configuration: one frozen tree per process, read once. Flag > environment `KVROUTER_*` > YAML > default.
 
 `KVROUTER_POLICY__TEMPERATURE=0.2` sets `policy.temperature`. Every problem is reported together, with its path, what
-was found and what is allowed.
+was found and what is allowed. No problem shows a secret: neither a secret's value, nor text that could not be parsed.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from kv_runtime.config.rendering import without_user
 from kv_runtime.config.sections import Settings
 from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
 
@@ -84,7 +86,7 @@ def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[
             problems.append(f"--set {path}: {error}")
             continue
         if not found or not path:
-            problems.append(f"--set: found {assignment!r}, allowed section.key=value")
+            problems.append("--set: found no name before a =, allowed section.key=value")
         elif _kind_at(kind, path.split(".")) in (str, SecretStr) and not isinstance(value, str | list | dict | None):
             yield path, text  # a text that YAML would parse as a number or a date
         else:
@@ -121,7 +123,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
         try:
             is_text = not _is_section(kind_there) and get_origin(kind_there) not in (list, dict, tuple)
             yield ".".join(path), text if is_text else json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{name}: allowed JSON ({error})")
 
 
@@ -213,8 +215,9 @@ def _is_secret(kind: object) -> bool:
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
     """Return one line with the found value, unless it is a secret, or a section, which may contain one."""
     if error["type"] == "extra_forbidden":
-        return _unknown(kind, error["loc"], shown=".".join(map(str, error["loc"])))
+        shown = ".".join(map(str, error["loc"]))
+        return _unknown(kind, error["loc"], shown=re.sub(r"[^\w.-].*", "...", shown, flags=re.DOTALL))  # {token:secret}
     kind_there = _kind_at(kind, error["loc"])
     is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
-    found = f"found {error['input']!r}, " if is_shown else ""
+    found = f"found {without_user(repr(error['input']))}, " if is_shown else ""
     return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg'].removeprefix('Value error, ')}"

@@ -1,11 +1,19 @@
 """Loads YAML text. A repeated key in a mapping is refused: its value would be ambiguous.
 
 Source: YAML 1.2.2, 3.2.1.1: the keys of a mapping are unique.
+
+An error has line, column and problem, and no text of the document, which may be a secret: PyYAML quotes the line, and
+the names of aliases, anchors and tags.
 """
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
+
+_QUOTED_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class KeysRepeated(yaml.YAMLError):
@@ -16,6 +24,19 @@ class KeysRepeated(yaml.YAMLError):
         self.problems = problems
 
 
+class _Loader(yaml.SafeLoader):
+    """Loads a document; a value that its type does not allow is an error of YAML, with its place."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as PyYAML's
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # digits, dates and explicit tags raise various errors
+            problem = "found a value that its type does not allow"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+
 def load_yaml(text: str) -> object:
     """Return the value that the text describes; None if there is none.
 
@@ -23,7 +44,21 @@ def load_yaml(text: str) -> object:
         KeysRepeated: a mapping has a key twice.
         yaml.YAMLError: the text is no YAML, or describes something other than mappings, lists, texts and numbers.
     """
-    loader = yaml.SafeLoader(text)
+    try:
+        return _loaded(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        said = ", ".join(each for each in (error.context, error.problem) if each)
+        raise yaml.YAMLError(place + _QUOTED_NAME.sub(r"\1", said)) from error
+    except ReaderError as error:
+        raise yaml.YAMLError(f"found character #x{error.character:04x}: {error.reason}") from error
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deeply") from error
+
+
+def _loaded(text: str) -> object:
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -44,7 +79,8 @@ def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
     if isinstance(node, yaml.MappingNode):
         yield from _repeated_here(node, path)
         for key, value in node.value:
-            yield from _repeated(value, f"{path}{key.value}.", seen)
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            yield from _repeated(value, f"{path}{name}.", seen)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _repeated(value, f"{path}{index}.", seen)

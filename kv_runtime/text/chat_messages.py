@@ -204,6 +204,6 @@ def _parsed_call(where: str, call: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TextError(f"{where}.function.arguments", arguments, "JSON") from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -75,6 +75,8 @@ class ChatTemplate:
             self._keeps_parts = {name: loops_over_parts(environment.parse(each)) for name, each in sources.items()}
         except TemplateSyntaxError as error:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
+        except Exception as error:  # a deep or a long expression exceeds limits of Python
+            raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
         self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -131,7 +133,7 @@ def read_template(directory: Path, instead: str = "") -> ChatTemplate:
     path, separate = directory / "tokenizer_config.json", Path(instead or directory / "chat_template.jinja")
     try:
         config = json.loads(file_content(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TextError(str(path), str(error), "JSON") from error
     if not isinstance(config, dict):
         raise TextError(str(path), config, "an object")

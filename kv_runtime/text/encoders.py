@@ -17,11 +17,14 @@ import sys
 from typing import Literal, Protocol
 
 import fastokens  # type: ignore[import-untyped]  # it ships no types
+import msgspec
 from tokenizers import Tokenizer
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.encoder_check import first_difference
 
+IDS_MAX = 1 << 24
+"""fastokens allocates a table up to the largest id; vocabularies have some 2^18."""
 CONFIGURED = "configured"
 """The reason of a configured encoder."""
 
@@ -112,6 +115,7 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         return HfEncoder(tokenizer, CONFIGURED)
     failed = "fastokens does not read it"
     try:
+        _check_ids(content)
         fast = fastokens.Tokenizer.from_json_str(content.decode())
         fast.no_truncation()
         fast.no_padding()
@@ -127,3 +131,20 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
     if wanted == "fast":
         raise TextError("tokens.encoder", why, "fast for a model that it encodes as tokenizers does, auto, or hf")
     return HfEncoder(tokenizer, why)
+
+
+class _AddedToken(msgspec.Struct, gc=False):
+    id: int
+
+
+class _Ids(msgspec.Struct):
+    """The ids that a `tokenizer.json` states."""
+
+    added_tokens: list[_AddedToken] | None = None
+
+
+def _check_ids(content: bytes) -> None:
+    """Raise `ValueError` for an id with which fastokens would take the memory of the process."""
+    largest = max((token.id for token in msgspec.json.decode(content, type=_Ids).added_tokens or ()), default=0)
+    if largest > IDS_MAX:
+        raise ValueError(f"the added token {largest} is beyond {IDS_MAX}")

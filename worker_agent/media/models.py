@@ -26,7 +26,7 @@ def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any
         return {}
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TextError(str(path), str(error), "JSON") from error
     if not isinstance(config, dict):
         raise TextError(str(path), type(config).__name__, "a JSON object")

@@ -151,7 +151,7 @@ def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_
     monkeypatch.setenv("KVROUTER_POLICY__NOPE", "1")
     file = file_with(tmp_path, "policy: {temperature: -1, mode: best}\nnonsense: {}\nnats: {prot: 1}\n")
     assert sorted(problems(file, "nats.port=x", "words")) == [
-        "--set: found 'words', allowed section.key=value",
+        "--set: found no name before a =, allowed section.key=value",
         "KVROUTER_NOPE: unknown; allowed: policy, nats, control",
         "KVROUTER_POLICY__NOPE: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode",
         "nats.port: found 'x', Input should be a valid integer, unable to parse string as an integer",
@@ -206,8 +206,8 @@ def test_a_section_variable_that_is_no_json_is_named_with_the_other_problems(
 
 
 @pytest.mark.parametrize("assignment", ["nats.port", "", "=", "=1", " = 1"])
-def test_an_assignment_that_is_none_is_shown(assignment: str) -> None:
-    assert problems(None, assignment) == [f"--set: found {assignment!r}, allowed section.key=value"]
+def test_an_assignment_that_is_none_is_refused(assignment: str) -> None:
+    assert problems(None, assignment) == ["--set: found no name before a =, allowed section.key=value"]
 
 
 def test_an_assignment_that_is_no_yaml_names_its_path() -> None:
@@ -229,6 +229,12 @@ def test_an_assignment_of_null_is_a_value_like_others(assignment: str) -> None:
         ("!!python/object:os.system {}\n", "could not determine a constructor"),
         ("- nats\n", "found list, allowed a mapping of sections"),
         ("nats\n", "found str, allowed a mapping of sections"),
+        ("nats:\n  port: 1 : 2\n", "line 2, column 11: mapping values are not allowed here"),
+        (f"nats: {{port: {'9' * 5000}}}", "line 1, column 14: found a value that its type does not allow"),
+        ("nats: 2020-13-01", "found a value that its type does not allow"),
+        ("nats: !!bool x", "found a value that its type does not allow"),
+        ("nats: \x01", "found character #x0001: special characters are not allowed"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
@@ -364,6 +370,40 @@ def test_no_problem_shows_a_secret(field: str, text: str) -> None:
     (problem, *_) = found = problems(None, f"{field}={text}")
     assert problem.startswith(field)
     assert "hunter2" not in "".join(found)
+
+
+UNREADABLE = [
+    "control:\n  token: hunter2 : x\n",
+    "control: {token: *hunter2}",
+    "control: {token: !hunter2 x}",
+    "control: {token: !hunter2!x y}",
+    "control: {token: 'hunter2",
+    "control: {token: &hunter2 1, a: &hunter2 2}",
+    "control: {token: @hunter2}",
+    "control: {token: !!int hunter2}",
+    "control: {token:hunter2}",
+    "{[hunter2]: {port: 1, port: 2}}",
+    "hunter2",
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_no_text_that_cannot_be_read_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KVROUTER_CONTROL", '{"token": "hunter2" x')
+    value = text.partition("control:")[2] or text
+    found = problems(file_with(tmp_path, text), f"control={value}", "hunter2", "control.token:hunter2")
+    assert len(found) >= 4
+    assert "hunter2" not in "".join(found)
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    (problem,) = problems(None, 'nats.url="nats://a:hunter2@h\\n"')
+    assert problem.startswith("nats.url: found 'nats://**********@h")
+
+
+def test_an_environment_that_is_nested_too_deeply_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_CONTROL", "[" * 100_000)
+    assert problems(None)[0].startswith("KVROUTER_CONTROL: allowed JSON")
 
 
 def test_a_control_plane_beyond_loopback_wants_a_token_and_the_problem_is_short() -> None:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.encoder_check import TEXTS, check_texts, first_difference
-from kv_runtime.text.encoders import FastEncoder, HfEncoder, choose_encoder
+from kv_runtime.text.encoders import IDS_MAX, FastEncoder, HfEncoder, choose_encoder
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.unit.kv_runtime.model_files import LLAMA_MARKS, LLAMA_TEMPLATE, llama_like, qwen_like, write_model
@@ -102,6 +102,13 @@ def test_a_model_that_the_fast_one_does_not_read_gets_tokenizers_and_the_reason(
     encoder = choose_encoder(llama_like(), b'{"version": "1.0"}')
     assert encoder.name == "hf"
     assert encoder.reason.startswith("fastokens does not read it: ")
+
+
+def test_a_model_with_an_id_beyond_the_fast_ones_memory_gets_tokenizers_and_the_reason() -> None:
+    content = json.loads(llama_like().to_str())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 4_294_967_290, "content": "<far>"})
+    reason = choose_encoder(llama_like(), json.dumps(content).encode()).reason
+    assert reason == f"fastokens does not read it: the added token 4294967290 is beyond {IDS_MAX}"
 
 
 def test_a_fast_encoder_that_is_wanted_and_not_equal_is_refused() -> None:

@@ -408,6 +408,27 @@ def test_a_configuration_that_is_not_json_is_named(write: Write, tmp_path: Path)
     assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / "tokenizer_config.json")
 
 
+def test_a_configuration_that_is_nested_too_deeply_is_named(write: Write) -> None:
+    path = Path(write()) / "tokenizer_config.json"
+    path.write_text('{"a":' * 200_000 + "1" + "}" * 200_000)
+    assert refused(lambda: load_text(str(path.parent))).field == str(path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "{{ " + "9" * 5000 + " }}", "{% if a %}" * 120 + "{% endif %}" * 120],
+)
+def test_a_template_beyond_the_limits_of_python_is_refused(write: Write, source: str) -> None:
+    assert refused(lambda: load_text(write(template=source))).field == "chat_template"
+
+
+def test_a_calls_arguments_that_are_nested_too_deeply_are_refused(write: Write) -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    error = refused(lambda: load_text(write()).pack_chat(chat))
+    assert error.field == "messages[0].tool_calls[0].function.arguments"
+
+
 def test_a_template_that_is_not_utf8_is_named(write: Write, tmp_path: Path) -> None:
     write()
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
