@@ -139,9 +139,11 @@ class _GenerationBlock(Extension):
 @pass_context
 def _in_time(context: ChatContext, items: Iterable[Any]) -> Iterable[Any]:
     """Return the items; the time is looked at now, and while many of them are taken."""
-    context.look()
-    if type(items) in (list, tuple) and len(items) <= _ITEMS_BETWEEN_LOOKS:  # type: ignore[arg-type]  # sized
+    if type(items) is list and len(items) <= _ITEMS_BETWEEN_LOOKS:
+        if items:
+            context.look()
         return items
+    context.look()
     return _looking(context.look, items)
 
 
