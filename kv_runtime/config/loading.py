@@ -213,11 +213,12 @@ def _is_secret(kind: object) -> bool:
 
 
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return one line with the found value, unless it is a secret, or a section, which may contain one."""
+    """Return one line with the found value, unless it is a secret, or has sections, which may contain one."""
     if error["type"] == "extra_forbidden":
         shown = ".".join(map(str, error["loc"]))
         return _unknown(kind, error["loc"], shown=re.sub(r"[^\w.-].*", "...", shown, flags=re.DOTALL))  # {token:secret}
     kind_there = _kind_at(kind, error["loc"])
-    is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
+    is_shown = kind_there is not None and not _is_secret(kind_there) and _section_in(kind_there) is None
+    is_shown = is_shown and error["type"] != "missing"  # what is found then is the section
     found = f"found {without_user(repr(error['input']))}, " if is_shown else ""
     return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg'].removeprefix('Value error, ')}"

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from kv_runtime.config.loading import load_settings
+from kv_runtime.config.rendering import without_user
 from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
@@ -157,7 +158,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
         return name, PoolSettings(config=where)
     if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - of its data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
-        raise PoolsConfigInvalid((f"--pool: found {given!r}, allowed {allowed}",))
+        raise PoolsConfigInvalid((f"--pool: found {without_user(repr(given))}, allowed {allowed}",))
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 

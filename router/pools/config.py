@@ -111,7 +111,7 @@ def _namespaces(top: ConfigObject, phase: PoolPhase, count: int) -> tuple[str, .
     if isinstance(top.value(key), list) and len(found) != count:
         top.problem(key, Words(f"{len(found)} names"), allowed)
     for index, name in enumerate(found):
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():  # heads have it
             top.problem(f"{key}[{index}]", name, "a name")
     return tuple(name if isinstance(name, str) else "" for name in found)
 

@@ -116,15 +116,17 @@ def _url(address: ConfigObject, key: str, *, required: bool = True) -> str:
     if found is None and not required:
         return ""
     if not is_url(found):
+        found = Words("an address with a user") if "@" in str(found) else found
         address.problem(key, found, "http(s)://host:port")
         return ""
     return str(found).rstrip("/")
 
 
 def is_url(found: object) -> bool:
-    """Return whether it looks like a router's address."""
+    """Return whether it looks like a router's address, which becomes a part of heads: without spaces and controls."""
     scheme, separator, rest = found.partition("://") if isinstance(found, str) else ("", "", "")
-    return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and rest.isascii()
+    is_plain = rest.isascii() and rest.isprintable() and " " not in rest
+    return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and is_plain
 
 
 def _limits(found: ConfigObject, common: LiveLimits) -> LiveLimits:
