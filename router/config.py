@@ -305,7 +305,12 @@ class TokensSection(Section):
         le=1 << 40,
         description="chats encoded before, of which only what is new is encoded; memory",
     )
-    threads: int = Field(_PROMPTS.threads, ge=1, le=64, description="threads that encode long texts; more costs cores")
+    threads: int = Field(
+        _PROMPTS.threads,
+        ge=1,
+        le=64,
+        description="threads that encode long texts, and as many for those of more than a MiB; more costs cores",
+    )
     off_loop_bytes: int = Field(
         _PROMPTS.off_loop_bytes,
         ge=0,
@@ -316,7 +321,7 @@ class TokensSection(Section):
         _PROMPTS.waiting_bytes_max,
         ge=1024,
         le=1 << 34,
-        description="text that may wait for them; beyond it requests get 503",
+        description="text that may wait for them, three quarters where it is more than a MiB; beyond it 503",
     )
     always: bool = Field(default=False, description="encode also in modes that read no overlap; costs CPU")
 

@@ -3,7 +3,9 @@
 submit(work, size)    its outcome, as a future of the calling loop; what it raises that is no `Exception`, such as a
                       library's panic, as a `RuntimeError` that names its type
 cancelled             work that was not begun is skipped; the outcome of begun work is dropped
-full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait; one text alone always may
+large                 text of more than `LARGE_BYTES` has threads of its own, so that no other waits for it
+full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait, or three quarters of that where the text
+                      is large; one text alone always may
 """
 
 import asyncio
@@ -16,6 +18,9 @@ from typing import Any, TypeVar
 from kv_runtime.supervise import Part, thread_part
 
 T = TypeVar("T")
+_Jobs = SimpleQueue[tuple["asyncio.Future[Any]", Callable[[], Any]]]
+LARGE_BYTES = 1 << 20
+"""Some 0.6 s of work for the slower encoder."""
 _IDLE_S = 0.2
 """How soon an idle thread notices that it is to end."""
 
@@ -32,10 +37,13 @@ class EncodersBusy(Exception):
 class EncodingPool:
     """The threads and their queue. Everything except `work` belongs to the event loop's thread."""
 
-    def __init__(self, threads: int, waiting_bytes_max: int, *, name: str = "encoder") -> None:
+    def __init__(
+        self, threads: int, waiting_bytes_max: int, *, name: str = "encoder", large_bytes: int = LARGE_BYTES
+    ) -> None:
+        """`threads` for text of `large_bytes` and less, and as many for larger text."""
         self._threads, self._name = threads, name
-        self._waiting_bytes_max = waiting_bytes_max
-        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._waiting_bytes_max, self._large_bytes = waiting_bytes_max, large_bytes
+        self._jobs, self._large_jobs = _Jobs(), _Jobs()
         self.waiting_bytes = 0
         self.submitted = 0
         self.refused = 0
@@ -43,32 +51,48 @@ class EncodingPool:
 
     def parts(self, stage: int) -> list[Part]:
         """Return the threads as parts of a process."""
-        return [thread_part(f"{self._name}-{at}", self.work, stage=stage) for at in range(self._threads)]
+        works = {"": self.work, "-large": self.work_large}
+        return [
+            thread_part(f"{self._name}{kind}-{at}", work, stage=stage)
+            for kind, work in works.items()
+            for at in range(self._threads)
+        ]
 
     def submit(self, work: Callable[[], T], size_bytes: int) -> "asyncio.Future[T]":
         """Return the future result of `work` on `size_bytes` of text; raise `EncodersBusy` if too much waits."""
-        if self.waiting_bytes and self.waiting_bytes + size_bytes > self._waiting_bytes_max:
+        is_large, limit_bytes = size_bytes > self._large_bytes, self._waiting_bytes_max
+        if is_large:
+            limit_bytes -= limit_bytes // 4
+        if self.waiting_bytes and self.waiting_bytes + size_bytes > limit_bytes:
             self.refused += 1
-            raise EncodersBusy(self.waiting_bytes + size_bytes, self._waiting_bytes_max)
+            raise EncodersBusy(self.waiting_bytes + size_bytes, limit_bytes)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.waiting_bytes += size_bytes
         self.submitted += 1
         future.add_done_callback(lambda done: self._ended(done, size_bytes))
-        self._jobs.put((future, work))
+        (self._large_jobs if is_large else self._jobs).put((future, work))
         return future
 
     def work(self, stop: threading.Event) -> None:
-        """Run submitted work until `stop` is set; the body of a thread."""
-        while not stop.is_set():
-            with suppress(Empty):
-                future, work = self._jobs.get(timeout=_IDLE_S)
-                if not future.cancelled():
-                    _do(future, work)
-                del future, work
+        """Run submitted work on text that is not large until `stop` is set; the body of a thread."""
+        _work(self._jobs, stop)
+
+    def work_large(self, stop: threading.Event) -> None:
+        """Run submitted work on large text until `stop` is set; the body of a thread."""
+        _work(self._large_jobs, stop)
 
     def _ended(self, future: "asyncio.Future[Any]", size_bytes: int) -> None:
         self.waiting_bytes -= size_bytes
         self.cancelled += future.cancelled()
+
+
+def _work(jobs: _Jobs, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with suppress(Empty):
+            future, work = jobs.get(timeout=_IDLE_S)
+            if not future.cancelled():
+                _do(future, work)
+            del future, work
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:

@@ -112,8 +112,8 @@ class ModelPrompts:
         if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
             _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
-        self.work = self._pool.work
-        """Work of each thread, until an event is set."""
+        self.work, self.work_large = self._pool.work, self._pool.work_large
+        """Work of each thread, until an event is set; and of those for large text."""
         self._cache = PrefixCache(limits.cache_bytes_max)
         self._images_lock = Lock()  # several threads read images
         self._images_seen = self._images_unseen = 0

@@ -1,11 +1,13 @@
 """Decodes request bodies: small ones at once, large ones on a thread, within bounds.
 
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
-    larger                   scanned, its images cut out, decoded: on the thread (`kv_protocol/body_limits.py`)
+    larger                   scanned, its images cut out, decoded: on a thread (`kv_protocol/body_limits.py`)
 
-The thread is apart from those that encode, so that a body never waits for another request's prompt.
+The threads are apart from those that encode, so that a body never waits for another request's prompt; and bodies of
+more than 1 MiB have one of their own.
 """
 
+import sys
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,12 +33,12 @@ class BodyParser:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._pool = EncodingPool(1, 0, name="body-reader")
-        self.work = self._pool.work
-        """Work of the thread, until an event is set."""
+        self._pool = EncodingPool(1, sys.maxsize, name="body-reader")
+        self.work, self.work_large = self._pool.work, self._pool.work_large
+        """Work of the threads, until an event is set."""
 
     def parts(self, stage: int) -> list[Part]:
-        """Return the thread as a part of the process: large bodies are parsed only while it runs."""
+        """Return the threads as parts of the process: large bodies are parsed only while they run."""
         return self._pool.parts(stage)
 
     def read(self, path: str, data: Bytes) -> "ReadBody | asyncio.Future[ReadBody]":
@@ -47,7 +49,7 @@ class BodyParser:
         """
         if len(data) <= SCANNED_BYTES:
             return ReadBody(Body(data), decode_inbound(path, data))
-        return self._pool.submit(partial(self._read_large, path, data), 0)
+        return self._pool.submit(partial(self._read_large, path, data), len(data))
 
     def _read_large(self, path: str, data: Bytes) -> ReadBody:
         body = read_body(data, self._limits, uuid.uuid4().hex)

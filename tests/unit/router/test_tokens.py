@@ -279,6 +279,29 @@ async def test_cancelled_work_is_never_begun() -> None:
     assert begun == ["last"]
 
 
+@pytest.mark.asyncio
+async def test_no_text_waits_for_a_large_one() -> None:
+    pool = EncodingPool(1, 1 << 20, large_bytes=100)
+    ended: list[str] = []
+    pool.submit(partial(ended.append, "large"), 101)
+    pool.submit(partial(ended.append, "small"), 100)
+    pool.work(StopAfter(1))
+    assert ended == ["small"]
+    pool.work_large(StopAfter(1))
+    assert ended == ["small", "large"]
+
+
+@pytest.mark.asyncio
+async def test_large_texts_leave_a_quarter_of_the_waiting_bytes_to_others() -> None:
+    pool = EncodingPool(1, 400, large_bytes=100)
+    pool.submit(int, 200)
+    with pytest.raises(EncodersBusy, match="301 bytes wait to be encoded, allowed 300"):
+        pool.submit(int, 101)
+    pool.submit(int, 100)
+    pool.submit(int, 100)
+    assert pool.waiting_bytes == 400
+
+
 # ---------------------------------------------------------------- to the worker
 
 BODIES = [
