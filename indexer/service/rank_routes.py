@@ -19,7 +19,7 @@ from indexer.follow.rank_state import RankState, encode_state
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.errors import as_json
-from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.http.answers import error_response, json_response, large_json_response
 
 FORMATS = ("json", "columns")
 
@@ -56,16 +56,20 @@ class _RankViews:
         self._index = index
 
     async def all(self, _: web.Request) -> web.Response:
-        statistics = self._index.statistics()
-        ranks = [
-            {
-                **rank._asdict(),
-                "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
-                **msgspec.structs.asdict(stream),
-            }
-            for rank, stream in statistics.streams.items()
-        ]
-        return json_response({"ranks": ranks, "refused": refused_of(self._index)})
+        statistics, refused = self._index.statistics(), refused_of(self._index)
+
+        def made() -> dict[str, object]:
+            ranks = [
+                {
+                    **rank._asdict(),
+                    "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
+                    **msgspec.structs.asdict(stream),
+                }
+                for rank, stream in statistics.streams.items()
+            ]
+            return {"ranks": ranks, "refused": refused}
+
+        return await large_json_response(made)
 
     async def one(self, request: web.Request) -> web.Response:
         name = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"

@@ -3,6 +3,7 @@
 {"error": {"message", "type", "param", "code"}}
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -41,6 +42,15 @@ def error_response(
 def json_response(value: object, status: int = 200) -> web.Response:
     """Return `value` as JSON."""
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def large_json_response(made: Callable[[], object]) -> web.Response:
+    """Return what `made` returns as JSON, both made in a thread: of 4,000 ranks that takes 50 ms and more.
+
+    `made` reads only what does not change.
+    """
+    body = await asyncio.to_thread(lambda: msgspec.json.encode(made()))
+    return web.Response(body=body, content_type="application/json")
 
 
 @web.middleware

@@ -45,7 +45,7 @@ from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
-from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 from router.admin.rows import evidence_row, explained, trusted, worker_row
 from router.attribution.service import Savings
@@ -77,6 +77,8 @@ _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
+_ROWS_AT_ONCE = 256
+"""Workers that are shown before the event loop has its turn: some 3 ms."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
@@ -191,13 +193,17 @@ class ControlPlane:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         route = record.verdict.request
-        same_request = [explained(each, self._trace_link) for each in record.of_same_request(_OF_A_REQUEST_MAX)]
+        same_request = record.of_same_request(_OF_A_REQUEST_MAX)
         beside = {
-            "decisions": same_request,
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
             "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
         }
-        return json_response({**explained(record, self._trace_link), **beside})
+
+        def made() -> dict[str, object]:
+            decisions = [explained(each, self._trace_link) for each in same_request]
+            return {**explained(record, self._trace_link), "decisions": decisions, **beside}
+
+        return await large_json_response(made)
 
     async def workers(self, _: web.Request) -> web.Response:
         """Answer with the fleet, and the trust in each rank."""
@@ -219,7 +225,12 @@ class ControlPlane:
             of_all = reasons[0] if all(reasons) else ""
             return worker_row(worker, unfit or of_all, parity[registration.worker_id], ranks)
 
-        return json_response({"workers": [shown(worker) for worker in known.workers()]})
+        rows = []
+        for number, worker in enumerate(list(known.workers()), 1):
+            rows.append(shown(worker))
+            if number % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return await large_json_response(lambda: {"workers": rows})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         try:
@@ -260,24 +271,26 @@ class ControlPlane:
 
     async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:
         statistics, trust = index.statistics(), self._routing.trust()
-        ranks = [
-            {
-                **trusted(rank, trust.get(rank, _NOT_REGISTERED)),
-                "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
-                **msgspec.structs.asdict(stream),
-            }
-            for rank, stream in statistics.streams.items()
-        ]
         refused = {str(rank): reason for rank, reason in index.refused_ranks().items()}
         approximate = self._routing.state.approximate.statistics()
-        return json_response(
-            {
+
+        def made() -> dict[str, object]:
+            ranks = [
+                {
+                    **trusted(rank, trust.get(rank, _NOT_REGISTERED)),
+                    "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
+                    **msgspec.structs.asdict(stream),
+                }
+                for rank, stream in statistics.streams.items()
+            ]
+            return {
                 "index": statistics.index,
                 "ranks": ranks,
                 "refused": refused,
                 "approximate_blocks": {str(rank): blocks for rank, blocks in approximate.blocks.items()},
             }
-        )
+
+        return await large_json_response(made)
 
     async def _position(self, index: EmbeddedIndex, request: web.Request) -> web.Response:
         numbers = {}
