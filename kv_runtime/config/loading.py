@@ -128,8 +128,14 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
 
 
 def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
-    """Return the declared type of the field at `path`, or of the field that contains it; None if there is none."""
+    """Return the declared type of the field at `path`, or of the field that contains it; None if there is none.
+
+    A whole number in `path` is the place of a section in a list.
+    """
     for name in path:
+        if isinstance(name, int):
+            kind = _section_in(kind) or kind
+            continue
         if not _is_section(kind):
             return kind
         field = kind.model_fields.get(name)
