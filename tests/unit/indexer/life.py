@@ -1,6 +1,6 @@
 """A rank as an index hears of it: batches, pulses and answers of one consolidator, all of them right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from random import Random
 
 from indexer.follow.inputs import AnswerArrived, HeartbeatArrived, Question
@@ -90,8 +90,14 @@ class Life:
         if request.epoch == self.epoch and request.buckets:
             buckets = differing_buckets(request.buckets, bucket_table(digest.buckets for digest in self.digests()))
             rows = [row for row in self.rows() if is_in_buckets(row.sequence_hash, buckets)]
-            return [*dump_chunks(number, self.epoch, self.seq, rows, buckets=buckets, chunk_blocks=4)]
+            return [*dump_chunks(number, self.epoch, self.seq, rows, buckets=buckets, chunk_blocks=_chunk_blocks(rows))]
         if request.epoch == self.epoch and len(tail) == self.seq - request.after_seq:
             parts = [codec.encode_message(tail[at : at + 3]) for at in range(0, len(tail), 3)] or [b""]
             return [ReplayChunk(request_id=number, epoch=self.epoch, last_seq=self.seq, message=part) for part in parts]
-        return [*dump_chunks(number, self.epoch, self.seq, self.rows(), chunk_blocks=4)]
+        rows = self.rows()
+        return [*dump_chunks(number, self.epoch, self.seq, rows, chunk_blocks=_chunk_blocks(rows))]
+
+
+def _chunk_blocks(rows: Sized) -> int:
+    """Return how many blocks a part of a dump has: few, so that there are several, and no more than a dump may have."""
+    return max(4, len(rows) // 1000)
