@@ -25,7 +25,7 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo --observe
 
-test: native lint imports  ## lint, types, import contracts, tests (4 minutes on 2 cores)
+test: native lint imports  ## lint, types, import contracts, tests (5 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types unit
 
 ci: test system main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass

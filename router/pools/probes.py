@@ -66,12 +66,16 @@ class Queue(NamedTuple):
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of probing a router. Unstated values are None; `reason` says why it is not ready."""
+    """The result of probing a router. Unstated values are None; `reason` says why it is not ready.
+
+    `answered`: also if it is not ready, as one that drains; else it could not be reached in time.
+    """
 
     now_s: float
     namespace: str
     url: str
     ready: bool
+    answered: bool = True
     reason: str = ""
     queue: Queue | None = None
     ttft: Attained | None = None

@@ -129,6 +129,13 @@ class PoolServed(RequestDriver):
     def on_bytes(self) -> None:
         """The answer goes on."""
 
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002, FBT001 - a callback's fact
+        """Return why the router's answer is not awaited: it is silent, and another one may serve the request."""
+        attempt = self._machine.attempt
+        if begun or attempt is None or self._plan.is_last:
+            return ""
+        return "the router is silent" if self._service.live.is_silent(*of_pool(attempt).router) else ""
+
     def _record(self, fact: Record) -> None:
         if isinstance(fact, AttemptOver):
             self._attempt_over(fact)

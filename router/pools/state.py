@@ -39,11 +39,12 @@ from router.pools.probes import (
 class _PoolRouter:
     """One router of a pool."""
 
-    __slots__ = ("attained", "failures", "queue", "queue_s", "reason", "successes", "up")
+    __slots__ = ("answered", "attained", "failures", "queue", "queue_s", "reason", "successes", "up")
 
     def __init__(self) -> None:
         self.up: bool | None = None
         """None: not probed yet."""
+        self.answered = True
         self.reason = ""
         self.failures = self.successes = 0
         self.queue: Queue | None = None
@@ -75,6 +76,7 @@ class _Pool:
 
     def looked(self, look: Looked) -> None:
         router = self._routers[look.url]
+        router.answered = look.answered
         if look.ready:
             self._ready(router)
         else:
@@ -145,6 +147,10 @@ class _Pool:
         least = limits.attainment_release_ratio if window.slow else limits.attainment_min_ratio
         window.slow = window.ratio < least
 
+    def is_silent(self, url: str) -> bool:
+        router = self._routers[url]
+        return router.up is False and not router.answered
+
     @property
     def queued_requests(self) -> int | None:
         """Requests that wait in all routers that are up and state it, and in the engines, which they share.
@@ -211,6 +217,10 @@ class PoolsLive:
     def status(self, namespace: str) -> PoolStatus:
         """Return the status of a pool."""
         return self._statuses[namespace]
+
+    def is_silent(self, namespace: str, url: str) -> bool:
+        """Return whether a router is not up and answers no probe: requests there wait in vain."""
+        return self._pools[namespace].is_silent(url)
 
     def statuses(self) -> tuple[PoolStatus, ...]:
         """Return the status of all pools."""

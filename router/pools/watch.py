@@ -85,6 +85,7 @@ class PoolWatch:
                 namespace=namespace,
                 url=router.url,
                 ready=outcome == "ready",
+                answered=outcome != "unreachable",
                 reason=reason,
                 queue=busy.queue,
                 ttft=busy.ttft,

@@ -57,6 +57,18 @@ class World:
         return self.live.status("p")
 
 
+def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_says_that_it_is_not_ready() -> None:
+    live = PoolsLive({"p": ("http://a",)}, {"p": LiveLimits()})
+
+    def is_silent_after(*, ready: bool, answered: bool) -> bool:
+        live.apply(Looked(now_s=0.0, namespace="p", url="http://a", ready=ready, answered=answered, reason="x"))
+        return live.is_silent("p", "http://a")
+
+    assert not is_silent_after(ready=True, answered=True)
+    assert [is_silent_after(ready=False, answered=False) for _ in range(LiveLimits().failures_max)][-1]
+    assert not is_silent_after(ready=False, answered=True)
+
+
 def test_an_unprobed_pool_is_fit() -> None:
     world = World()
     assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a", "http://b"))
