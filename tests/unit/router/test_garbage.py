@@ -39,7 +39,7 @@ SMALL, LARGE = 16_000, 1_000_000
 STREAMED = {"stream": True}
 BEGUN = event("first")
 WARM_UP, REQUESTS = 6, 12
-GROWTH_BYTES_MAX = REQUESTS * LARGE // 2
+GROWTH_BYTES_MAX = REQUESTS * LARGE
 
 
 def owner(each: object) -> str:
