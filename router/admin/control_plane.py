@@ -266,7 +266,8 @@ class ControlPlane:
         except FleetEventRefused as error:
             return error_response(409, str(error), "invalid_request_error", param=error.reason)
         except BrokerUnavailable as error:
-            return error_response(503, str(error), "server_error", code="log_unavailable")
+            message = f"{error}; it takes effect later if NATS has received it: read /v1/workers once NATS answers"
+            return error_response(503, message, "server_error", code="log_unavailable")
         return None
 
     async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:

@@ -2,7 +2,7 @@
 
     registered, new instance     known; the state of the former instance is dropped
     heartbeat                    alive, if it is of the registered instance
-    silent for `SILENT_S`        not eligible (unless the log is disconnected: silence then means nothing)
+    silent for `SILENT_S`        not eligible while another worker is heard (if none is, heartbeats fail, not workers)
     draining / left              takes no new work / forgotten, if it is of the registered instance
     no capacity                  a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
@@ -79,7 +79,7 @@ class Fleet:
         self._ranks = 0
         self._is_log_connected = True
         self._heard_last_s = float("-inf")
-        """When the last heartbeat of any worker came."""
+        """The latest `heard_at_s` of all workers."""
         self.pairs = Pairs()
         self.refused_total = 0
         self.changes = 0
@@ -115,7 +115,7 @@ class Fleet:
             return
         elif isinstance(event, WorkerLeft):
             self._ranks -= len(known.registration.dp_ranks)
-            del self._workers[event.worker_id]
+            self._forget(known)
             self.pairs.left(event.worker_id)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
@@ -136,19 +136,29 @@ class Fleet:
                 drained_by_hand=is_by_hand and not is_put_back,
             )
         else:
-            self._workers.pop(event.worker_id, None)  # becomes the youngest
+            if known is not None:
+                self._forget(known)
             drained = event.drained and not event.ends_drain
             self._workers[event.worker_id] = Worker(
                 registration=event, canary=expected, draining=drained, drained_by_hand=drained
+            )
+
+    def _forget(self, known: Worker) -> None:
+        del self._workers[known.registration.worker_id]
+        if known.heard_at_s == self._heard_last_s:
+            self._heard_last_s = max(
+                (each.heard_at_s for each in self.workers() if each.heard_at_s is not None), default=float("-inf")
             )
 
     def on_heartbeat(self, worker_id: str, instance: str, now_s: float) -> None:
         """A heartbeat came."""
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
+            before = self.unfit(known, now_s)
             beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            ends_silence = now_s >= self._heard_last_s + SILENT_S  # of all: who is not heard now, is silent alone
             self._heard_last_s = now_s
-            self.changes += self.unfit(known, now_s) != self.unfit(beating, now_s)
+            self.changes += ends_silence or before != self.unfit(beating, now_s)
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
         """The log was connected or lost; after a reconnection every worker gets the full time for a heartbeat."""
@@ -156,6 +166,7 @@ class Fleet:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
+                    self._heard_last_s = now_s
         self._is_log_connected = connected
         self.changes += 1
 
@@ -172,6 +183,7 @@ class Fleet:
         """Restore a worker as the youngest, in the order of `workers`."""
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
+        self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
         self._judge_pairs(worker.registration)
         self.changes += 1
 
@@ -233,7 +245,7 @@ class Fleet:
             return "draining"
         if worker.heard_at_s is None:
             return "no heartbeat yet"
-        if self._is_log_connected and now_s >= worker.heard_at_s + SILENT_S:
+        if self._is_log_connected and worker.heard_at_s + SILENT_S <= now_s < self._heard_last_s + SILENT_S:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
 
@@ -252,7 +264,8 @@ class Fleet:
 
     def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
         """Return the next time at which `unfit` of one of these changes without an event; inf: never."""
-        heartbeats_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
+        heartbeats_s = [worker.heard_at_s for worker in workers if worker.heard_at_s is not None]
+        heartbeats_s.append(self._heard_last_s)
         return min((each + SILENT_S for each in heartbeats_s if each + SILENT_S > now_s), default=float("inf"))
 
     def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:

@@ -12,8 +12,6 @@ from tests.support.paths import RECORDINGS
 from tests.unit.properties.router_life import POLICIES, journal
 
 JOURNALS = {"journal_kv.msgpack.gz": "kv", "journal_kv_blocks.msgpack.gz": "kv-blocks"}
-FORMER = ("journal_kv_lessened.msgpack.gz",)
-"""Of versions that decided otherwise: they are not written again."""
 SEED = 1
 
 

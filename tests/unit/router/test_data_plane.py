@@ -1138,13 +1138,9 @@ async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status:
 async def test_a_route_without_an_eligible_rank_has_the_reason(plane: Plane) -> None:
     answered = await plane.post(path="/v1/route")
     assert (answered.status, answered.error["code"]) == (503, "no_worker")
-    plane.join("w0", "http://127.0.0.1:1")
-    await plane.clock.advance(60)
+    plane.join("w0", "http://127.0.0.1:1", drained=True)
     answered = await plane.post(path="/v1/route")
-    assert (answered.status, answered.error["message"]) == (
-        503,
-        "no worker for model 'm': w0/0: silent for 5 s or longer",
-    )
+    assert (answered.status, answered.error["message"]) == (503, "no worker for model 'm': w0/0: draining")
 
 
 @pytest.mark.asyncio

@@ -127,8 +127,15 @@ def test_an_event_of_another_instance_or_of_an_unregistered_worker_is_refused_wi
 # ---------------------------------------------------------------- heartbeats
 
 
-def test_a_worker_that_is_silent_for_five_periods_is_unfit() -> None:
-    folded = fleet(registered())
+def heard_beside(*registrations: WorkerRegistered, heard_until_s: float) -> Fleet:
+    """Return a fleet of workers that were heard once, at 0, and of `w7`, which is heard until a time."""
+    folded = fleet(*registrations, registered("w7"))
+    folded.on_heartbeat("w7", "w7-1", heard_until_s)
+    return folded
+
+
+def test_a_worker_that_is_silent_for_five_periods_while_another_is_heard_is_unfit() -> None:
+    folded = heard_beside(registered(), heard_until_s=4.5)
     assert SILENT_S == 5.0
     assert unfit(folded, 4.999) == ""
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
@@ -136,9 +143,32 @@ def test_a_worker_that_is_silent_for_five_periods_is_unfit() -> None:
     assert unfit(folded, 60.0) == ""
 
 
+def test_while_no_worker_is_heard_silence_says_nothing_of_one() -> None:
+    folded = heard_beside(registered(), heard_until_s=3.0)
+    assert unfit(folded, 7.999) == "silent for 5 s or longer"
+    assert (unfit(folded, 8.0), unfit(folded, 8.0, "w7")) == ("", "")
+
+
+def test_the_first_worker_that_is_heard_again_makes_the_others_silent() -> None:
+    folded = heard_beside(registered(), heard_until_s=3.0)
+    assert unfit(folded, 60.0) == ""
+    changes = folded.changes
+    folded.on_heartbeat("w7", "w7-1", 60.0)
+    assert unfit(folded, 60.0) == "silent for 5 s or longer"
+    assert folded.changes > changes
+
+
+@pytest.mark.parametrize("registration", [None, registered("w7", instance="w7-2")])
+def test_heartbeats_of_an_instance_that_left_say_nothing_of_others(registration: WorkerRegistered | None) -> None:
+    folded = heard_beside(registered(), heard_until_s=6.0)
+    assert unfit(folded, 7.0) == "silent for 5 s or longer"
+    folded.apply(registration or WorkerLeft(worker_id="w7", instance="w7-1", reason="stopped"))
+    assert unfit(folded, 7.0) == ""
+
+
 @pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w0-1")])
 def test_a_heartbeat_of_another_instance_or_an_unknown_worker_does_not_count(worker_id: str, instance: str) -> None:
-    folded = fleet(registered())
+    folded = heard_beside(registered(), heard_until_s=4.5)
     folded.on_heartbeat(worker_id, instance, 4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
     assert folded.worker("w9") is None
@@ -161,7 +191,7 @@ def test_when_the_log_is_found_every_worker_has_the_full_time_to_send_a_heartbea
 
 
 def test_a_log_that_was_never_lost_gives_no_worker_more_time() -> None:
-    folded = fleet(registered())
+    folded = heard_beside(registered(), heard_until_s=4.5)
     folded.on_log_connection(connected=True, now_s=4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
 
@@ -203,7 +233,7 @@ def test_an_event_of_another_instance_or_an_unknown_worker_changes_nothing(
 
 
 def test_of_several_reasons_the_lasting_one_is_named() -> None:
-    folded = fleet(registered())
+    folded = heard_beside(registered(), heard_until_s=6.5)
     assert unfit(folded, 7.0) == "silent for 5 s or longer"
     folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
     assert unfit(folded, 7.0) == "draining"
@@ -333,7 +363,6 @@ def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:
 def test_a_worker_is_lost_while_others_are_heard_and_not_when_all_fall_silent() -> None:
     folded = fleet(registered("w0"), registered("w1"), heard_at_s=10.0)
     folded.on_heartbeat("w1", "w1-1", 10.0 + SILENT_S - 0.1)  # then no heartbeat comes any more
-    assert unfit(folded, 100.0).startswith("silent")
     assert (folded.lost("w0", "w0-1"), folded.lost("w1", "w1-1")) == ("", "")
     folded.on_heartbeat("w1", "w1-1", 100.0)
     assert (folded.lost("w0", "w0-1"), folded.lost("w1", "w1-1")) == ("silent for 5 s or longer", "")

@@ -17,7 +17,7 @@ from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.view import RouteRequest
 from router.journal.replay import replay
-from tests.golden.make_journals import FORMER, JOURNALS
+from tests.golden.make_journals import JOURNALS
 from tests.support.paths import RECORDINGS
 
 SHOWN_MAX = 8
@@ -32,7 +32,7 @@ def differences(name: str, modes: Mapping[str, Mode] = MODES) -> list[str]:
     return [f"{each.decision_id}: {each.difference}" for each in again if not each.equal]
 
 
-@pytest.mark.parametrize("name", [*JOURNALS, *FORMER])
+@pytest.mark.parametrize("name", JOURNALS)
 def test_every_decision_of_a_golden_journal_is_taken_again_bit_for_bit(name: str) -> None:
     found = differences(name)
     told = "\n".join(found[:SHOWN_MAX])

@@ -397,11 +397,12 @@ def test_a_report_that_comes_after_its_worker_left_does_not_bring_it_back() -> N
 
 
 def test_the_log_is_folded() -> None:
-    folded = joined(registered())
+    folded = joined(registered(), registered("w1"))
     folded.apply(LogConnection(now_s=1.0, heard=False))
     assert rows(folded, 50.0)[0].unfit == ""
     folded.apply(LogConnection(now_s=52.0, heard=True))
-    assert rows(folded, 52.0)[0].unfit == ""
+    folded.apply(WorkerHeard(now_s=54.0, worker_id="w1", instance="w1-1"))
+    assert rows(folded, 56.9)[0].unfit == ""
     assert rows(folded, 57.0)[0].unfit == "silent for 5 s or longer"
 
 

@@ -270,8 +270,7 @@ async def test_prefill_and_decode_are_two_client_spans_and_each_worker_gets_its_
 async def test_a_request_without_a_worker_ends_with_an_error_and_no_upstream_request() -> None:
     async with traced_plane(NONE) as traced:
         traced.plane.join("w0", "http://127.0.0.1:9", max_seq_len=8)
-        traced.plane.join("w1", "http://127.0.0.1:9")
-        await traced.plane.clock.advance(1000)  # neither is heard any more
+        traced.plane.join("w1", "http://127.0.0.1:9", drained=True)
         answered = await traced.plane.post()
         assert answered.status == 503
         server, (decision,), clients = await tree(traced)
