@@ -266,7 +266,7 @@ class ControlPlane:
         except FleetEventRefused as error:
             return error_response(409, str(error), "invalid_request_error", param=error.reason)
         except BrokerUnavailable as error:
-            message = f"{error}; it takes effect later if NATS has received it: read /v1/workers once NATS answers"
+            message = f"{error}; it may take effect later, if NATS received it: see /v1/workers once NATS answers"
             return error_response(503, message, "server_error", code="log_unavailable")
         return None
 
