@@ -26,6 +26,9 @@ HASH_SCHEME = "xxh3-1337"
 EAGLE_HASH_SCHEME = "xxh3-1337-eagle"
 """The same, with windows of one token more than a block: engines that draft with EAGLE key their caches by bigrams."""
 HASH_SCHEMES = (HASH_SCHEME, EAGLE_HASH_SCHEME)
+TEXT_SCHEME = "text"
+"""Not of tokens: of a prompt's text, four bytes for each token of a block. No worker states it, so a rank's overlap is
+what was routed there."""
 BASE_SEED = 1337
 _PAIR = struct.Struct("<QQ")
 _PAD_BASE = 1_000_000

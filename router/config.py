@@ -55,6 +55,11 @@ class DataSection(BodyBoundsSection):
         le=1 << 40,
         description="bodies of all requests that are read or served; beyond it 503; memory",
     )
+    strict_options: bool = Field(
+        default=False,
+        description="refuse options of chats and completions that agents' own engines would refuse; else they are the"
+        " engine's to refuse",
+    )
     hosts: tuple[HostName, ...] = Field(
         (),
         max_length=64,

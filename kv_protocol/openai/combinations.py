@@ -1,11 +1,9 @@
 """Checks of options that are valid alone and invalid together.
 
-    min_tokens                  at most the limit of the response's tokens
-    top_logprobs                with `logprobs: true`
-    tool_choice "required"      with `tools`
-    tool_choice of a function   one of `tools`
-
-A router reads `tools` only for such a `tool_choice`: they may be tens of kilobytes, and the worker reads them anyway.
+min_tokens                  at most the limit of the response's tokens
+top_logprobs                with `logprobs: true`
+tool_choice "required"      with `tools`
+tool_choice of a function   one of `tools`
 """
 
 from collections.abc import Sequence
@@ -19,28 +17,23 @@ from kv_protocol.openai.option_table import NamedToolChoice, Tool, ToolChoice
 from kv_protocol.openai.parts import OptionalPart
 
 if TYPE_CHECKING:
-    from kv_protocol.openai.inbound import ChatInbound, Inbound
     from kv_protocol.openai.requests import ChatRequest, CompletionRequest
 
 _NAMES_CHARACTERS_MAX = 200
 _tools = OptionalPart[list[Tool]](list[Tool])
 
 
-def check_chat(chat: "ChatInbound | ChatRequest", tools: msgspec.Raw) -> None:
-    """Check that the options are compatible; raise `RequestInvalid` otherwise. `tools` is the JSON of that option."""
+def check_chat(chat: "ChatRequest") -> None:
+    """Check that the options are compatible, and that tools are functions with names; raise `RequestInvalid`."""
+    names = [tool.function.name for tool in _tools.read(msgspec.Raw(msgspec.json.encode(chat.tools)), "tools") or ()]
     check_min_tokens(chat)
     if chat.top_logprobs and not chat.logprobs:
         raise RequestInvalid("top_logprobs", chat.top_logprobs, "none without logprobs: true")
     if chat.tool_choice not in (None, "none", "auto"):
-        _check_choice(chat.tool_choice, tool_names(tools))
+        _check_choice(chat.tool_choice, names)
 
 
-def tool_names(tools: msgspec.Raw) -> list[str]:
-    """Return the names of the tools' functions; raise `RequestInvalid` if an item is no function with a name."""
-    return [tool.function.name for tool in _tools.read(tools, "tools") or ()]
-
-
-def check_min_tokens(request: "Inbound | ChatRequest | CompletionRequest") -> None:
+def check_min_tokens(request: "ChatRequest | CompletionRequest") -> None:
     """Check that `min_tokens` is within the limit of the response's tokens; raise `RequestInvalid` otherwise."""
     limit = request.limit_tokens
     if request.min_tokens is not None and limit is not None and request.min_tokens > limit:

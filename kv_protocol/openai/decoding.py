@@ -1,40 +1,24 @@
 """Decodes a client's request for the router, by its endpoint."""
 
-from collections.abc import Callable
+import re
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.combinations import check_chat, check_min_tokens
-from kv_protocol.openai.embeddings import EMBEDDINGS, EmbeddingsInbound, decode_embeddings
+from kv_protocol.openai.embeddings import EMBEDDINGS, EmbeddingsInbound
 from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
-from kv_protocol.openai.responses import RESPONSES, ResponsesInbound, decode_responses
+from kv_protocol.openai.responses import RESPONSES, ResponsesInbound
 
-_chat_decoder = msgspec.json.Decoder(ChatInbound)
-_completion_decoder = msgspec.json.Decoder(CompletionInbound)
-
-
-def _decode_chat(body: bytes | bytearray) -> ChatInbound:
-    chat = _chat_decoder.decode(body)
-    if chat.min_tokens is not None or chat.tool_choice is not None or chat.top_logprobs is not None:
-        check_chat(chat, chat.tools)
-    return chat
-
-
-def _decode_completion(body: bytes | bytearray) -> CompletionInbound:
-    completion = _completion_decoder.decode(body)
-    if completion.min_tokens is not None:
-        check_min_tokens(completion)
-    return completion
-
-
-_decoders: dict[str, tuple[type[Inbound], Callable[[bytes | bytearray], Inbound]]] = {
-    CHAT: (ChatInbound, _decode_chat),
-    COMPLETIONS: (CompletionInbound, _decode_completion),
-    RESPONSES: (ResponsesInbound, decode_responses),
-    EMBEDDINGS: (EmbeddingsInbound, decode_embeddings),
+_decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
+    CHAT: msgspec.json.Decoder(ChatInbound),
+    COMPLETIONS: msgspec.json.Decoder(CompletionInbound),
+    RESPONSES: msgspec.json.Decoder(ResponsesInbound),
+    EMBEDDINGS: msgspec.json.Decoder(EmbeddingsInbound),
 }
+_ROUTERS = ("model", "nvext", "kv_prompt_ids", "kv_continue")
+"""Keys whose values the router refuses itself."""
+_KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
 
 
 def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
@@ -45,14 +29,31 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     """
     if not body.isascii():
         check_utf8(body)
-    kind: type[Inbound] = Inbound
+    decoder: msgspec.json.Decoder[Inbound] | None = None
     try:
-        kind, decode = _decoders.get(path) or _decoders[_endpoint_of(body)]
-        return decode(body)
-    except RequestInvalid:
-        raise
+        decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if decoder is None:
+            raise explained(error, body, Inbound) from error
+        return _without_unfit(decoder, body, error)
     except UNDECODABLE as error:
-        raise explained(error, body, kind) from error
+        raise explained(error, body, Inbound) from error
+
+
+def _without_unfit(decoder: msgspec.json.Decoder[Inbound], body: bytes | bytearray, error: Exception) -> Inbound:
+    """Return the request without the values that are not of their type: the worker refuses them, or takes them."""
+    kind, fields = decoder.type, None
+    while True:
+        found = _KEY.search(str(error))
+        if found is None or found["key"] in _ROUTERS:
+            raise explained(error, body, kind) from error
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if fields is None else fields
+        del fields[found["key"]]
+        try:
+            return decoder.decode(msgspec.json.encode(fields))
+        except msgspec.ValidationError as another:
+            error = another
 
 
 def check_utf8(body: bytes | bytearray) -> None:

@@ -15,6 +15,8 @@ from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded,
 from kv_protocol.openai.allowed import allowed_at
 from kv_protocol.openai.surrogates import lone_surrogate
 
+ALLOWED = "the parameters of the OpenAI interface and no others"
+"""What an agent allows where it found an unknown key."""
 _ALLOWED_CHARACTERS_MAX = 200
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Number out of range")
@@ -98,8 +100,7 @@ def explained(
     where = _PATH.search(text)
     path = where["path"] if where else ""
     if unknown := _UNKNOWN.search(text):
-        allowed = "the parameters of the OpenAI interface and no others"
-        return RequestInvalid(_joined(root, path, shortened(unknown["field"])), unknown["field"], allowed)
+        return RequestInvalid(_joined(root, path, shortened(unknown["field"])), unknown["field"], ALLOWED)
     if missing := _MISSING.search(text):
         return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
     allowed = _PATH.sub("", text)

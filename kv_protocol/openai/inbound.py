@@ -1,54 +1,90 @@
-"""A client's request as the router reads it: keys for routing are typed, all others stay bytes.
+"""A client's request as the router reads it: the keys that it routes by, and those that tell what an answer may be.
 
     key                                            read as
-    options                                        `Options`: types and ranges are checked
-    nvext                                          `NvExt`
+    what routing reads                             a value; one that is not of its type is the worker's to refuse
+    nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
     messages, prompt, tools, and other inputs of
     the chat template                              bytes, which are decoded only if the prompt must be encoded
-    any other key                                  refused by its path
+    what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
+    any other key                                  not read: the worker gets the client's bytes
 
 One pass over the body; a mode that reads no overlap decodes nothing of the messages.
 """
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
-from kv_protocol.openai.option_table import (
-    Count,
-    Effort,
-    JsonObject,
-    Logprobs,
-    Modalities,
-    Options,
-    TextFormat,
-    ToolChoice,
-    Verbosity,
-)
+from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
 from kv_protocol.openai.options import NO_NVEXT, NvExt, template_options
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart
-from kv_protocol.openai.prompts import read_prompt
+from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
+from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
-UNUSED_KEYS = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
-"""Keys of the interface that have no effect here, in the order of their names."""
+_TEXT_FORMAT = b'{"type":"text"}'
 
 
-class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request of either endpoint."""
+class Wishes(msgspec.Struct, frozen=True):
+    """What the router reads of `stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class Inbound(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of any endpoint. Keys that are absent, null, or not of their type are None."""
 
     model: str
     nvext: NvExt | None = None
     kv_prompt_ids: None = None
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
+    stream: bool | None = None
+    stream_options: Wishes | None = None
+    n: Count | None = None
+    max_tokens: Count | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    stop: Stops | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    guided_json: msgspec.Raw = ABSENT
+    guided_regex: msgspec.Raw = ABSENT
+    guided_choice: msgspec.Raw = ABSENT
+    guided_grammar: msgspec.Raw = ABSENT
+    structured_outputs: msgspec.Raw = ABSENT
+    structural_tag: msgspec.Raw = ABSENT
+    regex: msgspec.Raw = ABSENT
+    ebnf: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    min_tokens: TokenLimit | None = None
+    best_of: msgspec.Raw = ABSENT
+    detokenize: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
+    include_stop_str_in_output: msgspec.Raw = ABSENT
+    logits_processors: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    prompt_logprobs: msgspec.Raw = ABSENT
+    return_tokens_as_token_ids: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
+    thinking_token_budget: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
+    chat_template: msgspec.Raw = ABSENT
+    lora_path: msgspec.Raw = ABSENT
+    media_io_kwargs: msgspec.Raw = ABSENT
+    mm_processor_kwargs: msgspec.Raw = ABSENT
+    prompt_embeds: msgspec.Raw = ABSENT
+    truncate_prompt_tokens: msgspec.Raw = ABSENT
 
     endpoint: ClassVar[ApiEndpoint] = "completions"
     """The endpoint of the request, and its path."""
     path: ClassVar[str] = COMPLETIONS
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def extension(self) -> NvExt:
@@ -66,47 +102,58 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property
+    def has_one_choice(self) -> bool:
+        """Whether the answer is of one prompt and has one choice."""
+        return self.n in (None, 1)
+
+    @property
     def is_guided(self) -> bool:
         """Whether the response has to follow a grammar: another worker cannot resume it."""
-        return _guides(self) != _NO_GUIDES and any(
-            guide is not None and not isinstance(guide, TextFormat) for guide in _guides(self)
-        )
+        if _guides(self) == _NO_GUIDES:
+            return False
+        guides = [bytes(guide) for guide in _guides(self) if is_given(guide)]
+        return any(guide.translate(None, b" \t\r\n") != _TEXT_FORMAT for guide in guides)
+
+    @property
+    def changed_by(self) -> str:
+        """The key with which an engine makes another prompt than the router would; empty: there is none.
+
+        Source: vllm-project/vllm, `vllm/entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`
+        (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
+        sgl-project/sglang, `python/sglang/srt/entrypoints/openai/protocol.py` (`lora_path`).
+        """
+        if _changing(self) == _UNCHANGED:
+            return ""
+        return next((key for key in _CHANGING if is_given(getattr(self, key))), "")
 
     @property
     def ineffective(self) -> tuple[str, ...]:
-        """The paths of the keys in the request that have no effect here."""
-        read, absent = _UNUSED[type(self)]
-        named = () if read(self) == absent else _given(self)
-        return named if self.nvext is None else named + tuple(self.nvext.ineffective)
+        """The paths of the keys of `nvext` that have no effect here."""
+        return () if self.nvext is None else tuple(self.nvext.ineffective)
+
+    @property
+    def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
+        """The JSON of what becomes the prompt, in its order."""
+        return ()
 
     def token_data(self) -> bytes | None:
         """Return the token ids in `nvext` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
         return self.nvext.prompt_ids() if self.nvext else None
 
 
-class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     endpoint: ClassVar[ApiEndpoint] = "chat"
     path: ClassVar[str] = CHAT
-    messages: msgspec.Raw
+    messages: msgspec.Raw = ABSENT
     max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Logprobs | None = None
     tools: msgspec.Raw = ABSENT
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
-    verbosity: Verbosity | None = None
-    modalities: Modalities | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    include_reasoning: bool | None = None
-    thinking: JsonObject | bool | None = None
-    prediction: JsonObject | None = None
-    prompt_cache_key: str | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
 
     @property
@@ -115,9 +162,19 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def changed_by(self) -> str:
+        """The key with which an engine makes another prompt than the router would; empty: there is none."""
+        return "add_special_tokens" if self.add_special_tokens else super().changed_by
+
+    @property
     def rendered_bytes(self) -> int:
         """The bytes of JSON that have to be read for the prompt."""
         return len(self.messages) + len(self.tools) + len(self.documents) + len(self.chat_template_kwargs)
+
+    @property
+    def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
+        """The JSON of what becomes the prompt, in its order."""
+        return self.tools, self.documents, self.messages
 
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the messages; raise `RequestInvalid`, which names the place."""
@@ -137,30 +194,39 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
 
-class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`. `prompt` is a text or its token ids (`prompts.py`)."""
+class CompletionInbound(Inbound, frozen=True, kw_only=True):
+    """`POST /v1/completions`. `prompt` is a text, its token ids, or several of either (`prompts.py`)."""
 
-    prompt: msgspec.Raw
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: Logprobs | None = None
+    prompt: msgspec.Raw = ABSENT
 
-    def read_prompt(self) -> str | bytes:
-        """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
-        return read_prompt(self.prompt)
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the answer is of one prompt and has one choice; False for each list of prompts."""
+        return super().has_one_choice and not is_list_of_prompts(self.prompt)
+
+    @property
+    def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
+        """The JSON of what becomes the prompt."""
+        return (self.prompt,)
+
+    def read_prompts(self) -> list[str | bytes]:
+        """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        return read_prompts(self.prompt)
 
 
 _GUIDES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
-    "response_format",
+    "regex", "ebnf", "response_format",
 )  # fmt: skip
 _guides = attrgetter(*_GUIDES)
-_NO_GUIDES = (None,) * len(_GUIDES)
-
-
-def _given(inbound: Inbound) -> tuple[str, ...]:
-    return tuple(key for key in UNUSED_KEYS if getattr(inbound, key, None) is not None)
-
+_NO_GUIDES = (ABSENT,) * len(_GUIDES)
+_CHANGING = (
+    "chat_template", "lora_path", "media_io_kwargs", "mm_processor_kwargs", "prompt_embeds", "truncate_prompt_tokens",
+)  # fmt: skip
+_changing = attrgetter(*_CHANGING)
+_UNCHANGED = (ABSENT,) * len(_CHANGING)
+CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
+"""What `changed_by` may be."""
 
 _rendering = attrgetter(
     "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"
@@ -170,14 +236,3 @@ _PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
-
-
-def _unused(kind: type[Inbound]) -> tuple[Callable[[Inbound], object], object]:
-    """Return a getter of all unused keys of a body, and its result if there is none of them."""
-    keys = [key for key in UNUSED_KEYS if key in kind.__struct_fields__]
-    return attrgetter(*keys), (None,) * len(keys)
-
-
-_UNUSED: dict[type[Inbound], tuple[Callable[[Inbound], object], object]] = {
-    kind: _unused(kind) for kind in (ChatInbound, CompletionInbound)
-}

@@ -41,7 +41,7 @@ def template_options(
     return {name: value for name, value in options.items() if value is not None}
 
 
-class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AgentHints(msgspec.Struct, frozen=True):
     """Hints of an agent about its request. `osl` is the expected length of the response, in tokens."""
 
     priority: I64 | None = None
@@ -50,7 +50,7 @@ class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculative_prefill: bool | None = None
 
 
-class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Targets(msgspec.Struct, frozen=True):
     """Latency targets in milliseconds: the first token, and each later one."""
 
     ttft_target: Milliseconds | None = None
@@ -60,8 +60,11 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _NO_HINTS = AgentHints()
 
 
-class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The extension. `token_data` is the prompt as token ids, in place of messages or text."""
+class NvExt(msgspec.Struct, frozen=True):
+    """The extension, as far as it is read here; a worker gets all of it.
+
+    `token_data` is the prompt as token ids, in place of messages or text.
+    """
 
     backend_instance_id: str | int | None = None
     prefill_worker_id: str | int | None = None

@@ -1,9 +1,8 @@
-"""Prompts of completions as JSON: a text, its token ids, or a list of one of either.
+"""Prompts of completions as JSON: a text, its token ids, or a list of either, with an answer's choices for each.
 
-    "text"    [1, 2]    ["text"]    [[1, 2]]
+    "text"    [1, 2]    ["text", "text"]    [[1, 2], [3]]
 
-A list of several prompts, which means several responses, is refused. Ids are read in slices: a million of them, decoded
-in one call, hold the interpreter for tens of milliseconds.
+Ids are read in slices: a million of them, decoded in one call, hold the interpreter for tens of milliseconds.
 """
 
 import re
@@ -19,6 +18,8 @@ from kv_protocol.openai.parts import RawPart
 _SLICE = 128 << 10
 _LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
 _LOOKED_AT = 64
+PROMPTS_MAX = 1024
+"""Prompts of one request. Each is a request of the engine."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 _TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
@@ -27,15 +28,22 @@ _ids = RawPart[list[int]](_TokenIds)
 _several = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def read_prompt(raw: msgspec.Raw) -> str | bytes:
-    """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
-    key = "prompt"
-    if _LIST_OF_PROMPTS.match(bytes(memoryview(raw)[:_LOOKED_AT])):
-        prompts = _several.decode(raw)
-        if len(prompts) > 1:
-            found = Verbatim(f"{len(prompts)} prompts")
-            raise RequestInvalid(key, found, "one text, or one list of token ids: a request for each prompt")
-        raw, key = prompts[0], "prompt[0]"
+def is_list_of_prompts(raw: msgspec.Raw) -> bool:
+    """Return whether it is a list of texts or of lists of ids, whatever its length."""
+    return _LIST_OF_PROMPTS.match(bytes(memoryview(raw)[:_LOOKED_AT])) is not None
+
+
+def read_prompts(raw: msgspec.Raw) -> list[str | bytes]:
+    """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+    if not is_list_of_prompts(raw):
+        return [_read_one(raw, "prompt")]
+    prompts = _several.decode(raw)
+    if len(prompts) > PROMPTS_MAX:
+        raise RequestInvalid("prompt", Verbatim(f"{len(prompts)} prompts"), f"at most {PROMPTS_MAX}")
+    return [_read_one(each, f"prompt[{at}]") for at, each in enumerate(prompts)]
+
+
+def _read_one(raw: msgspec.Raw, key: str) -> str | bytes:
     if bytes(memoryview(raw)[:1]) == b"[":
         return read_ids(raw, key)
     text = _prompt.read(raw, key)

@@ -1,9 +1,8 @@
 """The requests of the OpenAI HTTP interface, as far as agents and router read them.
 
-    ChatRequest, CompletionRequest   for agents: all options, with types
-    Inbound (`inbound.py`)           for the router: what routing needs, all else as bytes
-
-Both have the same keys. Unknown keys are refused by name, so that a misspelt option is never ignored silently.
+ChatRequest, CompletionRequest   for agents with an engine in their process: all options, with types. Unknown keys are
+refused by name, so that a misspelt option is never ignored silently
+Inbound (`inbound.py`)           for the router: what routing needs. All else is for the worker
 """
 
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import msgspec
 
 from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.combinations import check_chat, check_min_tokens, tool_names
+from kv_protocol.openai.combinations import check_chat, check_min_tokens
 from kv_protocol.openai.decoding import check_utf8, decode_inbound
 from kv_protocol.openai.errors import RequestInvalid, explained
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
@@ -29,7 +28,7 @@ from kv_protocol.openai.option_table import (
 )
 from kv_protocol.openai.options import NvExt, template_options
 from kv_protocol.openai.parts import ABSENT, is_given
-from kv_protocol.openai.prompts import read_ids, read_prompt
+from kv_protocol.openai.prompts import read_ids, read_prompts
 
 __all__ = [
     "CHAT",
@@ -50,9 +49,13 @@ __all__ = [
 ]
 
 
+class KnownNvExt(NvExt, frozen=True, forbid_unknown_fields=True):
+    """The extension, without unknown keys."""
+
+
 class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
-    nvext: NvExt | None = None
+    nvext: KnownNvExt | None = None
     kv_prompt_ids: str | None = None
     """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
     disaggregated_params: msgspec.Raw = ABSENT
@@ -121,16 +124,16 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`. `prompt` is a text or its token ids (`prompts.py`)."""
+    """`POST /v1/completions`. `prompt` is a text, its token ids, or a list of either (`prompts.py`)."""
 
     prompt: msgspec.Raw
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Logprobs | None = None
 
-    def read_prompt(self) -> str | bytes:
-        """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
-        return read_prompt(self.prompt)
+    def read_prompts(self) -> list[str | bytes]:
+        """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        return read_prompts(self.prompt)
 
     @property
     def limit_tokens(self) -> int | None:
@@ -152,16 +155,8 @@ def decode_chat(body: bytes | bytearray) -> ChatRequest:
         chat = _chat_decoder.decode(body)
     except UNDECODABLE as error:
         raise explained(error, body, ChatRequest) from error
-    check_combinations(chat)
+    check_chat(chat)
     return chat
-
-
-def check_combinations(chat: ChatRequest) -> None:
-    """Check that the options of a chat are compatible; raise `RequestInvalid` otherwise."""
-    if chat.tools or chat.tool_choice is not None or chat.min_tokens is not None or chat.top_logprobs is not None:
-        tools = msgspec.Raw(msgspec.json.encode(chat.tools))
-        tool_names(tools)
-        check_chat(chat, tools)
 
 
 def decode_completion(body: bytes | bytearray) -> CompletionRequest:

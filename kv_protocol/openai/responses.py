@@ -1,14 +1,13 @@
-"""A request to `/v1/responses` as the router reads it. Nothing is stored between requests.
+"""A request to `/v1/responses` as the router reads it.
 
 | key | here |
 |---|---|
-| `store` | false or absent |
-| `previous_response_id`, `conversation`, `background`, `prompt` | refused: `input` has the whole conversation |
 | `input`, `instructions`, `tools`, `reasoning.effort` | the prompt (`responses_chat.py`) |
+| `previous_response_id`, `conversation`, `prompt` | the prompt is known to the engine only (`changed_by`) |
 | every other key of the interface, and engines' own | bytes, for the worker |
 
 Source: the OpenAI API reference, "Create a model response"; engines' own keys: vLLM
-`vllm/entrypoints/openai/responses/protocol.py`.
+`vllm/entrypoints/openai/responses/protocol.py`. An agent stores nothing between requests: `check_stateless`.
 """
 
 from collections.abc import Mapping
@@ -16,14 +15,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kv_protocol.openai.combinations import check_min_tokens
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai.errors import RequestInvalid, Verbatim
-from kv_protocol.openai.inbound import UNUSED_KEYS, Inbound
-from kv_protocol.openai.keys import refusing
-from kv_protocol.openai.option_table import Count, Logprobs
+from kv_protocol.openai.inbound import Inbound
+from kv_protocol.openai.option_table import Count
 from kv_protocol.openai.options import template_options
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart
+from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
 from kv_protocol.openai.responses_chat import chat_messages, chat_tools
 
 RESPONSES = PATHS["responses"]
@@ -36,34 +33,22 @@ _STATEFUL: Mapping[str, str] = {
 }
 STATEFUL_KEYS = tuple(_STATEFUL)
 _NOTHING = (b"", b"null", b"false")
-NOT_OF_RESPONSES = frozenset(
-    {"best_of", "disaggregated_params", "max_tokens", "n", "prompt_logprobs", "response_format"}
-)
-"""Keys of chats that this endpoint does not have, or names differently."""
 
 
-class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponsesInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/responses`."""
 
     endpoint: ClassVar[ApiEndpoint] = "responses"
     path: ClassVar[str] = RESPONSES
-    input: msgspec.Raw
+    input: msgspec.Raw = ABSENT
     instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: msgspec.Raw = ABSENT
-    tool_choice: msgspec.Raw = ABSENT
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
     text: msgspec.Raw = ABSENT
-    truncation: msgspec.Raw = ABSENT
-    include: msgspec.Raw = ABSENT
-    top_logprobs: Logprobs | None = None
-    prompt_cache_key: str | None = None
     chat_template_kwargs: msgspec.Raw = ABSENT
     previous_response_id: msgspec.Raw = ABSENT
     conversation: msgspec.Raw = ABSENT
-    background: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
 
     @property
@@ -72,10 +57,15 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
         return self.max_output_tokens
 
     @property
-    def ineffective(self) -> tuple[str, ...]:
-        """The paths of the keys in the request that have no effect here."""
-        named = tuple(key for key in UNUSED_KEYS if key != "store" and getattr(self, key) is not None)
-        return named if self.nvext is None else named + tuple(self.nvext.ineffective)
+    def changed_by(self) -> str:
+        """The key with which an engine makes another prompt than the router would; empty: there is none."""
+        stored = ("previous_response_id", "conversation", "prompt")
+        return next((key for key in stored if is_given(getattr(self, key))), "") or super().changed_by
+
+    @property
+    def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
+        """The JSON of what becomes the prompt, in its order."""
+        return msgspec.Raw(msgspec.json.encode(self.instructions)), self.tools, self.input
 
     @property
     def rendered_bytes(self) -> int:
@@ -106,8 +96,6 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
 _input = RawPart[str | list[dict[str, Any]]](str | list[dict[str, Any]])
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _object = OptionalPart[dict[str, Any]](dict[str, Any])
-_decoder = msgspec.json.Decoder(ResponsesInbound)
-_check = refusing(NOT_OF_RESPONSES)
 
 
 def read_input(given: msgspec.Raw) -> str | list[dict[str, Any]]:
@@ -122,13 +110,3 @@ def check_stateless(fields: Mapping[str, object]) -> None:
         value = bytes(given) if isinstance(given, msgspec.Raw) else msgspec.json.encode(given)
         if value not in _NOTHING:
             raise RequestInvalid(key, Verbatim(value.decode("utf-8", "replace")), allowed)
-
-
-def decode_responses(body: bytes | bytearray) -> ResponsesInbound:
-    """Return the request in `body`; raise `RequestInvalid` or one of `UNDECODABLE` for anything else."""
-    inbound = _decoder.decode(body)
-    _check(inbound)
-    check_stateless({key: getattr(inbound, key) for key in STATEFUL_KEYS})
-    if inbound.min_tokens is not None:
-        check_min_tokens(inbound)
-    return inbound

@@ -95,7 +95,7 @@ def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
         return None
     rates, at = view.rates, verdict.rank_indices[verdict.winner_at]
     candidates, others, squares, best = 0, 0, 0, 0
-    if not view.is_blank and request.isl_tokens:
+    if not view.is_blank and request.known_tokens:
         candidates = len(verdict.rank_indices)
         others, squares, best = _others(verdict)
     return Placement(
@@ -103,7 +103,7 @@ def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
         request.tenant,
         request.lora,
         family_of(request.sequence_hashes, family_blocks),
-        request.isl_tokens,
+        request.known_tokens,
         request.block_size,
         min(verdict.expected_blocks, request.reusable_blocks) * request.block_size,
         candidates,

@@ -11,7 +11,7 @@ The first of these reasons excludes a rank:
     lora           the request names an adapter that the worker has not loaded; every worker serves the base model
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint does not exclude requests that require none
-    max_seq_len    prompt and answer do not fit; not checked if the prompt was not encoded (`isl_tokens` 0). Likewise
+    max_seq_len    prompt and answer do not fit; not checked if the prompt was not encoded (`known_tokens` 0). Likewise
                    a prompt above `max_prompt_tokens`, except in a phase that gets its KV from another worker
     pinned         the request names another worker or rank
     gateway        a gateway sends the request, and cannot reach the worker or does not offer it
@@ -157,7 +157,7 @@ def constrains(request: RouteRequest, seq_len_min: int) -> bool:
         or request.phase != "whole"
         or request.lora
         or request.required_taints
-        or (seq_len_min and request.isl_tokens and _tokens(request) > seq_len_min)
+        or (seq_len_min and request.known_tokens and _tokens(request) > seq_len_min)
         or request.pinned_worker is not None
         or request.pinned_dp_rank is not None
         or request.allowed_workers is not None
@@ -209,13 +209,13 @@ def _other(rank: WorkerRank, request: RouteRequest) -> str:
 
 def _too_long(registration: WorkerRegistered, request: RouteRequest) -> str:
     """Return why prompt and answer do not fit the worker; empty if they fit, or the prompt was not encoded."""
-    if registration.max_seq_len and request.isl_tokens and _tokens(request) > registration.max_seq_len:
+    if registration.max_seq_len and request.known_tokens and _tokens(request) > registration.max_seq_len:
         allowed = registration.max_seq_len
         return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {allowed}"
     if (
         registration.max_prompt_tokens
         and request.phase != "decode"
-        and request.isl_tokens > registration.max_prompt_tokens
+        and request.known_tokens > registration.max_prompt_tokens
     ):
         return f"max_prompt_tokens: {request.isl_tokens} tokens, at most {registration.max_prompt_tokens}"
     return ""
@@ -227,7 +227,7 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
         return f"transfer_domain {registration.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
     if request.prefill_worker is None:
         return ""
-    if 0 < registration.transfer_buffer_tokens < request.isl_tokens:
+    if 0 < registration.transfer_buffer_tokens < request.known_tokens:
         return f"kv transfer: {request.isl_tokens} tokens, transfer_buffer_tokens {registration.transfer_buffer_tokens}"
     return apart.get(registration.worker_id, "")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kv_protocol.decided import RequestRecord
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.hashing import Hashing
+from kv_protocol.hashing import TEXT_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
 from router.fleet.rates import RateColumns
 from router.fleet.trust import Trust
@@ -28,7 +28,7 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
 
     decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
     isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
-                        With unseen images, a lower bound
+                        With unseen images, a lower bound; of a prompt that only the worker knows, an estimate
     sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
     session_id          its requests prefer to stay at one rank; empty: no session
@@ -46,6 +46,11 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     def hashing(self) -> Hashing:
         """How `sequence_hashes` were computed."""
         return Hashing(self.block_size, self.hash_scheme)
+
+    @property
+    def known_tokens(self) -> int:
+        """`isl_tokens`, or 0 if it is an estimate."""
+        return 0 if self.hash_scheme == TEXT_SCHEME else self.isl_tokens
 
     @property
     def reusable_blocks(self) -> int:

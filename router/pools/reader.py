@@ -11,6 +11,7 @@ Headers and body are read as the router reads them (`router/request/route_reques
 """
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -81,7 +82,7 @@ def _isl(service: PoolService, inbound: Inbound, prompt: EncodedPrompt | None) -
     if not service.reads_isl:
         return None, "unread"
     if prompt is not None:
-        return prompt.token_count, "tokens"
+        return prompt.token_count, "estimate" if prompt.unrendered else "tokens"
     count = _count_of_ids(inbound)
     if count is not None:
         return count, "tokens"
@@ -93,9 +94,10 @@ def _count_of_ids(inbound: Inbound) -> int | None:
     """Return how many token ids a request has; None if it has text."""
     given = inbound.token_data()
     if given is None and isinstance(inbound, CompletionInbound) and bytes(memoryview(inbound.prompt)[:1]) == b"[":
-        read = inbound.read_prompt()
-        given = read if isinstance(read, bytes) else None
-    return None if given is None else len(given) // _ID_BYTES
+        with suppress(RequestInvalid):  # the worker refuses it
+            read = inbound.read_prompts()
+            given = b"".join([each for each in read if isinstance(each, bytes)])
+    return len(given) // _ID_BYTES if given else None
 
 
 def _prompt(inbound: Inbound) -> msgspec.Raw:

@@ -5,15 +5,22 @@
     nvext.token_data           those
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
+    several prompts            the worker's alone; the hashes are the first one's
     messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
     input of a response        those of the chat that it is (`kv_protocol/openai/responses_chat.py`)
     messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
+    what is not rendered here  the worker's alone; the hashes are those of the request's text (`TEXT_SCHEME`)
+
+A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
+tokens of it. Only the worker knows whether it is wrong.
 
 Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
 or render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
 from time import perf_counter
@@ -23,12 +30,13 @@ import structlog
 
 from indexer.embedded import hash_blocks
 from kv_protocol.body_limits import Body
-from kv_protocol.hashing import Hashing, hash_seed, unpack_tokens
+from kv_protocol.hashing import TEXT_SCHEME, Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
+from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.supervise import Part
-from kv_runtime.text.chat_messages import HasImages, split_images
+from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
@@ -46,6 +54,14 @@ _OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10}
 """Some 2 ms of the one, and some tenths of one of the others."""
 _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read and rendered on the loop; threads take more, and chats with many messages."""
+_TEXT_SEED = 0x7465_7874
+"""Keeps hashes of text apart from those of tokens."""
+UNRENDERED_KEYS = (
+    *CHANGING_KEYS, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "template", "other",
+)  # fmt: skip
+"""What a metric tells apart."""
+_KEY_END = re.compile(r"[.\[]")
+_UNPRINTED = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _MESSAGE_BYTES = 1 << 10
 """Cost of rendering a message beside its text, as additional bytes."""
 
@@ -69,6 +85,7 @@ class EncodedPrompt(NamedTuple):
 
     `encoded` are the ids in base64, where that is known already; else empty. With images there are no ids: the worker
     makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are known.
+    `unrendered`: the field for which the prompt is not known here, and hashes are of its text; empty: it is.
     """
 
     ids: bytes
@@ -76,6 +93,7 @@ class EncodedPrompt(NamedTuple):
     hashing: Hashing
     sequence_hashes: bytes
     encoded: bytes = b""
+    unrendered: str = ""
 
 
 class PromptStatistics(NamedTuple):
@@ -95,6 +113,8 @@ class PromptStatistics(NamedTuple):
     cache_evicted: int
     images_seen: int
     images_unseen: int
+    unrendered: Mapping[str, int]
+    """By the key of the request for which they were not rendered."""
 
 
 class ModelPrompts:
@@ -115,7 +135,8 @@ class ModelPrompts:
         self.work, self.work_large = self._pool.work, self._pool.work_large
         """Work of each thread, until an event is set; and of those for large text."""
         self._cache = PrefixCache(limits.cache_bytes_max)
-        self._images_lock = Lock()  # several threads read images
+        self._lock = Lock()  # several threads count
+        self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
         self._images_seen = self._images_unseen = 0
 
     def parts(self, stage: int) -> list[Part]:
@@ -137,22 +158,20 @@ class ModelPrompts:
         cut out of the request. A cancelled future ends its work, unless that has begun.
 
         Raises (also the future):
-            RequestInvalid, TextError: there is none; both name the field.
+            RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
         finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
         if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
             work = partial(_of_token_data, inbound, finish)
             return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
+        if key := inbound.changed_by:
+            size_bytes = sum(map(len, inbound.prompt_parts))
+            return self._worked(partial(self._not_rendered, inbound, finish, key), size_bytes, _READ_BYTES_MAX)
         if isinstance(inbound, (ChatInbound, ResponsesInbound)):
             return self._chat(inbound, finish)
         assert isinstance(inbound, CompletionInbound)
-        size_bytes = len(inbound.prompt)
-        if size_bytes > _READ_BYTES_MAX:
-            return self._pool.submit(lambda: self._of_prompt(inbound.read_prompt(), inbound, finish), size_bytes)
-        prompt = inbound.read_prompt()
-        work = partial(self._of_prompt, prompt, inbound, finish)
-        return self._worked(work, len(prompt)) if isinstance(prompt, str) else work()
+        return self._completion(inbound, finish)
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
@@ -176,46 +195,82 @@ class ModelPrompts:
             cache_evicted=self._cache.evicted,
             images_seen=self._images_seen,
             images_unseen=self._images_unseen,
+            unrendered=dict(self._unrendered),
         )
 
     def _chat(self, inbound: _Chat, finish: "_Finish") -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        if inbound.add_special_tokens:
-            raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
-        size_bytes = inbound.rendered_bytes
+        size_bytes, tokenizer = inbound.rendered_bytes, self._tokenizer
+        whole = partial(self._whole_chat, inbound, finish)
         if size_bytes > _READ_BYTES_MAX:
-            return self._pool.submit(lambda: self._read(inbound, inbound.read_messages(), finish), size_bytes)
-        messages = inbound.read_messages()
-        if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
-            return self._pool.submit(lambda: self._read(inbound, messages, finish), size_bytes)
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return self._worked(lambda: self._read(inbound, messages, finish), size_bytes)
+            return self._pool.submit(whole, size_bytes)
         try:
+            messages = inbound.read_messages()
+            if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
+                return self._pool.submit(whole, size_bytes)
+            if tokenizer is None:
+                return self._worked(whole, size_bytes, self._off_loop_bytes)
             rendered = tokenizer.render_utf8(messages, **inbound.read_options())
         except HasImages:
-            return self._pool.submit(lambda: self._with_images(inbound, messages, finish), size_bytes)
+            return self._pool.submit(whole, size_bytes)
+        except (RequestInvalid, TextError) as error:
+            return self._not_rendered(inbound, finish, error.field)
         known = self._cache.known(rendered)
         new_bytes = len(rendered) - (known.cut.at if known else 0)
-        return self._worked(lambda: self._encoded(tokenizer, rendered, known, finish), new_bytes)
+        work = partial(self._tried, partial(self._encoded, tokenizer, rendered, known, finish), inbound, finish)
+        return self._worked(work, new_bytes, self._off_loop_bytes)
 
-    def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
+    def _whole_chat(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
         """Do all of `_chat` at once."""
-        tokenizer = self._tokenizer
+        return self._tried(partial(self._read, inbound, finish), inbound, finish)
+
+    def _read(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
+        tokenizer, messages, options = self._tokenizer, inbound.read_messages(), inbound.read_options()
         try:
             if tokenizer is None:
-                return finish.prompt(self._text.pack_chat(messages, **inbound.read_options()), "messages")
-            rendered = tokenizer.render_utf8(messages, **inbound.read_options())
+                return finish.prompt(self._text.pack_chat(messages, **options), "messages")
+            rendered = tokenizer.render_utf8(messages, **options)
         except HasImages:
-            return self._with_images(inbound, messages, finish)
+            return self._with_images(messages, options, finish)
         return self._encoded(tokenizer, rendered, self._cache.known(rendered), finish)
+
+    def _completion(
+        self, inbound: CompletionInbound, finish: "_Finish"
+    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
+        size_bytes = len(inbound.prompt)
+        work = partial(self._tried, partial(self._of_prompts, inbound, finish), inbound, finish)
+        is_ids = bytes(memoryview(inbound.prompt)[:1]) == b"["
+        return self._worked(work, size_bytes, _READ_BYTES_MAX if is_ids else self._off_loop_bytes)
+
+    def _of_prompts(self, inbound: CompletionInbound, finish: "_Finish") -> EncodedPrompt:
+        adds = inbound.add_special_tokens is not False
+        prompts = [
+            self._text.pack(each, add_special_tokens=adds) if isinstance(each, str) else each
+            for each in inbound.read_prompts()
+        ]
+        first = finish.prompt(prompts[0], "prompt")
+        if len(prompts) == 1:
+            return first
+        return first._replace(ids=b"", encoded=b"", token_count=sum(map(len, prompts)) // _TOKEN_BYTES)
+
+    def _tried(self, work: Callable[[], EncodedPrompt], inbound: Inbound, finish: "_Finish") -> EncodedPrompt:
+        try:
+            return work()
+        except (RequestInvalid, TextError) as error:
+            return self._not_rendered(inbound, finish, error.field)
+
+    def _not_rendered(self, inbound: Inbound, finish: "_Finish", field: str) -> EncodedPrompt:
+        key = _KEY_END.split(field, 1)[0]
+        with self._lock:
+            self._unrendered[key if key in self._unrendered else "other"] += 1
+        return finish.text(b"".join(inbound.prompt_parts), _UNPRINTED.sub("?", field) or "other")
 
     def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
         chat = encode_chat(text, rendered, known)
         self._cache.keep(chat)
         return finish.prompt(chat.ids, "messages", chat.encoded)
 
-    def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> EncodedPrompt:
-        rule, text, options = finish.images, self._text, inbound.read_options()
+    def _with_images(self, messages: list[dict[str, Any]], options: dict[str, Any], finish: "_Finish") -> EncodedPrompt:
+        rule, text = finish.images, self._text
         chat = split_images(messages, rule.placeholder if rule else "")
         if rule is None:
             known = before_images(text, chat.messages, options, self._ids)
@@ -227,7 +282,7 @@ class ModelPrompts:
             known = with_images(unpack_tokens(ids), chat.urls, rule, finish.body)
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
-        with self._images_lock:
+        with self._lock:
             self._images_seen += known.images_seen
             self._images_unseen += len(chat.urls) - known.images_seen
         return finish.known(known)
@@ -237,16 +292,10 @@ class ModelPrompts:
         self._cache.keep(chat)
         return chat.ids
 
-    def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> EncodedPrompt:
-        if not isinstance(prompt, str):
-            return finish.prompt(prompt, "prompt")
-        adds = inbound.add_special_tokens is not False
-        return finish.prompt(self._text.pack(prompt, add_special_tokens=adds), "prompt")
-
     def _worked(
-        self, work: Callable[[], EncodedPrompt], size_bytes: int
+        self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        return work() if size_bytes <= self._off_loop_bytes else self._pool.submit(work, size_bytes)
+        return work() if size_bytes <= limit_bytes else self._pool.submit(work, size_bytes)
 
 
 def _of_token_data(inbound: Inbound, finish: "_Finish") -> EncodedPrompt:
@@ -287,3 +336,10 @@ class _Finish:
         hashes = known.sequence_hashes(self.hashing, self.seed)
         self.hashed(perf_counter() - began_s)
         return EncodedPrompt(b"", known.token_count, self.hashing, hashes)
+
+    def text(self, text: bytes, field: str) -> EncodedPrompt:
+        """Return a prompt that only the worker knows, by the request's text; `field` is why."""
+        block_size, words = self.hashing.block_size, text[: len(text) // _TOKEN_BYTES * _TOKEN_BYTES]
+        hashes = hash_blocks(words, block_size, self.seed ^ _TEXT_SEED)
+        count = max(1, len(words) // _TOKEN_BYTES)
+        return EncodedPrompt(b"", count, Hashing(block_size, TEXT_SCHEME), hashes, unrendered=field)

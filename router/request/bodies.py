@@ -9,16 +9,20 @@ more than 1 MiB have one of their own.
 
 import sys
 import uuid
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai.requests import Inbound, decode_inbound
+from kv_protocol.openai.requests import Inbound, decode_chat, decode_completion, decode_inbound
 from kv_runtime.supervise import Part
 from router.prompt.encoding_pool import EncodingPool
 
 if TYPE_CHECKING:
     import asyncio
+
+
+_CHECKS: Mapping[str, Callable[[Bytes], object]] = {"chat": decode_chat, "completions": decode_completion}
 
 
 class ReadBody(NamedTuple):
@@ -31,8 +35,9 @@ class ReadBody(NamedTuple):
 class BodyParser:
     """Parses the bodies of all requests. `data.bodies_bytes_max` bounds the bodies that wait."""
 
-    def __init__(self, limits: BodyLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: BodyLimits, *, checks_options: bool = False) -> None:
+        """`checks_options`: of chats and completions, as an agent with an engine in its process does."""
+        self._limits, self._checks_options = limits, checks_options
         self._pool = EncodingPool(1, sys.maxsize, name="body-reader")
         self.work, self.work_large = self._pool.work, self._pool.work_large
         """Work of the threads, until an event is set."""
@@ -48,9 +53,15 @@ class BodyParser:
             RequestInvalid: it is no request; `BodyTooLarge`: it exceeds a bound.
         """
         if len(data) <= SCANNED_BYTES:
-            return ReadBody(Body(data), decode_inbound(path, data))
+            return self._decoded(path, Body(data))
         return self._pool.submit(partial(self._read_large, path, data), len(data))
 
     def _read_large(self, path: str, data: Bytes) -> ReadBody:
         body = read_body(data, self._limits, uuid.uuid4().hex)
-        return ReadBody(body, decode_inbound(path, body.text))
+        return self._decoded(path, body)
+
+    def _decoded(self, path: str, body: Body) -> ReadBody:
+        inbound = decode_inbound(path, body.text)
+        if self._checks_options and inbound.endpoint in _CHECKS:
+            _CHECKS[inbound.endpoint](body.text)
+        return ReadBody(body, inbound)

@@ -216,7 +216,7 @@ class RequestMachine:
 
     def _later_tokens(self, attempt: Attempt, usage: Usage, later_events: int) -> int:
         """Return how many tokens this worker's answer had behind its first; 0 if unknown."""
-        if self._inbound.n not in (None, 1):
+        if not self._inbound.has_one_choice:
             return 0
         if usage.output_tokens is None or (attempt.is_streamed and not later_events):
             return later_events

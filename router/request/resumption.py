@@ -30,6 +30,7 @@ from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import Progress
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.inbound import CHAT
+from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 
 ASKED = b'{"return_token_ids":true,'
@@ -42,6 +43,15 @@ _KEPT = frozenset(
     }
 )  # fmt: skip
 """Keys that mean the same in chats and completions."""
+_LEFT_OUT = frozenset(
+    {
+        "messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "n", "return_token_ids",
+        "detokenize", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "documents",
+        "add_generation_prompt", "continue_final_message", "add_special_tokens", "nvext", "metadata", "store",
+        "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "rid",
+    }
+)  # fmt: skip
+"""Keys whose effect is in the prompt's ids or in the keys that are set anew, or that have none on an answer's text."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64
@@ -52,9 +62,9 @@ _TOKEN_BYTES = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
 _SHAPING = attrgetter(
     "best_of", "use_beam_search", "prompt_logprobs", "return_tokens_as_token_ids", "thinking_token_budget", "logprobs",
-    "logits_processors",
+    "logits_processors", "echo", "suffix",
 )  # fmt: skip
-_PLAIN = (None,) * 7
+_PLAIN = (ABSENT,) * 9
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(dict[str, Any])
@@ -84,18 +94,19 @@ class ResumePoint(NamedTuple):
 
 def may_be_asked(inbound: Inbound) -> bool:
     """Return whether an attached engine is asked for the ids of this request's stream."""
-    if inbound.return_token_ids is False or inbound.detokenize is False:
+    if inbound.return_token_ids is False or bytes(inbound.detokenize) == b"false":
         return False
     if not isinstance(inbound, ChatInbound | CompletionInbound):
         return False
-    shaping = _SHAPING(inbound)
-    if shaping != _PLAIN and any(value is not None and value is not False for value in shaping):
+    if (shaping := _SHAPING(inbound)) != _PLAIN and any(map(_is_set, shaping)):
         return False
-    if inbound.stop and (inbound.include_stop_str_in_output or inbound.min_tokens):
+    if inbound.stop and (_is_set(inbound.include_stop_str_in_output) or inbound.min_tokens):
         return False
-    if isinstance(inbound, ChatInbound):
-        return not is_given(inbound.tools)
-    return not inbound.echo and inbound.suffix is None
+    return not (isinstance(inbound, ChatInbound) and is_given(inbound.tools))
+
+
+def _is_set(option: msgspec.Raw) -> bool:
+    return is_given(option) and bytes(option) != b"false"
 
 
 def asking(body: Bytes) -> tuple[bytes, memoryview]:
@@ -168,7 +179,12 @@ def resumed_body(body: Bytes, inbound: Inbound, progress: Progress, *, max_seq_l
         limit = max_seq_len - len(prompt)
     if limit is None or limit <= done:
         raise CannotResume(f"max_tokens: found {limit} with {done} tokens generated")
-    request: dict[str, Any] = {key: value for key, value in _objects.decode(body).items() if key in _KEPT}
+    request: dict[str, Any] = {}
+    for key, value in _objects.decode(body).items():
+        if key in _KEPT:
+            request[key] = value
+        elif key not in _LEFT_OUT and _is_set(value):
+            raise CannotResume(f"{key} may shape the answer")
     request |= {"prompt": prompt + unpack_tokens(progress.tokens), "max_tokens": limit - done, "return_token_ids": True}
     if inbound.min_tokens:
         request["min_tokens"] = max(0, inbound.min_tokens - done)

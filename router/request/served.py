@@ -121,7 +121,7 @@ class Served(RequestDriver):
         route = self.route = self._initial_route = self._routed(prompt)
         plan = self._plan = self._planned(route)
         serving.placed(route, plan, inbound)
-        self._feed(Parsed(plan, inbound, route.isl_tokens))
+        self._feed(Parsed(plan, inbound, route.known_tokens))
 
     def _routed(self, prompt: EncodedPrompt | None) -> RouteRequest:
         return self.serving.route_request(self.inbound, self.exchange.headers, prompt)
@@ -218,7 +218,7 @@ class Served(RequestDriver):
     # ------------------------------------------------------------------------------------------- the answer
 
     def _answer_lines(self, relay: Relay) -> bytes:
-        lines = self.serving.answer_headers(of_rank(relay.attempt).verdict, self.inbound)
+        lines = self.serving.answer_headers(of_rank(relay.attempt).verdict, self.inbound, self._prompt)
         prefilled_by = relay.prefilled_by
         if prefilled_by is not None:
             lines += b"x-prefill-instance-id: %b\r\n" % prefilled_by.rank.worker_id.encode()

@@ -94,7 +94,7 @@ class Serving:
         self.inflight = 0
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
-        self.bodies = BodyParser(settings.data.body_limits())
+        self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
         self._route_request_builder = RouteRequestBuilder(new_id)
         self.calls = Calls(routing.state.fleet, settings, prompts.detokenizer)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
@@ -128,8 +128,8 @@ class Serving:
         """Return the prompt, now or later; None if neither the mode nor the configuration needs it.
 
         Raises:
-            RequestInvalid, TextError: there is none.
-            Refused: no worker serves the model, or this endpoint of it.
+            RequestInvalid: `nvext.token_data` is no list of ids.
+            RequestRejected: no worker serves the model, or this endpoint of it.
         """
         model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
         if endpoint not in model.endpoints:
@@ -201,7 +201,7 @@ class Serving:
             return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
         now_s = self.routing.clock.now()
         roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
-        is_one = inbound.n in (None, 1)
+        is_one = inbound.has_one_choice
         goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
         may_split = is_sent_here and self._splits_prompts and is_one and goes_on
         is_short = route.isl_tokens <= self._migration_tokens_max
@@ -316,7 +316,7 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------- forwarding
 
-    def answer_headers(self, verdict: Verdict, inbound: Inbound) -> bytes:
+    def answer_headers(self, verdict: Verdict, inbound: Inbound, prompt: EncodedPrompt | None) -> bytes:
         """Return the answer's header lines that say how the request was routed."""
         request = verdict.request
         lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
@@ -325,6 +325,8 @@ class Serving:
             self._rank_lines.get(verdict.winner) or self._lines_of(verdict.winner),
             verdict.overlap_blocks,
         )
+        if prompt is not None and prompt.unrendered:
+            lines += f"x-kv-unrendered: {prompt.unrendered}\r\n".encode()
         if ignored := inbound.ineffective:
             lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
         return lines
@@ -398,9 +400,9 @@ class Serving:
         """A request was answered."""
         verdict = attempt.verdict
         request = verdict.request
-        isl_tokens = request.isl_tokens or usage.input_tokens or 0
+        isl_tokens = request.known_tokens or usage.input_tokens or 0
         self.metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
-        if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
+        if usage.cached_tokens is not None and request.known_tokens and request.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
             self.routing.compare(verdict, usage.cached_tokens)

@@ -6,7 +6,7 @@ unclosed      that the answer's end cut off; its part was sent
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kv_protocol.openai.requests import ChatRequest, Request
@@ -48,7 +48,7 @@ class AnswerParsing:
         wishes, end = _wishes(request), self._prompt_end(prompt)
         return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
 
-    def count(self, parsers: list[AnswerParser]) -> None:
+    def count(self, parsers: Sequence[AnswerParser]) -> None:
         """Count the calls of an answer that has ended."""
         for parser in parsers:
             self.tool_calls_total["unclosed"] += parser.has_open_call

@@ -39,10 +39,15 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class CompletionAnswer:
-    """Renders one request's answer. `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`."""
+    """Renders the answer to a request of so many prompts.
 
-    def __init__(self, request: Request, request_id: str, created: int, token_bytes: TokenBytes) -> None:
-        self._is_chat, self.choices = isinstance(request, ChatRequest), request.n or 1
+    `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`.
+    """
+
+    def __init__(
+        self, request: Request, request_id: str, created: int, token_bytes: TokenBytes, prompts: int = 1
+    ) -> None:
+        self._is_chat, self.choices = isinstance(request, ChatRequest), (request.n or 1) * prompts
         self._token_bytes = token_bytes
         before = request.kv_continue
         self._goes_on = before is not None

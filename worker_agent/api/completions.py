@@ -41,9 +41,10 @@ from worker_agent.api.generation import Generation
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.api.request_rules import RequestRules
+from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.response_answers import ResponseAnswer
 from worker_agent.api.response_requests import ResponseChat, decode_response
+from worker_agent.api.several_prompts import SeveralPrompts
 from worker_agent.engines.port import Engine
 from worker_agent.engines.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 
@@ -98,10 +99,12 @@ class Completions:
             if request.model not in self._names:
                 return no_such_model(request.model, self._names), "refused"
             before = await worked(read.is_large, lambda: self._rules.before(request))
-            engine_request = await self._engine_request(http, read, before)
-            answer = self._answer(request, engine_request.request_id)
-            generation = self._generation(request, engine_request, answer.id, before)
-            return await self._sent(http, request, generation, answer, engine_request)
+            engine_requests = await self._engine_requests(http, read, before)
+            first, prompts = engine_requests[0], len(engine_requests)
+            answer = self._answer(request, first.request_id, prompts)
+            generations = [self._generation(request, each, answer.id, before) for each in engine_requests]
+            generation = generations[0] if prompts == 1 else SeveralPrompts(generations, request.n or 1)
+            return await self._sent(http, request, generation, answer, first)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
         except RequestRefused as error:
@@ -109,39 +112,43 @@ class Completions:
         except EngineError as error:
             return _failed(error), "failed"
 
-    def _answer(self, request: Request, request_id: str) -> CompletionAnswer | ResponseAnswer:
+    def _answer(self, request: Request, request_id: str, prompts: int) -> CompletionAnswer | ResponseAnswer:
         created = self._wall_ns() // _NS_PER_S
         if isinstance(request, ResponseChat):
             return ResponseAnswer(request, request_id, created)
-        return CompletionAnswer(request, request_id, created, self._text.token_bytes)
+        return CompletionAnswer(request, request_id, created, self._text.token_bytes, prompts)
 
-    async def _engine_request(
+    async def _engine_requests(
         self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]
-    ) -> EngineRequest:
+    ) -> list[EngineRequest]:
         request, rank = read.request, http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):
             raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
         wishes = await worked(read.is_large, lambda: self._rules.wishes(request))
-        prompt = await self._prompts.prompt(request, body=read.body, tokens_max=self._rules.prompt_tokens_max)
-        return self._rules.engine_request(
-            request,
-            wishes,
-            prompt.tokens,
-            handoff=wishes.handoff or prompt.handoff,
-            media=prompt.media,
-            text=prompt.text,
-            request_id=self._new_id(),
-            dp_rank=None if rank is None else int(rank),
-            before=before,
-            conversation_id=_conversation(http),
-            trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
-        )
+        prompts = await self._prompts.prompts(request, body=read.body, tokens_max=self._rules.prompt_tokens_max)
+        check_several(request, len(prompts))
+        return [
+            self._rules.engine_request(
+                request,
+                wishes,
+                prompt.tokens,
+                handoff=wishes.handoff or prompt.handoff,
+                media=prompt.media,
+                text=prompt.text,
+                request_id=self._new_id(),
+                dp_rank=None if rank is None else int(rank),
+                before=before,
+                conversation_id=_conversation(http),
+                trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
+            )
+            for prompt in prompts
+        ]
 
     async def _sent(
         self,
         http: web.Request,
         request: Request,
-        generation: Generation,
+        generation: Generation | SeveralPrompts,
         answer: CompletionAnswer | ResponseAnswer,
         engine_request: EngineRequest,
     ) -> HandledRequest:
@@ -168,7 +175,10 @@ class Completions:
         )
 
     async def _unstreamed(
-        self, generation: Generation, answer: CompletionAnswer | ResponseAnswer, engine_request: EngineRequest
+        self,
+        generation: Generation | SeveralPrompts,
+        answer: CompletionAnswer | ResponseAnswer,
+        engine_request: EngineRequest,
     ) -> HandledRequest:
         pieces = await generation.full_pieces()
         has_prompt_logprobs = engine_request.sampling.prompt_logprobs is not None
@@ -194,7 +204,7 @@ class Completions:
     async def _stream(
         self,
         http: web.Request,
-        generation: Generation,
+        generation: Generation | SeveralPrompts,
         answer: CompletionAnswer | ResponseAnswer,
         *,
         include_usage: bool,

@@ -104,11 +104,7 @@ class Generation:
 
     async def full_pieces(self) -> list[Piece]:
         """Return each choice as one piece; raise as `pieces`."""
-        parts: list[list[Piece]] = [[] for _ in self._choices]
-        async with aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                parts[piece.choice].append(piece)
-        return [_joined(each) for each in parts]
+        return await full_pieces(self.pieces(), len(self._choices))
 
     def usage(self) -> dict[str, Any]:
         """Return the usage so far, of all choices together."""
@@ -129,6 +125,15 @@ class Generation:
             self._first, self._first_s = output, self._now_s()
         self._new_token_ids += output.token_ids
         return self._choices[output.choice].push(output)
+
+
+async def full_pieces(pieces: AsyncGenerator[Piece, None], choices: int) -> list[Piece]:
+    """Return each choice's pieces as one."""
+    parts: list[list[Piece]] = [[] for _ in range(choices)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            parts[piece.choice].append(piece)
+    return [_joined(each) for each in parts]
 
 
 def _choice_text(

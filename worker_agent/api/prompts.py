@@ -4,7 +4,7 @@ computed by another worker    that worker's prompt with its media: nothing is re
 a chat with media             `worker_agent/media/chats.py`
 `kv_prompt_ids`               the router's, of the same text
 `nvext.token_data`            the client's
-any other                     rendered, and tokenized
+any other                     rendered, and tokenized; a completion may have several
 """
 
 from functools import partial
@@ -47,8 +47,10 @@ class EnginePrompts:
     def __init__(self, text: Text, media: ChatMedia | None = None) -> None:
         self._text, self._media = text, media
 
-    async def prompt(self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX) -> EnginePrompt:
-        """Return the request's prompt, of `tokens_max` tokens at most; `body` has the images that are cut out of it.
+    async def prompts(
+        self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX
+    ) -> list[EnginePrompt]:
+        """Return the request's prompts, each of `tokens_max` tokens at most; `body` has the images that are cut out.
 
         Raises:
             RequestInvalid, TextError: they name the field; `MediaRefused` is one of them.
@@ -58,14 +60,16 @@ class EnginePrompts:
         if isinstance(request, ChatRequest):
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
-                return EnginePrompt(tokens=await worked(is_long, work))
+                return [EnginePrompt(tokens=await worked(is_long, work))]
             chat = await self._with_media(request, body)
             if chat is not None:
-                return chat
-        tokens = await worked(is_long, lambda: _tokens(self._packed(request), prompt_field(request), tokens_max))
+                return [chat]
+        field = prompt_field(request)
+        prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
         if self._media is not None:
-            self._media.check(tokens, 0, prompt_field(request))
-        return EnginePrompt(tokens=tokens)
+            for tokens in prompts:
+                self._media.check(tokens, 0, field)
+        return [EnginePrompt(tokens=tokens) for tokens in prompts]
 
     async def _with_media(self, request: ChatRequest, body: Body) -> EnginePrompt | None:
         if self._media is None:
@@ -80,17 +84,18 @@ class EnginePrompts:
         became = chat.media
         return EnginePrompt(tokens=tuple(chat.tokens), text=chat.text, media=became.media, handoff=became.handoff)
 
-    def _packed(self, request: Request) -> bytes:
+    def _packed(self, request: Request) -> list[bytes]:
         if request.kv_prompt_ids is not None:
-            return prompt_ids(request.kv_prompt_ids)
+            return [prompt_ids(request.kv_prompt_ids)]
         if request.nvext is not None and (token_ids := request.nvext.prompt_ids()) is not None:
-            return token_ids
+            return [token_ids]
         if isinstance(request, ChatRequest):
-            return self._text.pack_chat(request.messages, **request.template_options)
-        prompt = request.read_prompt()
-        if isinstance(prompt, bytes):
-            return prompt
-        return self._text.pack(prompt, add_special_tokens=request.add_special_tokens is not False)
+            return [self._text.pack_chat(request.messages, **request.template_options)]
+        adds = request.add_special_tokens is not False
+        return [
+            each if isinstance(each, bytes) else self._text.pack(each, add_special_tokens=adds)
+            for each in request.read_prompts()
+        ]
 
 
 def _tokens(packed: bytes, field: str, tokens_max: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_phases import phase_of
@@ -195,6 +196,14 @@ def check_supported(
     for skill, field, found, allowed in needed:
         if found is not None and skill not in skills:
             raise RequestInvalid(field, found, allowed)
+
+
+def check_several(request: Request, prompts: int) -> None:
+    """Raise `RequestInvalid` if the request has several prompts and an option that is of one prompt only."""
+    for field in ("disaggregated_params", "kv_continue", "prompt_logprobs"):
+        value = getattr(request, field)
+        if prompts > 1 and value is not None and value != ABSENT:
+            raise RequestInvalid(field, Verbatim(f"{prompts} prompts"), "one prompt with this option")
 
 
 def prompt_field(request: Request) -> str:

@@ -21,19 +21,22 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
+from kv_protocol.openai.combinations import check_chat
 from kv_protocol.openai.decoding import check_utf8
-from kv_protocol.openai.errors import explained
-from kv_protocol.openai.keys import ALLOWED
+from kv_protocol.openai.errors import ALLOWED, explained
 from kv_protocol.openai.option_table import Count
-from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_combinations
-from kv_protocol.openai.responses import NOT_OF_RESPONSES, STATEFUL_KEYS, check_stateless, read_input
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid
+from kv_protocol.openai.responses import STATEFUL_KEYS, check_stateless, read_input
 from kv_protocol.openai.responses_chat import chat_messages, chat_tools
 
-_NOT_OF_RESPONSES = NOT_OF_RESPONSES | {
-    "add_generation_prompt", "continue_final_message", "documents", "functions", "kv_continue", "kv_response",
-    "max_completion_tokens", "messages", "modalities", "prediction", "prompt_token_ids", "reasoning_effort",
-    "verbosity",
-}  # fmt: skip
+_NOT_OF_RESPONSES = frozenset(
+    {
+        "add_generation_prompt", "best_of", "continue_final_message", "disaggregated_params", "documents", "functions",
+        "kv_continue", "kv_response", "max_completion_tokens", "max_tokens", "messages", "modalities", "n",
+        "prediction", "prompt_logprobs", "prompt_token_ids", "reasoning_effort", "response_format", "verbosity",
+    }
+)  # fmt: skip
+"""Keys of chats that this endpoint does not have, or names differently."""
 _NOTHING_INCLUDED = ("reasoning.encrypted_content",)
 """Reasoning is not encrypted here: it stands in the answer."""
 
@@ -85,7 +88,7 @@ def decode_response(body: Bytes) -> ResponseChat:
         request = _chat.decode(chat)
     except UNDECODABLE as error:
         raise explained(error, chat, ResponseChat) from error
-    check_combinations(request)
+    check_chat(request)
     return request
 
 

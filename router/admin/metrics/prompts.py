@@ -21,6 +21,13 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
     yield counter("chat_bytes", "Bytes of rendered chats: known from an earlier turn, or new", ("part",), by_knowledge)
     by_sight = [(("yes",), float(statistics.images_seen)), (("no",), float(statistics.images_unseen))]
     yield counter("prompt_images", "Images in prompts: hashed for routing (yes) or not (no)", ("seen",), by_sight)
+    unrendered = [((key,), float(count)) for key, count in statistics.unrendered.items()]
+    yield counter(
+        "prompts_unrendered",
+        "Prompts that only the worker knows, by the key of the request that is why",
+        ("key",),
+        unrendered,
+    )
     for name, meaning, count in (
         (
             "encoder_failures",

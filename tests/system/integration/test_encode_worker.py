@@ -119,7 +119,7 @@ async def asking(made: EncodeWorker, form: Form = "handles", **fields: Any) -> A
 @pytest.mark.asyncio
 async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
-        prompt = await prompts.prompt(chat(words("two:"), picture(), picture(GIF)))
+        prompt = (await prompts.prompts(chat(words("two:"), picture(), picture(GIF))))[0]
     assert prompt.media == ()
     assert prompt.handoff is not None
     assert prompt.handoff.multimodal_hashes == tuple(digest_words(content_digest(data)) for data in (PNG, GIF))
@@ -131,8 +131,8 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
 async def test_an_aggregated_worker_says_what_it_would_have_said_alone(model: Model, form: Form) -> None:
     request = chat(words("two:"), picture(), picture(GIF), words("which?"))
     async with encoding(model) as made, asking(made, form) as prompts, running(worker(model)) as aggregated:
-        told = await outputs(aggregated, asked(await prompts.prompt(request)))
-        alone = await outputs(aggregated, asked(await model.prompts.prompt(request), "b"))
+        told = await outputs(aggregated, asked((await prompts.prompts(request))[0]))
+        alone = await outputs(aggregated, asked((await model.prompts.prompts(request))[0], "b"))
     assert tokens_of(told) == tokens_of(alone)
     assert told[0].prompt == alone[0].prompt
 
@@ -147,23 +147,25 @@ async def test_encode_prefill_and_decode_workers_together_say_the_same(model: Mo
         running(worker(model, "prefill", QUICK, TRANSFER)) as prefill,
         running(worker(model, "decode", arguments=TRANSFER)) as decode,
     ):
-        (first,) = await outputs(prefill, asked(await prompts.prompt(request)))
-        computed = await prompts.prompt(
-            msgspec.structs.replace(request, prompt_token_ids=msgspec.Raw(msgspec.json.encode(first.prompt)))
-        )
+        (first,) = await outputs(prefill, asked((await prompts.prompts(request))[0]))
+        computed = (
+            await prompts.prompts(
+                msgspec.structs.replace(request, prompt_token_ids=msgspec.Raw(msgspec.json.encode(first.prompt)))
+            )
+        )[0]
         told = await outputs(
             decode, EngineRequest(request_id="d", prompt=computed.tokens, max_tokens=4, handoff=first.handoff)
         )
         assert made.api.requests_total["ok"] == 1
     async with running(worker(model)) as alone:
-        assert tokens_of(told) == tokens_of(await outputs(alone, asked(await model.prompts.prompt(request))))
+        assert tokens_of(told) == tokens_of(await outputs(alone, asked((await model.prompts.prompts(request))[0])))
 
 
 @pytest.mark.asyncio
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
-            prompt = await prompts.prompt(chat(*parts))
+            prompt = (await prompts.prompts(chat(*parts)))[0]
             assert [media.tensors[0].shape for media in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
         told = made.cache.statistics()
         assert (told.entries, told.misses_total, told.hits_total) == (2, 2, 2)
@@ -177,11 +179,11 @@ async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_p
     url = f"{tmp_path}/a.safetensors"
     async with encoding(model, directories=(str(tmp_path),)) as made:
         async with asking(made, "embeddings") as prompts:
-            (media,) = (await prompts.prompt(chat(image_part(url)))).media
+            (media,) = ((await prompts.prompts(chat(image_part(url))))[0]).media
             assert media.data == SAFETENSORS
         async with asking(made) as prompts:
             with pytest.raises(MediaRefused) as caught:
-                await prompts.prompt(chat(image_part(url)))
+                (await prompts.prompts(chat(image_part(url))))[0]
             assert refused(caught) == "part_kind"
 
 
@@ -196,7 +198,7 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
             ("/etc/passwd", "path_outside"),
         ):
             with pytest.raises(MediaRefused) as caught:
-                await prompts.prompt(chat(words("see"), image_part(url)))
+                (await prompts.prompts(chat(words("see"), image_part(url))))[0]
             assert refused(caught) == reason
             assert caught.value.field == "messages[0].content[1].image_url.url"
             assert str(caught.value).count("allowed") == 1
@@ -209,10 +211,10 @@ async def test_embeddings_without_room_are_refused_whole_and_nothing_waits(model
     async with encoding(model, EmbeddingTransferSection(store_bytes_max=3 * TOKENS_PER_IMAGE * 16)) as made:
         async with asking(made, "embeddings") as prompts:
             with pytest.raises(EncoderUnavailable, match="503: embeddings: found") as caught:
-                await prompts.prompt(chat(picture(), picture(GIF)))
+                (await prompts.prompts(chat(picture(), picture(GIF))))[0]
             assert caught.value.retry_s == 1
             assert made.transfer.statistics().entries == 0
-            assert len((await prompts.prompt(chat(picture()))).media) == 1
+            assert len(((await prompts.prompts(chat(picture())))[0]).media) == 1
         assert made.api.requests_total["refused"] == 1
 
 
@@ -220,7 +222,7 @@ async def test_embeddings_without_room_are_refused_whole_and_nothing_waits(model
 async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
         trtllm.control.hold()
-        waiting = {asyncio.ensure_future(prompts.prompt(chat(picture()))) for _ in range(3)}
+        waiting = {asyncio.ensure_future(prompts.prompts(chat(picture()))) for _ in range(3)}
         (sent_away,), others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max"):
             await sent_away
@@ -241,7 +243,7 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
 async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields: Any, said: str) -> None:
     async with encoding(model) as made, asking(made, **fields) as prompts:
         with pytest.raises(EncoderUnavailable, match=said):
-            await prompts.prompt(chat(picture()))
+            (await prompts.prompts(chat(picture())))[0]
 
 
 @pytest.mark.asyncio
@@ -249,7 +251,7 @@ async def test_an_encoder_that_died_is_unavailable(trtllm: Fake, model: Model) -
     async with encoding(model) as made, asking(made) as prompts:
         await made.engine.stop(0.0)
         with pytest.raises(EncoderUnavailable, match="503"):
-            await prompts.prompt(chat(picture()))
+            (await prompts.prompts(chat(picture())))[0]
         assert made.api.requests_total["failed"] == 1
         assert trtllm.control.executors == []
 
@@ -330,4 +332,4 @@ async def test_embeddings_that_are_gone_are_the_worker_s_fault(model: Model, mon
         monkeypatch.setattr(made.transfer, "offer", lost)
         async with asking(made, "embeddings") as prompts:
             with pytest.raises(EncoderUnavailable, match="embeddings: found"):
-                await prompts.prompt(chat(picture()))
+                (await prompts.prompts(chat(picture())))[0]

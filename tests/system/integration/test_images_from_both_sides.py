@@ -46,8 +46,8 @@ async def test_a_router_looks_for_what_the_worker_s_engine_holds(model: Model, p
         worked, RoutersPrompts(model.text), {"messages": request.messages}, Hashing(BLOCK_SIZE), media.rule
     )
     async with running(worker(model)) as engine:
-        told = await outputs(engine, asked(await media.prompts.prompt(request), max_tokens=1))
+        told = await outputs(engine, asked((await media.prompts.prompts(request))[0], max_tokens=1))
         held = held_by(engine)
     full = seen.token_count // BLOCK_SIZE
-    assert seen.token_count == len(told[0].prompt or (await media.prompts.prompt(request)).tokens)
+    assert seen.token_count == len(told[0].prompt or ((await media.prompts.prompts(request))[0]).tokens)
     assert seen.sequence_hashes == pack_u64(held[:full])

@@ -101,7 +101,9 @@ def cached(told: list[EngineOutput]) -> int:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("form", ["text", "tokens"])
 async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, form: str) -> None:
-    prompt = await model.prompts.prompt(chat(words("two:"), picture(), words("and"), picture(GIF), words("which?")))
+    prompt = (await model.prompts.prompts(chat(words("two:"), picture(), words("and"), picture(GIF), words("which?"))))[
+        0
+    ]
     fields: dict[str, Any] = {} if form == "text" else {"text": None}
     async with running(worker(model)) as engine:
         told = await outputs(engine, asked(prompt, max_tokens=1, **fields))
@@ -115,7 +117,7 @@ async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, fo
 async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_claim_nothing_behind_it(
     model: Model,
 ) -> None:
-    prompt = await model.prompts.prompt(chat(words("a long text before it"), picture(), words("what?")))
+    prompt = (await model.prompts.prompts(chat(words("a long text before it"), picture(), words("what?"))))[0]
     cache = {
         "tokens_per_block": BLOCK_SIZE,
         "use_kv_cache_manager_v2": True,
@@ -135,8 +137,8 @@ async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_clai
 
 @pytest.mark.asyncio
 async def test_an_image_is_reused_and_another_one_is_not(model: Model) -> None:
-    first = await model.prompts.prompt(chat(words("look"), picture()))
-    other = await model.prompts.prompt(chat(words("look"), picture(GIF)))
+    first = (await model.prompts.prompts(chat(words("look"), picture())))[0]
+    other = (await model.prompts.prompts(chat(words("look"), picture(GIF))))[0]
     assert first.tokens == other.tokens
     async with running(worker(model)) as engine:
         assert cached(await outputs(engine, asked(first))) == 0
@@ -148,7 +150,7 @@ async def test_an_image_is_reused_and_another_one_is_not(model: Model) -> None:
 @pytest.mark.asyncio
 async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fake, model: Model) -> None:
     trtllm.control.model = replace(trtllm.control.model, image_token_id=None)
-    prompt = await model.prompts.prompt(chat(words("look"), picture()))
+    prompt = (await model.prompts.prompts(chat(words("look"), picture())))[0]
     async with running(worker(model)) as engine:
         by_text = await outputs(engine, asked(prompt))
         by_tokens = await outputs(engine, asked(prompt, "b", text=None))
@@ -163,7 +165,7 @@ async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fa
 
 @pytest.mark.asyncio
 async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(picture()))
+    prompt = (await model.prompts.prompts(chat(picture())))[0]
     (media,) = prompt.media
     cut = Media(field=media.field, kind="image", media_type="image/png", data=PNG[:20], digest=media.digest)
     async with running(worker(model)) as engine:
@@ -175,7 +177,7 @@ async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Mo
 
 @pytest.mark.asyncio
 async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_none(trtllm: Fake, model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(picture()))
+    prompt = (await model.prompts.prompts(chat(picture())))[0]
     engine = worker(model)
     await engine.start()
     trtllm.control.hold()
@@ -198,7 +200,7 @@ def embeddings(fill: float = 1.0) -> Media:
 
 @pytest.mark.asyncio
 async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(words("look at this one"), picture()))
+    prompt = (await model.prompts.prompts(chat(words("look at this one"), picture())))[0]
     async with running(worker(model)) as engine:
         told = await outputs(engine, asked(prompt, media=(embeddings(),)))
         assert told[0].prompt.count(model.token) == 3
@@ -220,7 +222,7 @@ async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngi
 
 @pytest.mark.asyncio
 async def test_encoded_prefilled_and_decoded_is_said_as_one_worker_would(model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(picture(), words("and"), picture(GIF)))
+    prompt = (await model.prompts.prompts(chat(picture(), words("and"), picture(GIF))))[0]
     assert prompt.text is not None
     async with three(model, "prefill") as (encode, prefill, decode), running(worker(model)) as one:
         handles = handoff_of_json(handoff_json(await encode.encode(prompt.text, prompt.media)))
@@ -235,7 +237,7 @@ async def test_encoded_prefilled_and_decoded_is_said_as_one_worker_would(model: 
 
 @pytest.mark.asyncio
 async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(picture()))
+    prompt = (await model.prompts.prompts(chat(picture())))[0]
     assert prompt.text is not None
     async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
         await encode.encode(prompt.text, prompt.media)
@@ -246,7 +248,7 @@ async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -
 
 @pytest.mark.asyncio
 async def test_an_aggregated_worker_takes_an_encoder_s_handles(model: Model) -> None:
-    prompt = await model.prompts.prompt(chat(picture(), words("what?")))
+    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
     assert prompt.text is not None
     async with three(model, "aggregated") as (encode, aggregated, _), running(worker(model)) as one:
         handles = await encode.encode(prompt.text, prompt.media)
@@ -262,7 +264,7 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
     trtllm: Fake, model: Model, dtype: str
 ) -> None:
     trtllm.control.model = replace(trtllm.control.model, embedding_dtype=dtype)
-    prompt = await model.prompts.prompt(chat(picture(), words("what?")))
+    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
     assert prompt.text is not None
     async with three(model, "aggregated") as (encode, aggregated, _):
         (data,) = await encode.embeddings(prompt.text, prompt.media)
@@ -276,7 +278,7 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
 @pytest.mark.asyncio
 async def test_embeddings_of_a_type_that_no_file_has_are_refused(trtllm: Fake, model: Model) -> None:
     trtllm.control.model = replace(trtllm.control.model, embedding_dtype="torch.float64")
-    prompt = await model.prompts.prompt(chat(picture()))
+    prompt = (await model.prompts.prompts(chat(picture())))[0]
     assert prompt.text is not None
     async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
         with pytest.raises(RequestRefused, match="embeddings"):

@@ -40,7 +40,7 @@ class Worker:
         """Return why, and the field; it is counted once."""
         before = self.loader.refused_total.total()
         with pytest.raises(MediaRefused) as caught:
-            await self.prompts.prompt(request)
+            (await self.prompts.prompts(request))[0]
         reason = refused(caught)
         assert self.loader.refused_total.total() == before + 1
         return reason, caught.value.field
@@ -80,9 +80,11 @@ def ids(tokens: list[int]) -> str:
 @pytest.mark.asyncio
 async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(model_path: Any) -> None:
     made = worker(model_path)
-    prompt = await made.prompts.prompt(
-        chat("see", image_part(data_url(PNG)), "and", image_part(data_url(GIF, "image/gif")))
-    )
+    prompt = (
+        await made.prompts.prompts(
+            chat("see", image_part(data_url(PNG)), "and", image_part(data_url(GIF, "image/gif")))
+        )
+    )[0]
     assert prompt.text is not None
     assert prompt.text == f"<|im_start|>user\nsee\n{PLACEHOLDER}\nand\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.tokens.count(made.token) == 2
@@ -94,9 +96,9 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
 @pytest.mark.asyncio
 async def test_files_of_allowed_directories_are_taken(model_path: Any, images: Path) -> None:
     made = worker(model_path, directories=(str(images),), kinds=("image", "embeddings"))
-    prompt = await made.prompts.prompt(
-        chat(image_part(f"file://{images}/a.png"), image_part(f"{images}/b.safetensors"))
-    )
+    prompt = (
+        await made.prompts.prompts(chat(image_part(f"file://{images}/a.png"), image_part(f"{images}/b.safetensors")))
+    )[0]
     assert [media.kind for media in prompt.media] == ["image", "embeddings"]
 
 
@@ -105,25 +107,30 @@ async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
     made = worker(model_path)
     for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
         expected = made.text.encode_chat(request.messages)
-        assert await made.prompts.prompt(request) == EnginePrompt(tokens=tuple(expected))
+        assert (await made.prompts.prompts(request))[0] == EnginePrompt(tokens=tuple(expected))
     completion = CompletionRequest(model="m", prompt=msgspec.Raw(b'"hello"'))
-    assert await made.prompts.prompt(completion) == EnginePrompt(tokens=tuple(made.text.encode("hello")))
+    assert (await made.prompts.prompts(completion))[0] == EnginePrompt(tokens=tuple(made.text.encode("hello")))
 
 
 @pytest.mark.asyncio
 async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
     made = worker(model_path)
-    routed = await made.prompts.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6])))
-    assert routed == await made.prompts.prompt(chat("see", image_part(data_url(PNG))))
-    assert (await made.prompts.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).tokens == (5, 6)
+    routed = (await made.prompts.prompts(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6]))))[0]
+    assert routed == (await made.prompts.prompts(chat("see", image_part(data_url(PNG)))))[0]
+    assert ((await made.prompts.prompts(chat("see", kv_prompt_ids=ids([5, 6]))))[0]).tokens == (5, 6)
 
 
 @pytest.mark.asyncio
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
     made = worker(model_path)
-    prompt = await made.prompts.prompt(
-        chat(image_part("https://10.0.0.1/a.png"), prompt_token_ids=msgspec.Raw(msgspec.json.encode([made.token] * 9)))
-    )
+    prompt = (
+        await made.prompts.prompts(
+            chat(
+                image_part("https://10.0.0.1/a.png"),
+                prompt_token_ids=msgspec.Raw(msgspec.json.encode([made.token] * 9)),
+            )
+        )
+    )[0]
     assert prompt == EnginePrompt(tokens=(made.token,) * 9)
 
 
@@ -133,12 +140,12 @@ async def test_a_model_without_images_takes_none(model_path: Any) -> None:
     made = worker(model_path)
     alone = EnginePrompts(made.text, ChatMedia(made.text, made.loader, None))
     with pytest.raises(MediaRefused) as caught:
-        await alone.prompt(chat(image_part(data_url(PNG))))
+        await alone.prompts(chat(image_part(data_url(PNG))))
     assert (refused(caught), caught.value.field) == ("text_only", "messages")
     assert made.loader.refused_total == {"text_only": 1}
     with pytest.raises(MediaRefused, match="the worker takes no media"):
-        await EnginePrompts(made.text).prompt(chat(image_part(data_url(PNG))))
-    assert (await alone.prompt(chat("hello"))).media == ()
+        await EnginePrompts(made.text).prompts(chat(image_part(data_url(PNG))))
+    assert (await alone.prompts(chat("hello")))[0].media == ()
 
 
 @pytest.mark.asyncio
@@ -171,7 +178,7 @@ async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
 
     nvext = msgspec.json.decode(b'{"token_data": [1, 2]}', type=NvExt)
     with pytest.raises(RequestInvalid, match=r"nvext\.token_data: found"):
-        await worker(model_path).prompts.prompt(chat(image_part(data_url(PNG)), nvext=nvext))
+        await worker(model_path).prompts.prompts(chat(image_part(data_url(PNG)), nvext=nvext))
 
 
 @pytest.mark.asyncio
@@ -228,7 +235,7 @@ async def test_a_server_that_says_another_type_is_refused(model_path: Any) -> No
         made = worker(model_path, HERE, schemes=("http",), ports=(server.port,), networks=("127.0.0.0/8",))
         assert await made.refusal(chat(image_part(server.url("/a.png")))) == ("content_type", WHERE)
         server.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="image/png")
-        assert len((await made.prompts.prompt(chat(image_part(server.url("/a.png"))))).media) == 1
+        assert len(((await made.prompts.prompts(chat(image_part(server.url("/a.png")))))[0]).media) == 1
 
 
 @pytest.mark.asyncio

@@ -90,10 +90,12 @@ async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, for
     async with encode_worker(model) as url, running(worker(model)) as engine:
         section = EncodeSection.model_validate({"url": url, "form": form, "token": TOKEN})
         async with started(served(model, "aggregated", encode=section)) as media:
-            prompt = await media.prompts.prompt(request)
+            prompt = (await media.prompts.prompts(request))[0]
         assert (prompt.handoff is None) == (form == "embeddings")
         told = await outputs(engine, asked(prompt))
-        assert tokens_of(told) == tokens_of(await outputs(engine, asked(await model.prompts.prompt(request), "b")))
+        assert tokens_of(told) == tokens_of(
+            await outputs(engine, asked((await model.prompts.prompts(request))[0], "b"))
+        )
 
 
 @pytest.mark.asyncio
@@ -101,7 +103,7 @@ async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
     media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
     assert media.parts(0) == ()
     assert media.rule == ImageRule(placeholder="<image>", image_token_id=model.token, tokens=FixedTokens(8))
-    assert len((await media.prompts.prompt(chat(picture()))).media) == 1
+    assert len(((await media.prompts.prompts(chat(picture())))[0]).media) == 1
     assert [family.name for family in media.families("w")] == [
         "kvrouter_media_loaded", "kvrouter_media_loaded_bytes", "kvrouter_media_refused",
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_a_chat_field_that_may_not_be_is_named(field: str, value: Any, named: st
 )
 def test_a_prompt_that_may_not_be_is_named(prompt: Any, named: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        completion(prompt=prompt).read_prompt()
+        completion(prompt=prompt).read_prompts()
     assert refused.value.field == named
 
 

@@ -1,4 +1,4 @@
-"""A completion's prompt: a text, its ids, or a list of one of either."""
+"""A completion's prompts: a text, its ids, or a list of either."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai.errors import RequestInvalid
-from kv_protocol.openai.prompts import read_ids, read_prompt
+from kv_protocol.openai.prompts import PROMPTS_MAX, read_ids, read_prompts
 
 MANY = list(range(90_000))
 
@@ -19,20 +19,25 @@ def raw(value: Any, **layout: Any) -> msgspec.Raw:
 
 @pytest.mark.parametrize("prompt", ["a", ["a"]])
 def test_a_text_alone_or_in_a_list_is_that_text(prompt: Any) -> None:
-    assert read_prompt(raw(prompt)) == "a"
+    assert read_prompts(raw(prompt)) == ["a"]
+
+
+def test_several_prompts_keep_their_order() -> None:
+    assert read_prompts(raw(["a", "b"])) == ["a", "b"]
+    assert read_prompts(raw([[1], MANY, [3]])) == [pack_tokens(each) for each in ([1], MANY, [3])]
 
 
 @pytest.mark.parametrize("ids", [[1, 2], MANY])
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}])
 def test_ids_alone_or_in_a_list_are_those_ids(ids: list[int], layout: Any) -> None:
-    assert read_prompt(raw(ids, **layout)) == read_prompt(raw([ids], **layout)) == pack_tokens(ids)
+    assert read_prompts(raw(ids, **layout)) == read_prompts(raw([ids], **layout)) == [pack_tokens(ids)]
 
 
 @pytest.mark.parametrize(
     ("prompt", "field", "found"),
     [
-        (["a", "b"], "prompt", "found 2 prompts, allowed one text, or one list of token ids"),
-        ([[1], [2], [3]], "prompt", "found 3 prompts"),
+        (["a", ""], "prompt[1]", 'found ""'),
+        (["a"] * (PROMPTS_MAX + 1), "prompt", f"found {PROMPTS_MAX + 1} prompts, allowed at most {PROMPTS_MAX}"),
         ([], "prompt", "found []"),
         ([""], "prompt[0]", 'found ""'),
         ([[]], "prompt[0]", "found []"),
@@ -50,7 +55,7 @@ def test_ids_alone_or_in_a_list_are_those_ids(ids: list[int], layout: Any) -> No
 )
 def test_what_is_no_prompt_is_named_by_its_place(prompt: Any, field: str, found: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        read_prompt(raw(prompt))
+        read_prompts(raw(prompt))
     assert refused.value.field == field
     assert found in str(refused.value)
 

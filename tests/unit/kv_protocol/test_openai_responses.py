@@ -92,26 +92,10 @@ def test_functions_are_tools_of_a_chat_and_others_are_left_out() -> None:
     assert inbound(reasoning={"effort": "low", "summary": None}).read_options() == {"reasoning_effort": "low"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"previous_response_id": "resp_1"}, 'previous_response_id: found "resp_1", allowed none: nothing is stored'),
-        ({"conversation": {"id": "c"}}, 'conversation: found {"id": "c"}, allowed none: nothing is stored'),
-        ({"background": True}, "background: found true, allowed false"),
-        ({"store": True}, "store: found true, allowed false: nothing is stored"),
-        ({"prompt": {"id": "p"}}, "prompt: found"),
-        ({"max_tokens": 3}, "max_tokens: found"),
-        ({"messages": []}, "messages: found"),
-        ({"kv_prompt_ids": "AAAA"}, "kv_prompt_ids: found"),
-        ({"disaggregated_params": {}}, "disaggregated_params: found"),
-    ],
-)
-def test_what_needs_a_store_or_is_of_another_endpoint_is_refused_in_one_sentence(
-    fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        inbound(**fields)
-    assert str(refused.value).startswith(message)
+@pytest.mark.parametrize("key", ["previous_response_id", "conversation", "prompt"])
+def test_what_an_engine_has_stored_changes_the_prompt(key: str) -> None:
+    assert inbound(**{key: {"id": "1"}}).changed_by == key
+    assert inbound(**{key: None}).changed_by == ""
 
 
 def test_what_asks_for_nothing_passes_and_what_routing_needs_is_read() -> None:
@@ -120,7 +104,6 @@ def test_what_asks_for_nothing_passes_and_what_routing_needs_is_read() -> None:
         metadata={"a": "b"}, user="u", structured_outputs={"json": {}}, text={"format": {"type": "text"}},
     )  # fmt: skip
     assert (read.endpoint, read.path, read.limit_tokens, read.salt) == ("responses", RESPONSES, 9, "s")
-    assert read.ineffective == ("metadata", "user")
 
 
 def test_a_body_with_input_is_a_response_where_the_path_does_not_say() -> None:

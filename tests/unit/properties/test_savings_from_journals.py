@@ -59,7 +59,7 @@ def test_periods_that_follow_each_other_add_up() -> None:
 
 
 def test_behind_lost_records_decisions_are_counted_as_not_repeated_until_a_checkpoint() -> None:
-    live, records = lived(1, "kv", checkpoint_every=50)
+    live, records = lived(2, "kv", checkpoint_every=50)
     at = len(records) // 2
     report = read([records[0], Lost(now_s=0.0, count=at - 1), *records[at:]])
     decided = sum(isinstance(each, Decided) for each in records)

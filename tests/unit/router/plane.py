@@ -23,7 +23,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
 from router.admin.metrics import RequestMetrics
-from router.config import FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
+from router.config import DataSection, FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
@@ -292,6 +292,7 @@ async def running_plane(
     queue: Mapping[str, Any] | None = None,
     disaggregation: Mapping[str, Any] | None = None,
     request_log_ratio: float = 0.0,
+    strict_options: bool = False,
     tracer: Tracer | None = None,
     decisions_max: int = 1000,
     **failures: float,
@@ -302,6 +303,7 @@ async def running_plane(
         failures=FailuresSection(**failures),
         disaggregation=DisaggregationSection(**(disaggregation or {})),
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
+        data=DataSection(strict_options=strict_options),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
     plane = Plane(settings, policy or Policy.current(), bounds, tracer, decisions_max)

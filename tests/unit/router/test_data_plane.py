@@ -204,9 +204,9 @@ async def test_a_trace_header_is_passed_on_up_to_1024_bytes(plane: Plane, name: 
 async def test_parameters_without_effect_are_named(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
-        answered = await plane.post({"user": "me", "nvext": {"annotations": ["worker_id"]}})
+        answered = await plane.post({"nvext": {"annotations": ["worker_id"]}})
         plain = await plane.post()
-    assert answered.headers["x-ignored-parameters"] == "user, nvext.annotations"
+    assert answered.headers["x-ignored-parameters"] == "nvext.annotations"
     assert "x-ignored-parameters" not in plain.headers
 
 
@@ -637,10 +637,10 @@ async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Pla
         plane.join(f"w{at}", "http://127.0.0.1:1")
     unknown = await plane.get("/" + "p" * 20_000)
     assert unknown.error["message"] == f"GET /{'p' * 79}...: Not Found"
-    key = await plane.post({"k" * 500_000: 1})
-    assert key.error["param"] == "k" * 80 + "..."
+    key = await plane.post({"model": "k" * 20_000})
+    assert key.error["message"].startswith(f'model: found "{"k" * 79}..., allowed')
     pinned = await plane.post(x_worker_instance_id="w" * 20_000)
-    assert [(each.status, len(each.body) < 1024) for each in (key, pinned)] == [(400, True)] * 2
+    assert [(each.status, len(each.body) < 1024) for each in (key, pinned)] == [(404, True), (400, True)]
 
 
 @pytest.mark.asyncio
@@ -648,10 +648,9 @@ async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Pla
     ("body", "headers", "status", "param"),
     [
         (b"{", {}, 400, "body"),
-        ({"prompt": []}, {}, 400, "prompt"),
+        ({"nvext": {"token_data": []}}, {}, 400, "nvext.token_data"),
         ({"model": "gpt-9"}, {}, 404, "model"),
         ({"kv_prompt_ids": "AAAA"}, {}, 400, "kv_prompt_ids"),
-        ({"temprature": 1}, {}, 400, "temprature"),
         ({}, {"x_dp_rank": "first"}, 400, "x-dp-rank"),
         ({}, {"x_dp_rank": "-1"}, 400, "x-dp-rank"),
         ({}, {"x_dp_rank": "9" * 5000}, 400, "x-dp-rank"),
@@ -678,9 +677,8 @@ async def test_a_bad_request_is_named_and_reaches_no_worker(
         b'{"model":7,',
         b'{"model":7,"temperature":1e999}',
         b'{"model":"m","nvext":' + b'{"a":' * 100_000,
-        b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[' + b"[" * 900 + b"]" * 900 + b"]}",
     ],
-    ids=["wrong, then cut", "wrong, then out of range", "too deep", "too deep for the template"],
+    ids=["wrong, then cut", "wrong, then out of range", "too deep"],
 )
 async def test_whatever_bytes_come_they_are_the_clients_fault(plane: Plane, body: bytes) -> None:
     async with Upstream(GOOD) as worker:
@@ -1128,7 +1126,7 @@ async def test_a_route_is_a_decision_of_which_nothing_comes(plane: Plane, body: 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b'{"model":"m"}', 400)])
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b'{"messages":[]}', 400)])
 async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status: int) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     assert (await plane.post(body, "/v1/route")).status == status

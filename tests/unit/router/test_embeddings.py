@@ -126,12 +126,7 @@ async def test_an_answer_that_is_cut_after_its_first_byte_comes_from_another_wor
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"stream": True}, "stream"),
-        ({"max_tokens": 1}, "max_tokens"),
-        ({"temperature": 0}, "temperature"),
-        ({"dimension": 8}, "dimension"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"model": 7}, "model"),
         ({"kv_prompt_ids": "AAAA"}, "kv_prompt_ids"),
     ],
 )

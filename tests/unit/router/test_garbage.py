@@ -151,7 +151,7 @@ class Outcome(NamedTuple):
     running: Mapping[str, Any] = {}
 
 
-REFUSED = Outcome(gets(400), {"temperature": -5})
+REFUSED = Outcome(gets(400), {"nvext": 7})
 OUTCOMES = {
     "answered": Outcome(gets(200)),
     "streamed": Outcome(gets(200), STREAMED, streams(event(), DONE)),

@@ -15,7 +15,7 @@ from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
 from kv_protocol.mm_keys import mm_hash
 from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_inbound
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, TextError, split_images
+from kv_runtime.text.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, split_images
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.model import Text
@@ -289,19 +289,17 @@ def test_images_are_counted_by_whether_they_were_seen() -> None:
         ([image_part(AWAY), {"type": "text"}], "messages[0].content[1].text"),
     ],
 )
-def test_what_is_refused_is_named_however_long_the_chat_is(parts: list[Any], field: str, padding: int) -> None:
+def test_what_is_not_rendered_is_named_however_long_the_chat_is(parts: list[Any], field: str, padding: int) -> None:
     asked = [*chat(*parts), {"role": "user", "content": "x" * padding}]
-    with pytest.raises(TextError) as refused:
-        worked(ModelPrompts(tokenizer_text(QWEN_TEMPLATE)), {"messages": asked}, Hashing(4), FIXED)
-    assert refused.value.field == field
+    made = worked(ModelPrompts(tokenizer_text(QWEN_TEMPLATE)), {"messages": asked}, Hashing(4), FIXED)
+    assert made.unrendered == field
 
 
-def test_an_image_token_that_a_text_says_in_another_way_is_refused() -> None:
+def test_a_chat_whose_text_says_an_image_token_in_another_way_is_not_rendered() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
     rule = ImageRule(placeholder="[<image>]", image_token_id=text.special_ids["<image>"], tokens=FixedTokens(5))
     asked = chat(image_part(AWAY), {"type": "text", "text": "an <image>"})
-    with pytest.raises(RequestInvalid, match="2 image tokens in the prompt"):
-        worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule)
+    assert worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule).unrendered == "messages"
 
 
 def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:

@@ -66,8 +66,7 @@ async def test_a_long_prompt_of_ids_is_routed_by_them(prompt: Any) -> None:
             "data.options_bytes_max",
         ),
         ({"messages": [{"role": "user", "content": "x" * 9_000_000}]}, 413, "messages", "(data.prompt_bytes_max)"),
-        ({"messages": [{"role": "boss", "content": "x" * 100_000}]}, 400, "messages[0].role", 'found "boss"'),
-        ({"messages": WITH_IMAGE, "n": None, "stream": "x"}, 400, "stream", 'found "x", allowed'),
+        ({"messages": WITH_IMAGE, "n": None, "nvext": "x"}, 400, "nvext", 'found "x", allowed'),
     ],
 )
 async def test_what_may_not_be_is_refused_by_name(body: Any, status: int, param: str, words: str) -> None:

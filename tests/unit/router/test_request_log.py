@@ -111,13 +111,13 @@ async def test_errors_of_the_router_s_own_are_logged_once_a_reason_and_period_an
         with capture_logs() as logged:
             for _ in range(5):
                 assert (await plane.post({"model": "other"})).status == 503
-                assert (await plane.post({"max_tokens": "many"})).status == 400
+                assert (await plane.post({"nvext": "many"})).status == 400
             await plane.clock.advance(10.0)
             await plane.post()
         refused = [(line["status"], line["reason"], line.get("param"), line.get("suppressed")) for line in of(logged)]
         assert refused == [
             (503, "no_worker", None, None),
-            (400, "invalid_request_error", "max_tokens", None),
+            (400, "invalid_request_error", "nvext", None),
             (503, "no_worker", None, 4),
         ]
 

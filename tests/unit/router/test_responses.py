@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -143,11 +142,12 @@ async def test_a_client_that_leaves_frees_its_worker(plane: Plane) -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_needs_a_store_is_refused(plane: Plane) -> None:
-    plane.join("w0", "http://127.0.0.1:1", api_endpoints=STATES)
-    answered = await plane.post(body(previous_response_id="resp_1"), RESPONSES)
-    assert (answered.status, answered.error["param"]) == (400, "previous_response_id")
-    assert re.match(r".*nothing is stored, `input` has the whole conversation$", answered.error["message"])
+async def test_what_an_engine_has_stored_reaches_it(plane: Plane) -> None:
+    async with Upstream(answers(200, b"{}")) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=STATES)
+        answered = await plane.post(body(previous_response_id="resp_1"), RESPONSES)
+    assert json.loads(worker.received[0].body)["previous_response_id"] == "resp_1"
+    assert (answered.status, answered.headers["x-kv-unrendered"]) == (200, "previous_response_id")
 
 
 @pytest.mark.asyncio

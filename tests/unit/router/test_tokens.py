@@ -19,6 +19,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     EAGLE_HASH_SCHEME,
     HASH_SCHEMES,
+    TEXT_SCHEME,
     Hashing,
     chain,
     local_block_hashes,
@@ -39,9 +40,9 @@ from kv_protocol.openai.requests import (
 )
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
 from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, with_prompt_ids
+from router.prompt.chains import shared_blocks
 from router.prompt.encoding_pool import EncodingPool
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
@@ -76,7 +77,7 @@ def as_worker(request: Request) -> list[int]:
         return unpack_tokens(prompt_ids(request.kv_prompt_ids))
     if isinstance(request, ChatRequest):
         return TEXT.encode_chat(request.messages, **request.template_options)
-    prompt = request.read_prompt()
+    (prompt,) = request.read_prompts()
     return TEXT.encode(prompt) if isinstance(prompt, str) else unpack_tokens(prompt)
 
 
@@ -169,26 +170,18 @@ def test_prompts_for_an_engine_that_drafts_are_hashed_in_bigrams() -> None:
     assert len(prompt_of(completion(list(range(8))), Hashing(4, EAGLE_HASH_SCHEME)).sequence_hashes) == 8
 
 
-def test_what_a_template_refuses_is_named() -> None:
-    with pytest.raises(TextError, match=r"messages\[0\]\.role"):
-        prompt_of(chat(messages=[{"role": "boss", "content": "x"}]))
-
-
 @pytest.mark.parametrize(
     ("inbound", "field"),
     [
         (chat(messages=[]), "messages"),
+        (chat(messages=[{"role": "boss", "content": "x"}]), "messages[0].role"),
         (chat(messages=[1]), "messages[0]"),
         (chat(tools=[7]), "tools[0]"),
         (chat(documents="d"), "documents"),
         (chat(chat_template_kwargs=[]), "chat_template_kwargs"),
         (chat(add_special_tokens=True), "add_special_tokens"),
-        (chat(nvext={"token_data": []}), "nvext.token_data"),
-        (chat(nvext={"token_data": [1, -1]}), "nvext.token_data[1]"),
         (completion(""), "prompt"),
         (completion([]), "prompt"),
-        (completion(["a", "b"]), "prompt"),
-        (completion([[1], [2]]), "prompt"),
         (completion([""]), "prompt[0]"),
         (completion([[1, -1]]), "prompt[0][1]"),
         (completion([["a"]]), "prompt[0][0]"),
@@ -197,10 +190,45 @@ def test_what_a_template_refuses_is_named() -> None:
         (completion({"a": 1}), "prompt"),
     ],
 )
-def test_a_prompt_that_may_not_be_is_named(inbound: Inbound, field: str) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        prompt_of(inbound)
-    assert refused.value.field == field
+def test_of_a_prompt_that_is_not_rendered_the_field_is_named_and_its_text_is_hashed(
+    inbound: Inbound, field: str
+) -> None:
+    found = prompt_of(inbound)
+    text = b"".join(inbound.prompt_parts)
+    assert (found.unrendered, found.ids, found.hashing.scheme) == (field, b"", TEXT_SCHEME)
+    assert found.token_count == max(1, len(text) // 4)
+    assert len(found.sequence_hashes) == 8 * (len(text) // 4 // found.hashing.block_size)
+
+
+def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:
+    def hashes(end: str, **fields: Any) -> bytes:
+        said = [{"role": "boss", "content": "x" * 100}, {"role": "boss", "content": end}]
+        return prompt_of(chat(messages=said, **fields), Hashing(4)).sequence_hashes
+
+    shared = shared_blocks(hashes("a" * 100), hashes("b" * 100))
+    assert 6 < shared < len(hashes("a" * 100)) // 8
+    assert shared_blocks(hashes("a"), hashes("a", cache_salt="tenant")) == 0
+
+
+@pytest.mark.parametrize("given", [[], [1, -1]])
+def test_token_data_that_is_none_is_refused(given: list[int]) -> None:
+    with pytest.raises(RequestInvalid, match=r"^nvext\.token_data"):
+        prompt_of(chat(nvext={"token_data": given}))
+
+
+@pytest.mark.parametrize("prompts", [["hello", "you"], [list(b"hello"), list(b"you")]])
+def test_of_several_prompts_the_first_is_hashed_and_all_are_counted(prompts: list[Any]) -> None:
+    found = prompt_of(completion(prompts), Hashing(4))
+    assert (found.ids, found.token_count, found.unrendered) == (b"", 8, "")
+    assert found.sequence_hashes == prompt_of(completion(prompts[0]), Hashing(4)).sequence_hashes
+
+
+def test_what_is_not_rendered_is_counted_by_its_key() -> None:
+    prompts = ModelPrompts(TEXT)
+    for inbound in (chat(messages=[1]), chat(chat_template="x"), chat(), completion("")):
+        prompts.prompt(inbound, Hashing(4))
+    counted = {key: count for key, count in prompts.statistics().unrendered.items() if count}
+    assert counted == {"messages": 1, "chat_template": 1, "prompt": 1}
 
 
 # ---------------------------------------------------------------- off the loop
@@ -240,16 +268,16 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_a_thread_refuses_is_raised_where_it_is_awaited() -> None:
-    with pytest.raises(TextError, match=r"messages\[0\]\.role"):
-        await with_threads(ModelPrompts(TEXT, OFF_LOOP), chat(messages=[{"role": "boss", "content": LONG}]))
+async def test_what_a_thread_cannot_render_is_named_too() -> None:
+    said = [{"role": "boss", "content": LONG}]
+    assert (await with_threads(ModelPrompts(TEXT, OFF_LOOP), chat(messages=said))).unrendered == "messages[0].role"
 
 
 @pytest.mark.asyncio
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
     prompts = ModelPrompts(TEXT, OFF_LOOP)
     waits = prompts.prompt(completion(LONG), Hashing(4))
-    with pytest.raises(EncodersBusy, match=r"tokens\.waiting_bytes_max: 2000 bytes wait to be encoded, allowed 1500"):
+    with pytest.raises(EncodersBusy, match=r"tokens\.waiting_bytes_max: 2004 bytes wait to be encoded, allowed 1500"):
         prompts.prompt(completion(LONG), Hashing(4))
     assert isinstance(waits, asyncio.Future)
     waits.cancel()
@@ -257,7 +285,7 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
     later = prompts.prompt(completion(LONG), Hashing(4))
     assert isinstance(later, asyncio.Future)
     statistics = prompts.statistics()
-    assert (statistics.refused, statistics.cancelled, statistics.waiting_bytes) == (1, 1, 1000)
+    assert (statistics.refused, statistics.cancelled, statistics.waiting_bytes) == (1, 1, 1002)
     later.cancel()
 
 
