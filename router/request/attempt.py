@@ -41,8 +41,15 @@ class Attempt(ABC):
         return self.status < CLIENT_FAULT
 
     @property
+    def is_engines_word(self) -> bool:
+        """Whether a failed answer may be passed on when no other worker is left."""
+        return False
+
+    @property
     def end_outcome(self) -> OutcomeName:
         """The outcome of an answer that was passed on completely, judged by the status."""
+        if self.reason:
+            return "failed"
         return "ok" if self.is_answered else "refused"
 
     def on_head(self, status: int, headers: Headers) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import cast
 
 from kv_protocol.continuation import Progress
+from router.request.attempt import CLIENT_FAULT
 from router.request.bodies import BodyParser
 from router.request.events import (
     AnswerDropped,
@@ -117,6 +118,10 @@ class RequestDriver(RequestReader):
     def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return headers for an error of the router."""
 
+    def _has_other(self) -> bool:
+        """Return whether the request may be tried again, by another worker."""
+        return True
+
     def _let_fetch(self, command: GiveUp, aside: BufferedResponse) -> None:
         """Have a decode worker fetch the KV that a prefill worker holds for it; that answer is not read."""
 
@@ -220,7 +225,7 @@ class RequestDriver(RequestReader):
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return the header lines to add to the answer; None: it is not passed on."""
-        self._feed(HeadCame(status, headers))
+        self._feed(HeadCame(status, headers, is_last=status >= CLIENT_FAULT and not self._has_other()))
         return self._lines
 
     def on_dropped(self) -> None:

@@ -61,10 +61,11 @@ class NotChosen(Struct, frozen=True):
 
 
 class HeadCame(Struct, frozen=True):
-    """The head of a worker's answer came."""
+    """The head of a worker's answer came. `is_last`: no other worker can be tried."""
 
     status: int
     headers: Headers
+    is_last: bool = False
 
 
 class FirstByteCame(Struct, frozen=True, gc=False):

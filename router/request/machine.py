@@ -174,7 +174,9 @@ class RequestMachine:
 
     def _head_came(self, event: HeadCame) -> Commands:
         attempt = self.attempt
-        if attempt is None or not attempt.on_head(event.status, event.headers):
+        if attempt is None:
+            return (Drop(),)
+        if not attempt.on_head(event.status, event.headers) and not (event.is_last and attempt.is_engines_word):
             return (Drop(),)
         if self._is_resumed and not attempt.is_answered:
             attempt.reason = f"status {event.status} to an answer that was to go on"

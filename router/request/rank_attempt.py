@@ -8,6 +8,9 @@
 | another status of 500 or more | erred: possibly the request's fault |
 | a limit of the router (sockets, dials) | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
+
+Where no other worker is left, a failed answer is passed on as it came, with the reason in `x-kv-failure`; but not 401,
+407 and redirects.
 """
 
 import re
@@ -63,6 +66,11 @@ class RankAttempt(Attempt):
         if self.reason:
             return "erred" if self.status >= SERVER_FAULT and self.status not in _GATEWAY else "failed"
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
+
+    @property
+    def is_engines_word(self) -> bool:
+        """Whether a failed answer may be passed on when no other worker is left."""
+        return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
 
     def arrival(self, later_tokens: int | None) -> Arrival:
         """Return how the ended answer arrived; `later_tokens` as of `Arrival`, None if it was not completed."""

@@ -23,6 +23,7 @@ from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.view import RouteRequest
+from router.request.attempt import CLIENT_FAULT
 from router.request.plan import RequestPlan
 from router.request.rank_attempt import RankAttempt
 from router.request.refusals import Refusal
@@ -72,7 +73,8 @@ class RequestLog:
         if ended.refusal is not None:
             event = "request_refused"
         elif ended.outcome == "failed":
-            event = "request_cut_off"
+            is_word = bool(ended.attempts) and ended.attempts[-1].status >= CLIENT_FAULT
+            event = "request_refused" if is_word else "request_cut_off"
         elif not is_drawn:
             return
         if event == "request_ended":

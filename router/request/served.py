@@ -218,7 +218,10 @@ class Served(RequestDriver):
     # ------------------------------------------------------------------------------------------- the answer
 
     def _answer_lines(self, relay: Relay) -> bytes:
-        lines = self.serving.answer_headers(of_rank(relay.attempt).verdict, self.inbound, self._prompt)
+        attempt = of_rank(relay.attempt)
+        lines = self.serving.answer_headers(attempt.verdict, self.inbound, self._prompt)
+        if attempt.reason:
+            lines += f"x-kv-failure: {attempt.rank}: {attempt.reason}; no other worker is left\r\n".encode()
         prefilled_by = relay.prefilled_by
         if prefilled_by is not None:
             lines += b"x-prefill-instance-id: %b\r\n" % prefilled_by.rank.worker_id.encode()
@@ -226,6 +229,12 @@ class Served(RequestDriver):
 
     def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"x-request-id", self.route.request_id.encode()),) if hasattr(self, "route") else ()
+
+    def _has_other(self) -> bool:
+        attempt, plan = self._machine.attempt, self._plan
+        if attempt is None or not plan.may_fail():
+            return False
+        return self.serving.has_other(attempt.rank, self._initial_route, plan, self.inbound, self._prefill)
 
     def on_bytes(self) -> None:
         """The answer goes on: renew its lease."""

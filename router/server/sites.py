@@ -26,7 +26,7 @@ CORS_HEADERS = frozenset(
 """Headers of a worker's answer: the router decides which page may read an answer."""
 _EXPOSED = (
     b"access-control-expose-headers: retry-after, x-request-id, x-decision-id, x-worker-instance-id, x-dp-rank,"
-    b" x-overlap-blocks, x-ignored-parameters\r\n"
+    b" x-overlap-blocks, x-ignored-parameters, x-kv-unrendered, x-kv-failure\r\n"
 )
 _VARY = b"vary: origin\r\n"
 _KNOWN_HOSTS_MAX = 1024

@@ -40,7 +40,7 @@ _RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
 """Errors of the resolver when the system refused it a descriptor or memory: they say nothing of the worker's name."""
 OURS = HOP_BY_HOP | CORS_HEADERS | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
-    b"x-overlap-blocks", b"x-ignored-parameters", DECODE_HEADER.encode(),
+    b"x-overlap-blocks", b"x-ignored-parameters", b"x-kv-unrendered", b"x-kv-failure", DECODE_HEADER.encode(),
 }  # fmt: skip
 """Headers of a connection, headers that the router writes itself, and headers meant for the router only."""
 

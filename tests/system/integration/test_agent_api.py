@@ -308,7 +308,7 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
         (COMPLETIONS, {"prompt": "x" * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
         (COMPLETIONS, {"prompt": [1] * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
         (COMPLETIONS, {"prompt": "a", "guided_json": {"a": ["x" * 90_000]}}, 400, "guided_json", "found {"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "prompt", "found 2 prompts, allowed one text"),
+        (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", "found 1025 prompts, allowed at most 1024"),
     ],
 )
 async def test_a_large_or_wrong_body_is_refused_by_name(

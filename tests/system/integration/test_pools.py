@@ -460,7 +460,7 @@ async def test_where_no_grid_reads_lengths_none_is_looked_for() -> None:
     [
         (b"{", {}, 400, "body"),
         (request(model="other"), {}, 404, "model"),
-        (request(bogus=1), {}, 400, "bogus"),
+        (request(nvext=1), {}, 400, "nvext"),
         (request(), {"x-request-priority": "high"}, 400, "x-request-priority"),
         (request(nvext={"router": {"ttft_target": -1}}), {}, 400, "nvext.router.ttft_target"),
     ],

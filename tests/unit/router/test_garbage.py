@@ -168,7 +168,7 @@ OUTCOMES = {
     "pinned to an unknown worker": Outcome(gets(400, x_worker_instance_id="another")),
     "no worker is named": Outcome(gets(400), running={"policy": Policy.current(mode="direct")}),
     "all workers drain": Outcome(gets(503), joined={"is_draining": True}),
-    "the worker fails": Outcome(gets(502, 503), worker=answers(500)),
+    "the worker fails": Outcome(gets(500, 503), worker=answers(500)),
     "the worker is busy": Outcome(gets(503), worker=answers(503)),
     "the worker refuses": Outcome(gets(422), worker=answers(422)),
     "the worker closes": Outcome(gets(502, 503), worker=says(b"")),
