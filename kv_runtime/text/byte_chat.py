@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_runtime.text.chat_messages import blame_characters, checked_messages, checked_unicode
+from kv_runtime.text.chat_messages import TextError, blame_characters, checked_unicode, prepared_messages
 
 BYTE_IDS = 256
 """Ids below are UTF-8 bytes; those from here on are marks."""
@@ -25,12 +25,15 @@ _PACKED_MARKS = {mark: (BYTE_IDS + at).to_bytes(4, "little") for at, mark in enu
 
 def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return pairs of a mark and the text after it; raise `TextError`."""
-    checked = checked_messages(messages)
+    checked = prepared_messages(messages)
     blame_characters(checked)
     tools, continues = options.get("tools"), options.get("continue_final_message", False)
     found = [(TOOLS, _json("tools", tools)), (END, "")] if tools else []
     for index, message in enumerate(checked):
-        found.append((ROLE_MARKS[message["role"]], message["content"] or ""))
+        mark = ROLE_MARKS.get(message["role"])
+        if mark is None:
+            raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
+        found.append((mark, message["content"]))
         if message.get("tool_calls"):
             found.append((CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
         found.append((END, ""))

@@ -25,7 +25,7 @@ class ByteText(Text):
     """The built-in model: a token per UTF-8 byte, and one per mark of the template."""
 
     tokenizer_digest = digest_of(repr((BYTE_IDS, MARKS)).encode())
-    template_digest = digest_of(repr((2, MARKS, ROLE_MARKS)).encode())
+    template_digest = digest_of(repr((3, MARKS, ROLE_MARKS)).encode())
     vocab_size = BYTE_IDS + len(MARKS)
     special_ids: Mapping[str, int] = {token: BYTE_IDS + at for at, token in enumerate(MARKS)}
     eos_ids = frozenset({special_ids[END]})

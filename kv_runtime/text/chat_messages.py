@@ -1,11 +1,18 @@
-"""Checks of a chat before a template renders it, the same for every model.
+"""A chat as engines give it to a template, the same for every model.
 
-    role        one of ROLES
-    content     a string; or text parts; or null, when an assistant's message has tool_calls
-    characters  valid in UTF-8: no lone surrogates
+    content            a string, or a list of text parts where the template loops over parts (`content_format.py`).
+                       Nothing (null, absent) is an empty one. Parts of text, also plain strings among them, refusals
+                       and thoughts, are joined with a newline for a string; so are those of a tool's message always
+    tool_calls         of an assistant, if there are any. `arguments` are an object; what is no JSON is an empty one
+    reasoning          of an assistant, by all the names that templates read
+    tool_call_id, name if they are given
+    other keys         left out
+    role               any text: the template knows its roles
+    characters         valid in UTF-8: no lone surrogates
 
-Text parts become what the template expects (`content_format.py`): a list of parts, or one string, the parts joined with
-a newline. Source: vLLM `entrypoints/chat_utils.py` and TensorRT-LLM `serve/chat_utils.py` join so.
+Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/chat_utils.py` (`_parse_chat_message_content`,
+`_postprocess_messages`, `_ToolParser`); SGLang (`python/sglang/srt/entrypoints/openai/serving_chat.py`,
+`jinja_template_utils.py`) and TensorRT-LLM (`tensorrt_llm/serve/chat_utils.py`) make the same of null, parts and calls.
 
 Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), with the
 model's rule for images:
@@ -13,17 +20,32 @@ model's rule for images:
     a placeholder     a text part: the placeholder. Other text with the placeholder is refused: it would be an image
     unknown           `IMAGE`, which a template may render in any way; `UNKNOWN_FROM_HERE` precedes the first message
                       with an image: the text rendered before it equals the model's
+
+Parts of other media (`MEDIA`) are as images of an unknown rule.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+MEDIA = frozenset(
+    {
+        "image", "image_url", "image_pil", "image_embeds", "input_image", "audio", "audio_url", "audio_embeds",
+        "input_audio", "video", "video_url", "input_video", "input_file", "file",
+    }
+)  # fmt: skip
+"""Types of parts that are no text. Source: vLLM `chat_utils.py` (`MM_PARSER_MAP`); the OpenAI API reference."""
+_TEXT_KEYS = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
+}  # fmt: skip
+"""The key of a text part's text, by its type."""
+_REASONING = ("reasoning", "reasoning_content", "thinking")
+"""Source: transformers 5.24, `utils/chat_template_utils.py` (`_alias_reasoning_fields`)."""
+_PLAIN = {"role", "content"}
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
 IMAGES_MAX = 128
@@ -45,14 +67,15 @@ class TextError(Exception):
 
 
 class HasImages(TextError):
-    """A chat with image parts where only text is allowed."""
+    """A chat with parts of media where only text is allowed."""
 
 
 class SplitChat(NamedTuple):
-    """A chat without its image parts, and their URLs in order."""
+    """A chat without its image parts, and their URLs in order. `other_media`: the place of a part of other media."""
 
     messages: list[Message]
     urls: tuple[str, ...]
+    other_media: str = ""
 
 
 def digest_of(content: bytes) -> str:
@@ -71,18 +94,21 @@ def checked_unicode(field: str, text: str) -> str:
     return text
 
 
-def checked_messages(messages: Sequence[Message], *, keeps_parts: bool = False) -> list[Message]:
-    """Return the messages, `content` a string or None, with `keeps_parts` also a list of text parts.
+def prepared_messages(messages: Sequence[Message], *, keeps_parts: bool = False) -> list[Message]:
+    """Return the messages as a template gets them; with `keeps_parts` contents are lists of parts.
 
     Characters are not checked: `blame_characters` does that after an encoding error.
 
     Raises:
-        TextError: names the path.
+        TextError: names the path of what no engine takes; `HasImages` of media.
     """
     return [
         message
-        if type(message) is dict and type(message.get("content")) is str and message.get("role") in ROLES
-        else _checked_message(f"messages[{at}]", message, keeps_parts=keeps_parts)
+        if not keeps_parts
+        and type(message) is dict
+        and message.keys() == _PLAIN
+        and type(message["content"]) is type(message["role"]) is str
+        else _prepared(f"messages[{at}]", message, keeps_parts=keeps_parts)
         for at, message in enumerate(messages)
     ]
 
@@ -97,46 +123,51 @@ def blame_characters(messages: Sequence[Message]) -> None:
             checked_unicode(f"messages[{at}].content[{part_at}].text", part.get("text", ""))
 
 
-def with_parsed_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with their calls' arguments as objects: OpenAI sends JSON in a string.
-
-    Templates want objects. Source: transformers, "Tool use" of the chat template guide.
-    """
-    return [
-        _with_parsed_calls(f"messages[{at}]", message) if message.get("tool_calls") else message
-        for at, message in enumerate(messages)
-    ]
-
-
 def split_images(messages: Sequence[Message], placeholder: str) -> SplitChat:
     """Return the chat with `placeholder` for each image; empty: the model's rule is unknown.
 
-    Only images in contents are checked; the rest is checked when the chat is rendered.
+    With a part of other media there is a placeholder for no image: nothing is known from the first of them on. Only
+    media in contents are checked; the rest is checked when the chat is rendered.
 
     Raises:
         TextError: a malformed image part, a text with the placeholder, more than `IMAGES_MAX`.
     """
     split: list[Message] = []
     urls: list[str] = []
+    other_media = next(_other_media(messages), "")
+    placeholder = "" if other_media else placeholder
+    is_known = True
     for at, message in enumerate(messages):
         where, content = f"messages[{at}].content", message.get("content")
         if isinstance(content, list):
-            before = len(urls)
             parts = [_without_image(f"{where}[{index}]", part, placeholder, urls) for index, part in enumerate(content)]
-            if not placeholder and urls and not before:
+            if not placeholder and is_known and any(part is IMAGE for part in parts):
                 parts.insert(0, {"type": "text", "text": UNKNOWN_FROM_HERE})
+                is_known = False
             split.append({**message, "content": parts})
             continue
         if isinstance(content, str):
             _check_text(where, content, placeholder)
         split.append(message)
-    return SplitChat(split, tuple(urls))
+    return SplitChat(split, tuple(urls), other_media)
+
+
+def _other_media(messages: Sequence[Message]) -> Iterator[str]:
+    for at, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind != "image_url" and kind in MEDIA:
+                yield f"messages[{at}].content[{index}].type"
 
 
 def _without_image(where: str, part: object, placeholder: str, urls: list[str]) -> object:
     """Return the part, or the replacement of its image; append the image's URL to `urls`."""
-    if not isinstance(part, Mapping) or part.get("type") != "image_url":
-        text = part.get("text") if isinstance(part, Mapping) else None
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "image_url" and kind in MEDIA:
+        return IMAGE
+    if not isinstance(part, Mapping) or kind != "image_url":
+        text = part.get("text") if isinstance(part, Mapping) else part
         _check_text(f"{where}.text", text if isinstance(text, str) else "", placeholder)
         return part
     if len(urls) >= IMAGES_MAX:
@@ -154,56 +185,68 @@ def _check_text(where: str, text: str, placeholder: str) -> None:
         raise TextError(where, placeholder, "text without what stands for an image")
 
 
-def _checked_message(where: str, message: object, *, keeps_parts: bool) -> dict[str, Any]:
+def _prepared(where: str, message: object, *, keeps_parts: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise TextError(where, message, "an object")
-    if message.get("role") not in ROLES:
-        raise TextError(f"{where}.role", message.get("role"), f"one of {', '.join(ROLES)}")
-    return {**message, "content": _checked_content(f"{where}.content", message, keeps_parts=keeps_parts)}
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise TextError(f"{where}.role", role, "a string")
+    content = _content(f"{where}.content", message, keeps_parts and role != "tool")
+    prepared: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            prepared["tool_calls"] = _calls(f"{where}.tool_calls", calls)
+        if (reasoning := message.get("reasoning", message.get("reasoning_content"))) is not None:
+            prepared |= dict.fromkeys(_REASONING, reasoning)
+    if role == "tool" and "tool_call_id" in message:
+        prepared["tool_call_id"] = message["tool_call_id"]
+    if name := message.get("name"):
+        prepared["name"] = name
+    return prepared
 
 
-def _checked_content(where: str, message: Message, *, keeps_parts: bool) -> str | list[Any] | None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        texts = [_checked_part(f"{where}[{index}]", part) for index, part in enumerate(content)]
-        return content if keeps_parts else "\n".join(texts)
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return None
-    raise TextError(where, content, "a string, a list of text parts, or null beside an assistant's tool_calls")
+def _content(where: str, message: Message, keeps_parts: bool) -> str | list[Mapping[str, Any]]:  # noqa: FBT001
+    given = message.get("content")
+    parts = [] if given is None else [given] if isinstance(given, str) else given
+    if not isinstance(parts, list):
+        raise TextError(where, given, "a string, a list of parts, or null")
+    texts = [part if isinstance(part, str) else _text(f"{where}[{at}]", part) for at, part in enumerate(parts)]
+    if not keeps_parts:
+        return "\n".join(texts)
+    return [IMAGE if part is IMAGE else {"type": "text", "text": text} for part, text in zip(parts, texts, strict=True)]
 
 
-def _checked_part(where: str, part: object) -> str:
+def _text(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise TextError(where, part, "an object")
     if part is IMAGE:
         return ""
-    if part.get("type") == "image_url":
-        raise HasImages(f"{where}.type", "image_url", '"text"')
-    if part.get("type") != "text":
-        raise TextError(f"{where}.type", part.get("type"), '"text"')
-    text = part.get("text")
+    kind = part.get("type")
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str) and kind in MEDIA:
+        raise HasImages(f"{where}.type", kind, '"text"')
+    if key is None:
+        raise TextError(f"{where}.type", kind, ", ".join(_TEXT_KEYS))
+    text = part.get(key)
     if not isinstance(text, str):
-        raise TextError(f"{where}.text", text, "a string")
+        raise TextError(f"{where}.{key}", text, "a string")
     return text
 
 
-def _with_parsed_calls(where: str, message: Message) -> dict[str, Any]:
-    calls = message["tool_calls"]
+def _calls(where: str, calls: object) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise TextError(f"{where}.tool_calls", calls, "a list")
-    return {**message, "tool_calls": [_parsed_call(f"{where}.tool_calls[{at}]", c) for at, c in enumerate(calls)]}
+        raise TextError(where, calls, "a list")
+    return [_call(f"{where}[{at}]", call) for at, call in enumerate(calls)]
 
 
-def _parsed_call(where: str, call: object) -> dict[str, Any]:
+def _call(where: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise TextError(f"{where}.function", function, "an object")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise TextError(f"{where}.function.arguments", arguments, "JSON") from error
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):  # a model wrote it: engines go on without them
+            arguments = {}
     return {**call, "function": {**function, "arguments": arguments}}

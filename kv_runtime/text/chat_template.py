@@ -1,18 +1,20 @@
 """Renders a chat as text with a model's own template, in a sandbox (`template_sandbox.py`), within bounds.
 
-    messages       checked (`chat_messages.py`), calls' arguments as objects, parts as the template wants them
+    messages       as engines give them to templates (`chat_messages.py`)
     tools          render with the template "tool_use" if the model has one
     documents, reasoning_effort, template_kwargs      variables of the template, besides the special tokens; names that
                    the rendering itself sets are refused. Source: vLLM gives `reasoning_effort` and `documents` so.
     continue_final_message      the text ends with the last message, which the model continues; then there is no
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
-Rendering is a function of its arguments. It is aborted when the text is too long, which is checked at each piece that
-the template writes, or when rendering takes too long, which is checked in loops and calls (`template_sandbox.py`).
+Rendering is a function of its arguments, and of the time where a template writes it (`strftime_now`). It is aborted
+when the text is too long, which is checked at each piece that the template writes, or when rendering takes too long,
+which is checked in loops and calls (`template_sandbox.py`).
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypedDict
@@ -25,10 +27,9 @@ from kv_runtime.text.chat_messages import (
     TextError,
     Tool,
     blame_characters,
-    checked_messages,
     checked_unicode,
     digest_of,
-    with_parsed_calls,
+    prepared_messages,
 )
 from kv_runtime.text.content_format import loops_over_parts
 from kv_runtime.text.template_sandbox import ChatContext, chat_environment
@@ -63,13 +64,14 @@ class ChatTemplate:
         rendered_characters_max: int = RENDERED_CHARACTERS_MAX,
         render_s: float = RENDER_S,
         now: Callable[[], float] = perf_counter,
+        today: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `sources`: "default", and optionally "tool_use", which renders chats with tools.
 
-        `special_tokens` are the template's variables (`bos_token`, ...). Raises `TextError` for a template that does
-        not parse.
+        `special_tokens` are the template's variables (`bos_token`, ...). Without sources nothing is rendered. `today`
+        is the local time, as engines take it. Raises `TextError` for a template that does not parse.
         """
-        environment = chat_environment()
+        environment = chat_environment(today)
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
             self._keeps_parts = {name: loops_over_parts(environment.parse(each)) for name, each in sources.items()}
@@ -88,9 +90,11 @@ class ChatTemplate:
 
     def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Render a chat in UTF-8."""
+        if not self._templates:
+            raise TextError("chat_template", "none", "a model with a chat template")
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
-        checked = checked_messages(messages, keeps_parts=self._keeps_parts[name])
-        variables = _variables(with_parsed_calls(checked), options, self.special_tokens)
+        prepared = prepared_messages(messages, keeps_parts=self._keeps_parts[name])
+        variables = _variables(prepared, options, self.special_tokens)
         try:
             rendered = self._written(self._templates[name], variables)
         except TextError:
@@ -98,11 +102,11 @@ class ChatTemplate:
         except Exception as error:  # a template's expressions may raise anything
             raise TextError("messages", str(error), "a chat that the model's template renders") from error
         if options.get("continue_final_message"):
-            rendered = _continued(rendered, checked)
+            rendered = _continued(rendered, prepared)
         try:
             return rendered.encode()
         except UnicodeEncodeError:
-            blame_characters(checked)
+            blame_characters(prepared)
             return checked_unicode("messages", rendered).encode()
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
@@ -127,23 +131,45 @@ class ChatTemplate:
 def read_template(directory: Path, instead: str = "") -> ChatTemplate:
     """Return the chat template of a model's directory, or of the file `instead`, with the directory's special tokens.
 
+    It is in `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`; without one no chat is rendered.
+    Source: transformers 5.24, `tokenization_utils_base.py` and `processing_utils.py` (`from_pretrained`).
+
     Raises:
-        TextError: names the file that cannot be read, or has no template.
+        TextError: names the file that cannot be read, or has something else for a template.
     """
-    path, separate = directory / "tokenizer_config.json", Path(instead or directory / "chat_template.jinja")
+    config, separate = _object(directory / "tokenizer_config.json"), Path(instead or directory / "chat_template.jinja")
+    tokens = _special_tokens(config)
+    if instead or separate.is_file():
+        return ChatTemplate({"default": _text(separate), **_named_templates(directory)}, tokens)
+    for name, fields in (("tokenizer_config.json", config), ("chat_template.json", None)):
+        path = directory / name
+        if (found := (_object(path) if fields is None else fields).get("chat_template")) is not None:
+            return ChatTemplate(_template_sources(path, found), tokens)
+    return ChatTemplate({}, tokens)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the file's JSON object; an empty one if there is no such file."""
+    if not path.exists():
+        return {}
     try:
-        config = json.loads(file_content(path))
+        content = json.loads(file_content(path))
     except (ValueError, RecursionError) as error:
         raise TextError(str(path), str(error), "JSON") from error
-    if not isinstance(config, dict):
-        raise TextError(str(path), config, "an object")
-    if not instead and not separate.is_file():
-        return ChatTemplate(_template_sources(path, config.get("chat_template")), _special_tokens(config))
+    if not isinstance(content, dict):
+        raise TextError(str(path), content, "an object")
+    return content
+
+
+def _text(path: Path) -> str:
     try:
-        source = file_content(separate).decode()
+        return file_content(path).decode()
     except UnicodeDecodeError as error:
-        raise TextError(str(separate), str(error), "UTF-8") from error
-    return ChatTemplate({"default": source}, _special_tokens(config))
+        raise TextError(str(path), str(error), "UTF-8") from error
+
+
+def _named_templates(directory: Path) -> dict[str, str]:
+    return {path.stem: _text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
 
 
 def file_content(path: Path) -> bytes:
@@ -163,7 +189,7 @@ def _template_sources(path: Path, found: object) -> dict[str, str]:
         sources = {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
         if "default" in sources:
             return sources
-    raise TextError(f"{path}: chat_template", found, "a template, or a list with a default one, or chat_template.jinja")
+    raise TextError(f"{path}: chat_template", found, "a template, or a list with a default one")
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The Jinja2 environment of chat templates: a sandbox, with the additions of the library they are written for.
 
-Source: transformers 4.57, `utils/chat_template_utils.py`, `_compile_jinja_template`. A template sees no date
-(`strftime_now` is not defined), no file and no network.
+Source: transformers 5.24, `utils/chat_template_utils.py`, `_compile_jinja_template`. A template sees the local time
+(`strftime_now`), as there, and no file and no network.
 
 A rendering looks up several attributes per message, and the sandbox's checks are slow. For plain dicts, methods of
 strings, loops and namespaces the result is known and returned at once: only for names of data, and of methods that
@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from functools import wraps
 from math import prod
 from string import Formatter
@@ -42,6 +43,7 @@ _IN_TIME = "in time"
 _GROWING = frozenset(
     ("center", "ljust", "rjust", "zfill", "expandtabs", "replace", "join", "indent", "batch", "slice", "format")
 )
+_DATE_WIDTH_MAX = 100
 _WIDTH = re.compile(r"[0-9]+|[*{]")
 """A width or a precision, or the place of one that an argument states."""
 _CONVERSION = re.compile(r"%(?:\([^)]*\))?([-#0 +.*0-9]*)")
@@ -114,14 +116,15 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
-def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Return a new environment."""
+def chat_environment(today: Callable[[], datetime] = datetime.now) -> ImmutableSandboxedEnvironment:
+    """Return a new environment; `today` is what `strftime_now` shows."""
     environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.filters[_IN_TIME] = _in_time
     for name in _GROWING & set(environment.filters):
         environment.filters[name] = _bounded(name, environment.filters[name])
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: _strftime(today(), form)
     return environment
 
 
@@ -226,6 +229,12 @@ def _to_json(
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime(today: datetime, form: object) -> str:
+    if not isinstance(form, str) or _size_of_widths((form,), 0) > _DATE_WIDTH_MAX:
+        raise TemplateError(f"strftime_now: found {str(form)[:_DATE_WIDTH_MAX]!r}, allowed a form without large widths")
+    return today.strftime(form)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -57,7 +57,7 @@ _READ_BYTES_MAX = 256 << 10
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from those of tokens."""
 UNRENDERED_KEYS = (
-    *CHANGING_KEYS, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "template", "other",
+    *CHANGING_KEYS, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
 )  # fmt: skip
 """What a metric tells apart."""
 _KEY_END = re.compile(r"[.\[]")
@@ -259,9 +259,7 @@ class ModelPrompts:
             return self._not_rendered(inbound, finish, error.field)
 
     def _not_rendered(self, inbound: Inbound, finish: "_Finish", field: str) -> EncodedPrompt:
-        key = _KEY_END.split(field, 1)[0]
-        with self._lock:
-            self._unrendered[key if key in self._unrendered else "other"] += 1
+        self._count_unrendered(_KEY_END.split(field, 1)[0])
         return finish.text(b"".join(inbound.prompt_parts), _UNPRINTED.sub("?", field) or "other")
 
     def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
@@ -272,7 +270,7 @@ class ModelPrompts:
     def _with_images(self, messages: list[dict[str, Any]], options: dict[str, Any], finish: "_Finish") -> EncodedPrompt:
         rule, text = finish.images, self._text
         chat = split_images(messages, rule.placeholder if rule else "")
-        if rule is None:
+        if rule is None or chat.other_media:
             known = before_images(text, chat.messages, options, self._ids)
         else:
             if isinstance(text, TokenizerText):
@@ -285,12 +283,18 @@ class ModelPrompts:
         with self._lock:
             self._images_seen += known.images_seen
             self._images_unseen += len(chat.urls) - known.images_seen
-        return finish.known(known)
+        if chat.other_media:
+            self._count_unrendered("messages")
+        return finish.known(known)._replace(unrendered=chat.other_media)
 
     def _ids(self, text: TokenizerText, rendered: bytes) -> bytes:
         chat = encode_chat(text, rendered, self._cache.known(rendered))
         self._cache.keep(chat)
         return chat.ids
+
+    def _count_unrendered(self, key: str) -> None:
+        with self._lock:
+            self._unrendered[key if key in self._unrendered else "other"] += 1
 
     def _worked(
         self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int

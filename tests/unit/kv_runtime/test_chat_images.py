@@ -11,7 +11,7 @@ from kv_runtime.text.chat_messages import (
     UNKNOWN_FROM_HERE,
     HasImages,
     TextError,
-    checked_messages,
+    prepared_messages,
     split_images,
 )
 from kv_runtime.text.chat_template import ChatTemplate
@@ -82,10 +82,13 @@ def test_a_chat_whose_images_are_still_in_it_is_told_apart_from_other_mistakes(t
         ByteText().pack_chat(chat(image()))
 
 
-def test_a_part_that_looks_like_the_templates_own_is_refused_from_a_client() -> None:
-    with pytest.raises(TextError, match=r"content\[0\]\.type: found 'image', allowed \"text\"") as refused:
-        checked_messages(chat(dict(IMAGE)))
-    assert not isinstance(refused.value, HasImages)
+@pytest.mark.parametrize("part", [dict(IMAGE), {"type": "input_audio"}, {"type": "video_url"}])
+def test_from_other_media_on_nothing_is_known(part: dict[str, Any]) -> None:
+    with pytest.raises(HasImages):
+        prepared_messages(chat(part))
+    split = split_images([*chat(text("a"), image("u")), *chat(text("b"), part)], PLACEHOLDER)
+    assert (split.urls, split.other_media) == (("u",), "messages[1].content[1].type")
+    assert split.messages == [*chat(text(UNKNOWN_FROM_HERE), text("a"), IMAGE), *chat(text("b"), IMAGE)]
 
 
 @pytest.mark.parametrize("template", [LOOPS, JOINS])
@@ -137,9 +140,9 @@ def test_a_chat_has_a_bounded_number_of_images(placeholder: str) -> None:
         split_images(chat(*[image()] * (IMAGES_MAX + 1)), placeholder)
 
 
-@pytest.mark.parametrize("part", [7, None, {"type": "video_url"}, text(7)])
+@pytest.mark.parametrize("part", [7, None, {"type": "poem"}, text(7)])
 def test_other_parts_are_left_to_the_renderer_of_the_chat(part: Any) -> None:
     split = split_images(chat(image(), part), PLACEHOLDER)
     assert split.messages[0]["content"][1] is part
     with pytest.raises(TextError):
-        checked_messages(split.messages)
+        prepared_messages(split.messages)

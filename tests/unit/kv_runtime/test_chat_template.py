@@ -1,6 +1,8 @@
 """Chat templates: what they are given, that the sandbox is one, and that rendering has bounds."""
 
+import json
 from collections.abc import Callable
+from datetime import datetime
 from itertools import count
 from typing import Any
 
@@ -72,8 +74,8 @@ def test_a_continued_message_ends_the_text(source: str, content: str, expected: 
     assert template(source).render([message], continue_final_message=True) == expected
 
 
-@pytest.mark.parametrize("content", [None, "<think>x</think>"])
-def test_a_message_that_the_template_does_not_write_cannot_be_continued(content: str | None) -> None:
+@pytest.mark.parametrize("content", ["<think>x</think>"])
+def test_a_message_that_the_template_does_not_write_cannot_be_continued(content: str) -> None:
     message = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f"}}]}
     error = refused(lambda: template("nothing").render([message], continue_final_message=True))
     assert error.field == "continue_final_message"
@@ -109,12 +111,12 @@ def test_a_template_that_loops_over_parts_gets_them_and_others_one_string(source
     assert rendered == ("a;b;" if is_list else "a\nb")
 
 
-def test_a_string_stays_one_for_either_kind_of_template() -> None:
+def test_a_template_that_loops_over_parts_gets_a_string_as_a_part_too() -> None:
     source = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
         "{% else %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endif %}{% endfor %}"
     )
-    assert template(source).render([USER, PARTS]) == "hia;b;"
+    assert template(source).render([USER, PARTS]) == "hi;a;b;"
 
 
 # ---------------------------------------------------------------- bounds
@@ -254,3 +256,54 @@ def outcome(environment: ImmutableSandboxedEnvironment, source: str, variables: 
         return environment.from_string(source).render(variables)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------- messages as engines read them
+SEES = "{{ messages[0] | tojson(sort_keys=true) }}"
+
+
+@pytest.mark.parametrize(
+    ("message", "seen"),
+    [
+        ({"role": "user"}, {"role": "user", "content": ""}),
+        ({"role": "tool", "content": None, "tool_call_id": "1"}, {"role": "tool", "content": "", "tool_call_id": "1"}),
+        ({"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "content": ""}),
+        ({"role": "function", "name": "f", "content": "1"}, {"role": "function", "name": "f", "content": "1"}),
+        (
+            {"role": "developer", "content": ["a", {"type": "input_text", "text": "b"}]},
+            {"role": "developer", "content": "a\nb"},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": "no"},
+        ),
+        ({"role": "user", "content": "a", "refusal": None, "other": 1}, {"role": "user", "content": "a"}),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "r"},
+            {"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": "r", "thinking": "r"},
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning_content": "r"},
+            {"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": "r", "thinking": "r"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_is_seen_as_engines_give_it(message: dict[str, Any], seen: dict[str, Any]) -> None:
+    assert json.loads(template(SEES).render([message])) == seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [('{"a": 1}', {"a": 1}), ("", {}), ("{", {}), ("[" * 100_000, {}), ({"a": 1}, {"a": 1}), (None, None)],
+    ids=["an object", "blank", "cut off", "too deep", "no string", "null"],
+)
+def test_arguments_that_are_no_json_are_an_empty_object(arguments: object, seen: object) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    rendered = template(SEES).render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert json.loads(rendered)["tool_calls"][0]["function"] == {"name": "f", "arguments": seen}
+
+
+def test_a_template_may_write_the_day() -> None:
+    day = datetime(2026, 3, 1)  # noqa: DTZ001 - local, as engines take it
+    source = "{{ strftime_now('%d %b %Y') }}"
+    assert ChatTemplate({"default": source}, {}, today=lambda: day).render([USER]) == "01 Mar 2026"

@@ -45,7 +45,7 @@ def test_the_same_text_is_the_same_digest_wherever_it_stands(model: str, other: 
 def test_a_directory_without_a_template_gets_one(model: str, other: str) -> None:
     (Path(model) / "tokenizer_config.json").write_text("{}")
     with pytest.raises(TextError, match="chat_template"):
-        load_text(model)
+        load_text(model).render_chat(CHAT)
     assert load_text(model, chat_template=other).render_chat(CHAT) == "hi"
 
 

@@ -158,13 +158,11 @@ def test_the_generation_prompt_comes_last_and_may_be_left_out(text: Text) -> Non
     ("message", "field", "allowed"),
     [
         ("hello", "messages[1]", "an object"),
-        ({"content": "a"}, "messages[1].role", "one of system, developer, user, assistant, tool"),
-        ({"role": "robot", "content": "a"}, "messages[1].role", "one of system, developer, user, assistant, tool"),
-        ({"role": ["user"], "content": "a"}, "messages[1].role", "one of system, developer, user, assistant, tool"),
-        ({"role": "user", "content": 7}, "messages[1].content", "a string, a list of text parts, or null beside"),
-        ({"role": "user"}, "messages[1].content", "a string, a list of text parts, or null beside"),
-        ({"role": "assistant", "content": None}, "messages[1].content", "a string, a list of text parts, or null"),
-        ({"role": "user", "content": ["a"]}, "messages[1].content[0]", "an object"),
+        ({"content": "a"}, "messages[1].role", "a string"),
+        ({"role": ["user"], "content": "a"}, "messages[1].role", "a string"),
+        ({"role": "user", "content": 7}, "messages[1].content", "a string, a list of parts, or null"),
+        ({"role": "user", "content": [7]}, "messages[1].content[0]", "an object"),
+        ({"role": "user", "content": [{"type": "poem"}]}, "messages[1].content[0].type", "text, input_text"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type", '"text"'),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text", "a string"),
         ({"role": "user", "content": "a\ud800"}, "messages[1].content", "text without lone surrogates"),
@@ -178,7 +176,7 @@ def test_a_message_that_is_not_allowed_is_named(text: Text, message: object, fie
 
 
 def test_what_was_found_is_told_in_short(text: Text) -> None:
-    error = refused(lambda: text.encode_chat([{"role": "x" * 1_000_000, "content": ""}]))
+    error = refused(lambda: text.encode_chat([{"role": ["x" * 1_000_000], "content": ""}]))
     assert len(str(error)) < 400
 
 
@@ -222,7 +220,7 @@ def test_the_built_in_template_marks_the_roles() -> None:
         "<|system|>Be brief.<|end|>"
         "<|user|>hello wörld<|end|>"
         "<|assistant|><|calls|>"
-        '[{"id":"1","type":"function","function":{"name":"weather","arguments":"{\\"city\\":\\"Ulm\\"}"}}]<|end|>'
+        '[{"id":"1","type":"function","function":{"name":"weather","arguments":{"city":"Ulm"}}}]<|end|>'
         "<|tool|>rain<|end|>"
         "<|assistant|>"
     )
@@ -248,7 +246,7 @@ def test_a_user_cannot_write_a_mark() -> None:
 def test_the_built_in_digests_never_change_unnoticed() -> None:
     assert (ByteText.tokenizer_digest, ByteText.template_digest, ByteText.vocab_size, dict(ByteText.special_ids)) == (
         "c6c867337324663f0aa7b954d6bd6602",
-        "f720fd42f89f4345d8e1876371815e1a",
+        "c11937a79ec414f3451e23943d097c45",
         263,
         {
             "<|system|>": 256,
@@ -348,7 +346,7 @@ def test_text_may_be_cut_before_tokens_that_nothing_takes_away(
     ("template", "found"),
     [
         ("{{ raise_exception('no system, please') }}", "no system, please"),
-        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ strftime_now('%9999999d') }}", "strftime_now: found '%9999999d', allowed a form without large widths"),
         ("{{ messages[0].content + 7 }}", 'can only concatenate str (not "int") to str'),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),
     ],
@@ -363,7 +361,6 @@ def test_what_the_template_refuses_is_the_chats_fault(write: Write, template: st
     [
         ("weather", "messages[0].tool_calls"),
         (["weather"], "messages[0].tool_calls[0].function"),
-        ([{"function": {"name": "f", "arguments": "{"}}], "messages[0].tool_calls[0].function.arguments"),
     ],
 )
 def test_a_call_that_is_not_allowed_is_named(write: Write, calls: object, field: str) -> None:
@@ -392,13 +389,12 @@ def test_a_broken_tokenizer_is_named(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        (None, "tokenizer_config.json"),
         ([], "tokenizer_config.json"),
-        ({}, "tokenizer_config.json: chat_template"),
+        ({"chat_template": 7}, "tokenizer_config.json: chat_template"),
         ({"chat_template": [{"name": "rag", "template": ""}, 7]}, "tokenizer_config.json: chat_template"),
     ],
 )
-def test_a_configuration_without_a_template_is_named(write: Write, tmp_path: Path, config: object, field: str) -> None:
+def test_what_is_no_template_is_named(write: Write, tmp_path: Path, config: object, field: str) -> None:
     assert refused(lambda: load_text(write(config=config))).field == str(tmp_path / field)
 
 
@@ -422,11 +418,28 @@ def test_a_template_beyond_the_limits_of_python_is_refused(write: Write, source:
     assert refused(lambda: load_text(write(template=source))).field == "chat_template"
 
 
-def test_a_calls_arguments_that_are_nested_too_deeply_are_refused(write: Write) -> None:
-    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
-    chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    error = refused(lambda: load_text(write()).pack_chat(chat))
-    assert error.field == "messages[0].tool_calls[0].function.arguments"
+def test_a_model_without_a_template_renders_no_chat_and_encodes_text(write: Write) -> None:
+    text = load_text(write(config={}))
+    assert refused(lambda: text.encode_chat([USER])).field == "chat_template"
+    assert text.encode("a") == load_text(write()).encode("a")
+
+
+def test_a_template_is_read_from_each_of_its_files(write: Write, tmp_path: Path) -> None:
+    def found() -> str:
+        return load_text(str(tmp_path)).render_chat([USER], tools=[{"type": "function"}])
+
+    write(config={})
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert found() == "json"
+    write(
+        config={"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}
+    )
+    assert found() == "tools"
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert found() == "jinja"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("jinja tools")
+    assert found() == "jinja tools"
 
 
 def test_a_template_that_is_not_utf8_is_named(write: Write, tmp_path: Path) -> None:

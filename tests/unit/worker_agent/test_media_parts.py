@@ -7,7 +7,7 @@ import pytest
 from blake3 import blake3
 
 from kv_protocol.image_headers import image_pixels, image_type
-from kv_runtime.text.chat_messages import checked_messages
+from kv_runtime.text.chat_messages import prepared_messages
 from tests.unit.worker_agent.media_samples import (
     GIF,
     JPEG,
@@ -56,7 +56,7 @@ def test_parts_become_text_with_a_placeholder_and_media_in_their_order() -> None
 
 def test_what_is_split_can_be_rendered() -> None:
     split = split_chat(chat(image_part(URL), {"type": "text", "text": "what?"}), RULES, PLACEHOLDER)
-    assert checked_messages(split.messages)[0]["content"] == f"{PLACEHOLDER}\nwhat?"
+    assert prepared_messages(split.messages)[0]["content"] == f"{PLACEHOLDER}\nwhat?"
 
 
 def test_messages_of_text_stay_as_they_are() -> None:
