@@ -166,3 +166,32 @@ def test_white_space_around_calls_is_markup() -> None:
 def test_a_call_that_is_none_does_not_hide_the_next() -> None:
     read = read_of(parsed(parser(), ["<tool_call>no<tool_call>", CALL]))
     assert (read.content, len(read.tool_calls)) == ("<tool_call>no<tool_call>", 1)
+
+
+@pytest.mark.parametrize("given", ['"arguments": null', '"arguments": null, "x": 1'])
+@pytest.mark.parametrize("form", ['{"name": "f", %s}', '{%s, "name": "f"}'])
+def test_null_arguments_are_an_empty_object(form: str, given: str) -> None:
+    call = "<tool_call>" + form % given + "</tool_call>"
+    assert parsed(parser(), [call]) == parsed(parser(), ['<tool_call>{"name": "f", "arguments": {}}</tool_call>'])
+
+
+@pytest.mark.parametrize(
+    ("tools", "call"),
+    [
+        ("hermes", CALL),
+        ("hermes", CALL.replace("<tool_call>", "<tool_call>\n")),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}]'),
+        ("llama3_json", '<|python_tag|>{"name": "f", "arguments": {}}'),
+    ],
+)
+@pytest.mark.parametrize("behind", ["", "</think>"])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
+def test_a_call_in_an_open_thought_ends_it(reasoning: str, tools: str, call: str, behind: str) -> None:
+    found = read_of(parsed(parser(tools, reasoning), [f"<think>so {call}{behind}"]))
+    assert (found.reasoning.strip(), found.content, len(found.tool_calls)) == ("so", None, 1)
+
+
+def test_without_tools_a_call_in_an_open_thought_is_part_of_it() -> None:
+    made = AnswerFormat("hermes", "qwen3").parser(AnswerOptions(), answer_id="a", choice=0)
+    assert made is not None
+    assert read_of(parsed(made, [f"<think>so {CALL}"])).reasoning == f"so {CALL}"

@@ -59,6 +59,8 @@ class ToolParser(Parser):
 
     markers: tuple[str, ...]
     """The markers that begin a call."""
+    openings: tuple[str, ...] = ()
+    """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
 
     def __init__(self, call_id: CallId) -> None:
         self._call_id = call_id

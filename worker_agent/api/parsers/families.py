@@ -100,16 +100,16 @@ class AnswerFormat:
         tools = None
         if self._family is not None and (wishes.finds_calls or self._reads_both):
             tools = self._family.make(self._family.call_id(answer_id, choice), wishes)
-        reasoning = self._think_parser(prompt_end, wishes)
+        reasoning = self._think_parser(prompt_end, tools)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
 
-    def _think_parser(self, prompt_end: str, wishes: AnswerOptions) -> Parser | None:
+    def _think_parser(self, prompt_end: str, tools: ToolParser | None) -> Parser | None:
         if not self._reasoning:
             return None
         inside = begins_inside(prompt_end, otherwise=_BEGINS_INSIDE[self._reasoning])
         if inside is None:
             return None
-        return ThinkParser(begins_inside=inside, ends_at_calls=wishes.finds_calls and self._reasoning == "qwen3")
+        return ThinkParser(begins_inside=inside, calls=() if tools is None else tools.openings or tools.markers)
 
 
 def canonical_tool_call_parser(name: str) -> str:

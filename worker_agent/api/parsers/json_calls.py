@@ -2,7 +2,7 @@
 
     keys             "name", and "arguments" or "parameters", in any order; others are skipped
     the arguments    are sent as the model wrote them, from the first character on, once the name is known
-    no arguments     {}
+    no arguments     {}, also for null: clients expect an object
 
 If brackets or quotes do not match, the arguments continue until they do, or until the family's end marker.
 """
@@ -43,7 +43,13 @@ class JsonCalls(ToolParser):
                 has_arguments = True
                 if name:
                     self._start_with(name, "")
-                yield from self._value(self._arguments if name else held.append)
+                show = self._arguments if name else held.append
+                if first == "n":
+                    null: list[str] = []
+                    yield from self._value(null.append)
+                    show("{}" if (written := "".join(null)) == "null" else written)
+                else:
+                    yield from self._value(show)
             else:
                 yield from self._value(_nothing)
         yield from reader.expect("}")
@@ -120,6 +126,7 @@ class HermesParser(JsonCalls):
     """
 
     markers = ("<tool_call>",)
+    openings = ("<tool_call>\n{", "<tool_call>{", "<tool_call> {")
 
     def _call(self, marker: str) -> Steps[None]:
         del marker

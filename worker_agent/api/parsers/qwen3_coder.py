@@ -37,6 +37,7 @@ class Qwen3CoderParser(ToolParser):
     """Reads such calls. `tools` are those of the request."""
 
     markers = (_CALL, _FUNCTION)
+    openings = (f"{_CALL}\n{_FUNCTION}",)
 
     def __init__(self, call_id: CallId, tools: Sequence[Tool] = ()) -> None:
         self._tools = tools

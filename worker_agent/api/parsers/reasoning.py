@@ -3,7 +3,7 @@
     deepseek_r1      the answer begins with reasoning, with or without <think>
     qwen3            reasoning begins with <think> at the beginning of the answer or at the end of the prompt
     the prompt ends  with <think>: the answer begins with reasoning; with </think>: it has none
-    a Qwen call      ends reasoning also without </think>, if calls are parsed
+    a call           ends reasoning also without </think>, if calls are parsed; a </think> behind it is left out
 
 Text between the tags is reasoning, with its white space; text after them is content.
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm,
@@ -16,16 +16,18 @@ from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta
 from worker_agent.api.parsers.reader import Steps
 
 THINK, THINK_END = "<think>", "</think>"
-_CALL_IN_REASONING = "<tool_call>\n<function="
 _SPACE_CHARACTERS_MAX = 64
 
 
 class ThinkParser(Parser):
-    """Separates reasoning from content. `begins_inside`: reasoning began before the answer's first character."""
+    """Separates reasoning from content. `begins_inside`: reasoning began before the answer's first character.
 
-    def __init__(self, *, begins_inside: bool, ends_at_calls: bool = False) -> None:
+    `calls` are how calls begin, which end reasoning, too.
+    """
+
+    def __init__(self, *, begins_inside: bool, calls: tuple[str, ...] = ()) -> None:
         self._begins_inside = begins_inside
-        self._ends = (THINK_END, _CALL_IN_REASONING) if ends_at_calls else (THINK_END,)
+        self._ends = (THINK_END, *calls)
         super().__init__()
 
     def _steps(self) -> Steps[None]:
@@ -43,8 +45,9 @@ class ThinkParser(Parser):
 
     def _inside(self) -> Steps[None]:
         end = yield from self._reader.until(self._ends, self._reasoning)
-        if end == _CALL_IN_REASONING:
+        if end and end != THINK_END:
             self._content(end)
+            yield from self._reader.until((THINK_END,), self._content)
 
     def _reasoning(self, text: str) -> None:
         if text:
