@@ -28,7 +28,6 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
-from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8
@@ -76,7 +75,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     tried: tuple[WorkerRank, ...] = ()
     phase: RequestPhase = "whole"
     transfer_domain: str | None = None
-    endpoint: ApiEndpoint = "chat"
+    endpoint: str = "chat"
     prefill_worker: str | None = None
     allowed_workers: frozenset[str] | None = None
 

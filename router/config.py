@@ -1,8 +1,11 @@
 """The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet."""
 
+from typing import Annotated
+
 from pydantic import Field, SecretStr, field_validator
 
 from kv_protocol.body_limits import BodyLimits
+from kv_protocol.openai.endpoints import ENGINE_PATHS
 from kv_runtime.config.sections import (
     BodyBoundsSection,
     ControlSection,
@@ -34,6 +37,9 @@ _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
 
+PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
+
+
 class DataSection(BodyBoundsSection):
     """The data plane: the address for clients."""
 
@@ -59,6 +65,12 @@ class DataSection(BodyBoundsSection):
         default=False,
         description="refuse options of chats and completions that agents' own engines would refuse; else they are the"
         " engine's to refuse",
+    )
+    passed_paths: tuple[PassedPath, ...] = Field(
+        ("/v1/", *ENGINE_PATHS),
+        max_length=64,
+        description="other paths that are passed on to workers that state them; one that ends with / is all below it,"
+        " but for those that load and unload adapters",
     )
     hosts: tuple[HostName, ...] = Field(
         (),

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.inbound import Inbound
 from kv_protocol.openai.parts import ABSENT
 
@@ -20,6 +20,6 @@ EMBEDDINGS = PATHS["embeddings"]
 class EmbeddingsInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/embeddings`."""
 
-    endpoint: ClassVar[ApiEndpoint] = "embeddings"
+    endpoint: ClassVar[str] = "embeddings"
     path: ClassVar[str] = EMBEDDINGS
     input: msgspec.Raw = ABSENT

@@ -1,4 +1,4 @@
-"""The OpenAI endpoints that a worker can serve, by name.
+"""The endpoints that a worker can serve: OpenAI's by name, others of engines by their path.
 
     name           path                     serves it
     -----------    --------------------     ------------------------------------------------------
@@ -6,6 +6,7 @@
     completions    /v1/completions          likewise
     responses      /v1/responses            a worker that states it
     embeddings     /v1/embeddings           a worker that states it
+    a path         that path                likewise; a request to it is passed on as it is
 
 A registration may state other names: a router passes over names that it does not know.
 """
@@ -25,8 +26,23 @@ PATHS: Mapping[ApiEndpoint, str] = {
     "responses": "/v1/responses",
     "embeddings": "/v1/embeddings",
 }
-_NAMES_MAX = 16
+PROMPT_ENDPOINTS = frozenset({"chat", "completions", "responses", "/v1/messages"})
+"""Endpoints whose prompts reuse a KV cache; all others are placed by load."""
+ENGINE_PATHS = ("/tokenize", "/detokenize", "/pooling", "/rerank", "/v2/rerank", "/score", "/classify")
+"""Paths of engines outside of /v1/ that clients use. Source: vllm-project/vllm,
+`vllm/entrypoints/openai/api_server.py`; sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`."""
+CLOSED_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Paths below /v1/ that change an engine."""
+_NAMES_MAX = 64
 _NAME_CHARACTERS_MAX = 64
+
+
+def stated_paths(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return those of an engine's paths that a registration states."""
+    own = (*PATHS.values(), "/v1/models")
+    found = [path for path in paths if path.startswith("/v1/") or path in ENGINE_PATHS]
+    fit = [path for path in found if path not in own and "{" not in path and len(path) <= _NAME_CHARACTERS_MAX]
+    return tuple(sorted(fit)[: _NAMES_MAX - len(PATHS)])
 
 
 def check_stated(names: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
 from kv_protocol.openai.options import NO_NVEXT, NvExt, template_options
 from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
@@ -77,7 +77,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     prompt_embeds: msgspec.Raw = ABSENT
     truncate_prompt_tokens: msgspec.Raw = ABSENT
 
-    endpoint: ClassVar[ApiEndpoint] = "completions"
+    endpoint: ClassVar[str] = "completions"
     """The endpoint of the request, and its path."""
     path: ClassVar[str] = COMPLETIONS
 
@@ -144,7 +144,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
 class ChatInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    endpoint: ClassVar[ApiEndpoint] = "chat"
+    endpoint: ClassVar[str] = "chat"
     path: ClassVar[str] = CHAT
     messages: msgspec.Raw = ABSENT
     max_completion_tokens: Count | None = None

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.errors import RequestInvalid, Verbatim
 from kv_protocol.openai.inbound import Inbound
 from kv_protocol.openai.option_table import Count
@@ -38,7 +38,7 @@ _NOTHING = (b"", b"null", b"false")
 class ResponsesInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/responses`."""
 
-    endpoint: ClassVar[ApiEndpoint] = "responses"
+    endpoint: ClassVar[str] = "responses"
     path: ClassVar[str] = RESPONSES
     input: msgspec.Raw = ABSENT
     instructions: str | None = None

@@ -146,7 +146,7 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        endpoints = Endpoints(serving, index_name=self._index.implementation)
+        endpoints = Endpoints(serving, index_name=self._index.implementation, passed_paths=settings.data.passed_paths)
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
         self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)

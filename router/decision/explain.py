@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision
+from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 
 _UNTIL_FIRST = ("wait", "prefill", "lateness")
 _ADDENDS_IN_MS = (*_UNTIL_FIRST, "stall", "decode", "slowdown")
@@ -79,7 +80,7 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 
 
 def _closing(decision: Decision) -> list[str]:
-    closing = [_BY_LOAD] if decision.endpoint == "embeddings" else []
+    closing = [] if decision.endpoint in PROMPT_ENDPOINTS else [_BY_LOAD]
     closing += [f"  {each.worker_id}/{each.dp_rank}: not eligible, {each.reason}" for each in decision.excluded]
     text = _REASONS.get(decision.reason)
     if text is not None:

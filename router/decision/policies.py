@@ -29,6 +29,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index
 from router.decision.choice import beside, choose
 from router.decision.cost import CostColumns, cost_columns
@@ -201,9 +202,9 @@ MODES: dict[str, Mode] = {
 
 
 def policy_for(policy: Policy, request: RouteRequest, modes: Mapping[str, Mode]) -> Policy:
-    """Return the policy that chooses a worker for the request: that of its phase, by load for embeddings."""
+    """Return the policy that chooses a worker for the request: that of its phase, by load if it has no prompt."""
     of_phase = policy.of(request.phase) if request.phase in ("prefill", "decode") else policy
-    if request.endpoint != "embeddings" or not modes[of_phase.mode].reads_overlap:
+    if request.endpoint in PROMPT_ENDPOINTS or not modes[of_phase.mode].reads_overlap:
         return of_phase
     return _by_load(of_phase)
 

@@ -46,22 +46,24 @@ class BodyParser:
         """Return the threads as parts of the process: large bodies are parsed only while they run."""
         return self._pool.parts(stage)
 
-    def read(self, path: str, data: Bytes) -> "ReadBody | asyncio.Future[ReadBody]":
+    def read(
+        self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound
+    ) -> "ReadBody | asyncio.Future[ReadBody]":
         """Return the parsed body of a request to `path`, or its future.
 
         Raises (also the future):
             RequestInvalid: it is no request; `BodyTooLarge`: it exceeds a bound.
         """
         if len(data) <= SCANNED_BYTES:
-            return self._decoded(path, Body(data))
-        return self._pool.submit(partial(self._read_large, path, data), len(data))
+            return self._decoded(path, Body(data), decode)
+        return self._pool.submit(partial(self._read_large, path, data, decode), len(data))
 
-    def _read_large(self, path: str, data: Bytes) -> ReadBody:
+    def _read_large(self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
         body = read_body(data, self._limits, uuid.uuid4().hex)
-        return self._decoded(path, body)
+        return self._decoded(path, body, decode)
 
-    def _decoded(self, path: str, body: Body) -> ReadBody:
-        inbound = decode_inbound(path, body.text)
+    def _decoded(self, path: str, body: Body, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
+        inbound = decode(path, body.text)
         if self._checks_options and inbound.endpoint in _CHECKS:
             _CHECKS[inbound.endpoint](body.text)
         return ReadBody(body, inbound)

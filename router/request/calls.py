@@ -24,6 +24,7 @@ from kv_protocol.body_limits import Body, Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.inbound import COMPLETIONS
+from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.requests import Inbound, is_given
 from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
@@ -63,6 +64,7 @@ _EVENT_BYTES_MAX = 16 << 20
 _ATTACHED = frozenset({"vllm", "sglang"})
 """Event sources of attached engines, which ignore `kv_continue` and would begin the answer again."""
 _HEADER = HEADER.encode()
+_JSON = b"application/json"
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
 
 
@@ -109,7 +111,9 @@ class Calls:
         text = body.text
         if phase != "whole" and not is_given(inbound.disaggregated_params):
             text = _of_phase(text, phase, handoff or _NO_HANDOFF, registration.role)
-        headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
+        kind = client.get(b"content-type", _JSON) if isinstance(inbound, PassedInbound) else _JSON
+        lines = self._worker_headers, kind, verdict.request.request_id.encode()
+        headers = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % lines
         headers += _passed_on(client)
         if registration.event_source in _ATTACHED and (replay_buffer is not None or progress is not None):
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
@@ -228,5 +232,4 @@ def _passed_on(headers: Headers) -> bytes:
 
 
 def _worker_headers(token: str) -> bytes:
-    lines = b"content-type: application/json\r\n"
-    return lines + f"authorization: Bearer {token}\r\n".encode() if token else lines
+    return f"authorization: Bearer {token}\r\n".encode() if token else b""

@@ -4,10 +4,11 @@ POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, splice
      /v1/responses, /v1/embeddings
 POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
 GET  /v1/models, /v1/models/{name}            the names that workers serve
+POST, GET other paths that workers state      passed on (`passed.py`)
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -22,6 +23,7 @@ from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.prompt import EncodedPrompt
 from router.request import refusals
+from router.request.passed import METHODS, PassedRequest, is_passed
 from router.request.plan import RequestPlan
 from router.request.reader import RequestReader
 from router.request.refusals import Refusal, RequestRejected
@@ -40,8 +42,9 @@ _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 class Endpoints:
     """The data plane's service. `index_name` is shown to clients."""
 
-    def __init__(self, serving: Serving, *, index_name: str) -> None:
-        self._serving, self._index_name = serving, index_name
+    def __init__(self, serving: Serving, *, index_name: str, passed_paths: Sequence[str] = ()) -> None:
+        """`passed_paths` are open besides, where a worker states them (`passed.py`)."""
+        self._serving, self._index_name, self._passed_paths = serving, index_name, passed_paths
         self._endpoints: dict[str, tuple[str, Endpoint]] = {
             **dict.fromkeys(PATHS.values(), ("POST", self._serve)),
             "/v1/route": ("POST", self._decide_only),
@@ -75,7 +78,21 @@ class Endpoints:
         DecisionOnly(exchange, self._serving).begin()
 
     def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
-        return ("GET", self._model) if path.startswith(MODELS_PATH) else ("", self._unknown_path)
+        if path.startswith(MODELS_PATH):
+            return "GET", self._model
+        return "", self._passed if self._is_passed(path) else self._unknown_path
+
+    def _is_passed(self, path: str) -> bool:
+        workers = self._serving.routing.state.fleet.workers()
+        return is_passed(path, self._passed_paths) and any(path in each.registration.api_endpoints for each in workers)
+
+    def _passed(self, exchange: Exchange) -> None:
+        if exchange.method not in METHODS:
+            self._unknown_path(exchange)
+        elif (refusal := self._serving.begin()) is None:
+            PassedRequest(exchange, self._serving).begin()
+        else:
+            refuse(exchange, refusal)
 
     def _unknown_path(self, exchange: Exchange) -> None:
         refusal = unknown_path(exchange)

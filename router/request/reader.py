@@ -80,12 +80,16 @@ class RequestReader(ABC):
 
     def _read(self) -> None:
         self._began_s = perf_counter()
-        read = self._bodies.read(self._path(), self.exchange.body)
+        read = self._read_body()
         if isinstance(read, asyncio.Future):
             self._awaited = read
             read.add_done_callback(self._body_read)
         else:
             self._prompt_of(read)
+
+    def _read_body(self) -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the parsed body, now or later; raise `RequestInvalid`."""
+        return self._bodies.read(self._path(), self.exchange.body)
 
     def _path(self) -> str:
         """Return the path of the endpoint that the request is for; raise `RequestInvalid`."""

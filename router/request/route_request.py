@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from router.decision.view import RouteRequest
 from router.prompt import EncodedPrompt
@@ -88,7 +89,7 @@ def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     extension = inbound.extension
     hints = extension.hints
     return {
-        "session_id": "" if inbound.endpoint == "embeddings" else _session(headers),
+        "session_id": _session(headers) if inbound.endpoint in PROMPT_ENDPOINTS else "",
         "priority": _integer(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
         "strict_priority": _integer(headers, b"x-request-strict-priority", hints.strict_priority or 0),
         "expected_osl": hints.osl or 0,

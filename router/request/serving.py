@@ -15,7 +15,7 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded
-from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
@@ -134,7 +134,7 @@ class Serving:
         model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
         if endpoint not in model.endpoints:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
-        if endpoint == "embeddings":
+        if endpoint not in PROMPT_ENDPOINTS:
             return None
         if not (state.modes[state.policy.mode].reads_overlap or self._encodes_always):
             return None

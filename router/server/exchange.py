@@ -35,7 +35,7 @@ HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
 class OutboundCall(NamedTuple):
-    """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
+    """A request to a worker: `base_url` + `path`, header lines that end by CRLF (no host, no length), the body's parts.
 
     The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
     included), between two reads of it, and for all of it. `replay_buffer` gets the events of a stream, and returns what
@@ -61,6 +61,7 @@ class OutboundCall(NamedTuple):
     """Bytes in each event with tokens of a response's stream, and in no other event; empty: all events have tokens."""
     alternatives: tuple[str, ...] = ()
     """Base URLs of workers to which a gateway may send the same call if this one fails, best first."""
+    method: str = "POST"
 
 
 class ResponseHandler(Protocol):

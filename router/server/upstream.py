@@ -75,18 +75,19 @@ class UpstreamOrigin:
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._host_line = f"host: {host}:{self.port}\r\naccept-encoding: identity\r\ncontent-length: ".encode("ascii")
         self._prefix = parts.path.rstrip("/").encode("ascii")
-        self._lines: dict[str, bytes] = {}
+        self._lines: dict[tuple[str, str], bytes] = {}
         self.idle: dict[WorkerConnection, None] = {}
         self.connections = self.dials = 0
 
-    def request_head(self, path: str, headers: bytes, body_bytes: int) -> bytes:
-        """Return the head of a POST."""
-        start = self._lines.get(path)
+    def request_head(self, method: str, path: str, headers: bytes, body_bytes: int) -> bytes:
+        """Return the head of a request."""
+        start = self._lines.get((method, path))
         if start is None:
             if len(self._lines) >= _REQUEST_LINES_MAX:
                 self._lines.clear()
-            start = b"POST %b%b HTTP/1.1\r\n%b" % (self._prefix, path.encode("ascii"), self._host_line)
-            self._lines[path] = start
+            target = self._prefix + path.encode("ascii")
+            start = b"%b %b HTTP/1.1\r\n%b" % (method.encode("ascii"), target, self._host_line)
+            self._lines[method, path] = start
         return b"%b%d\r\n%b\r\n" % (start, body_bytes, headers)
 
 
@@ -281,13 +282,13 @@ class WorkerConnection:
         call = splice.call
         body = call.body
         if isinstance(body, bytes):
-            head = self._origin.request_head(call.path, call.headers, len(body))
+            head = self._origin.request_head(call.method, call.path, call.headers, len(body))
             if len(body) <= _JOINED_BYTES_MAX:
                 self._transport.write(head + body)
             else:
                 self._transport.writelines((head, body))
         else:
-            head = self._origin.request_head(call.path, call.headers, sum(map(len, body)))
+            head = self._origin.request_head(call.method, call.path, call.headers, sum(map(len, body)))
             self._transport.writelines((head, *body))
         if splice.paused:
             self.pause_reading()

@@ -16,7 +16,7 @@ Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP 
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.tracing.spans import Attributes, SpanData, SpanEvent, SpanLink, TraceData, text
 from router.decision.verdict import Verdict
 from router.request.usage import Usage
@@ -25,8 +25,8 @@ from router.tracing.record import RequestEnd, RequestTrace, Turn
 TURNS_MAX = 32
 """Of a request with more turns, the spans of the first ones are left out."""
 _NS_PER_S = 1_000_000_000
-_OPERATIONS: dict[ApiEndpoint, str] = {"completions": "text_completion", "embeddings": "embeddings"}
-_OPERATION_OF_PATH = {PATHS[endpoint]: operation for endpoint, operation in _OPERATIONS.items()}
+_OPERATIONS: dict[str, str] = {"completions": "text_completion", "embeddings": "embeddings"}
+_OPERATION_OF_PATH = {path: _OPERATIONS[name] for name, path in PATHS.items() if name in _OPERATIONS}
 _CHAT = "chat"
 _PROVIDER = "kv_router"
 _UNNAMED = "_OTHER"
@@ -192,7 +192,7 @@ def _why(before: Turn) -> str:
     return "retry" if before.first_token_s is None else "migration"
 
 
-def _operation(endpoint: ApiEndpoint) -> str:
+def _operation(endpoint: str) -> str:
     return _OPERATIONS.get(endpoint, _CHAT)
 
 

@@ -6,9 +6,9 @@
               names it only to workers that take token ids, too. The engine knows neither the router's header nor its
               ids (`forwarding.py`)
 
-POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings; GET /v1/models. Bytes of an answer are passed
-on unparsed. If the router disconnects, the engine's request is ended; if the engine disconnects during an answer, the
-router's connection is aborted, so that a partial answer is not taken for a complete one. The engine's own errors are
+POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the router
+disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection is
+aborted, so that a partial answer is not taken for a complete one. The engine's own errors are
 passed on; before its first byte this process answers:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
@@ -24,7 +24,6 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.errors import as_json
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, openai_errors
@@ -94,8 +93,8 @@ class Forwarder:
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                *(web.post(path, self._forward) for path in PATHS.values()),
-                web.get("/v1/models", self._forward, allow_head=False),
+                web.post("/{path:.*}", self._forward),
+                web.get("/{path:.*}", self._forward, allow_head=False),
             ]
         )
         return app
@@ -122,7 +121,7 @@ class Forwarder:
         assert self._session is not None
         request = self._session.request(
             http.method,
-            f"{self._base_url}{http.path}",
+            f"{self._base_url}{http.raw_path}",
             data=body or None,
             headers=engine_headers(http.headers.items(), dp_rank=dp_rank, api_key=self._api_key),
             allow_redirects=False,

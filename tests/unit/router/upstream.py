@@ -17,6 +17,7 @@ class Received(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes
+    method: str = "POST"
 
 
 class Exchange:
@@ -133,7 +134,7 @@ class Upstream:
             request_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            self.received.append(Received(request_line.split(" ")[1], headers, body))
+            self.received.append(Received(request_line.split(" ")[1], headers, body, request_line.split(" ")[0]))
             await self.script(exchange)
 
 

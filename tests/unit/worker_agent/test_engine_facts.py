@@ -39,10 +39,13 @@ def test_the_paths_of_a_server_say_which_endpoints_it_serves() -> None:
         "/v1/responses": {},
         "/v1/chat/completions": {"post": {}},
         "/v1/audio/speech": {},
+        "/v1/models": {},
+        "/v1/responses/{response_id}": {},
+        "/tokenize": {},
         "/health": {},
     }
     said = facts_of_openapi(json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
-    assert said == EngineFacts(api_endpoints=("chat", "responses"))
+    assert said == EngineFacts(api_endpoints=("chat", "responses", "/tokenize", "/v1/audio/speech"))
 
 
 def test_a_server_that_says_only_names_says_only_names() -> None:

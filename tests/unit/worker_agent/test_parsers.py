@@ -188,7 +188,7 @@ def test_null_arguments_are_an_empty_object(form: str, given: str) -> None:
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
 def test_a_call_in_an_open_thought_ends_it(reasoning: str, tools: str, call: str, behind: str) -> None:
     found = read_of(parsed(parser(tools, reasoning), [f"<think>so {call}{behind}"]))
-    assert (found.reasoning.strip(), found.content, len(found.tool_calls)) == ("so", None, 1)
+    assert ((found.reasoning or "").strip(), found.content, len(found.tool_calls)) == ("so", None, 1)
 
 
 def test_without_tools_a_call_in_an_open_thought_is_part_of_it() -> None:

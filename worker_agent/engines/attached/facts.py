@@ -4,7 +4,7 @@
     ----------------------   -------------   ------------------------------------------------------------------------
     /v1/models               all             names: cards without a `parent`; adapters: those with one;
                                              `max_model_len` (vLLM, SGLang)
-    /openapi.json            all             OpenAI endpoints, by their paths; a server may be configured to hide it
+    /openapi.json            all             endpoints, by their paths; a server may be configured to hide it
     /version                 vLLM, TRT-LLM   version
     /metrics                 vLLM            `cache_config_info`: block size, KV blocks (`load/engine_metrics.py`)
     /server_info, before     SGLang          page size, KV tokens, requests decoded together, tokens of a prefill chunk,
@@ -24,7 +24,7 @@ import msgspec
 
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import BLOCK_SIZE_MAX
-from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.endpoints import PATHS, stated_paths
 from worker_agent.load.engine_metrics import CacheConfig
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def facts_of_version(body: bytes) -> EngineFacts:
 def facts_of_openapi(body: bytes) -> EngineFacts:
     """Return the facts of `GET /openapi.json`; the engine may still refuse an endpoint that its model lacks."""
     paths = _decoded(_openapi, body, "/openapi.json").paths
-    return EngineFacts(api_endpoints=tuple(name for name, path in PATHS.items() if path in paths))
+    return EngineFacts(api_endpoints=(*(name for name, path in PATHS.items() if path in paths), *stated_paths(paths)))
 
 
 def facts_of_server_info(body: bytes) -> EngineFacts:

@@ -1,0 +1,111 @@
+"""Paths of engines that the router does not read: to a worker that has them, as they are, with the router's limits."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
+from router.request.passed import is_passed
+from tests.unit.router.plane import Plane, running_plane
+from tests.unit.router.samples import MODEL
+from tests.unit.router.upstream import Upstream, answers, streams
+
+SAID = b'{"tokens":[1,2]}'
+GOOD = answers(200, SAID)
+STATES = (*DEFAULT_ENDPOINTS, "/tokenize", "/v1/rerank", "/v1/audio/transcriptions", "/v1/messages")
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\xff\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+)
+
+
+@pytest_asyncio.fixture
+async def plane() -> AsyncIterator[Plane]:
+    async with running_plane() as running:
+        yield running
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/rerank"])
+async def test_a_body_reaches_a_worker_that_states_the_path_as_it_is(plane: Plane, path: str) -> None:
+    sent = b'{ "model": "m", "unknown": [1.50] }'
+    async with Upstream(GOOD) as other, Upstream(GOOD) as worker:
+        plane.join("w0", other.base_url)
+        plane.join("w1", worker.base_url, api_endpoints=STATES)
+        answered = await plane.post(sent, path, content_type="application/json")
+    assert (answered.status, answered.body, answered.headers["x-worker-instance-id"]) == (200, SAID, "w1")
+    assert [(each.path, each.body) for each in worker.received] == [(path, sent)]
+    assert plane.metric("requests_total", model=MODEL, mode="other", outcome="ok") == 1
+    assert other.received == []
+
+
+@pytest.mark.asyncio
+async def test_a_form_keeps_its_type_and_names_its_model(plane: Plane) -> None:
+    kind = "multipart/form-data; boundary=b"
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=STATES)
+        plane.join("w1", "http://127.0.0.1:1", api_endpoints=STATES, model="x", served_names=("x",))
+        answered = await plane.post(FORM, "/v1/audio/transcriptions", content_type=kind)
+    assert answered.status == 200
+    assert [(each.headers["content-type"], each.body) for each in worker.received] == [(kind, FORM)]
+
+
+@pytest.mark.asyncio
+async def test_a_get_keeps_its_method_and_query_and_goes_to_the_only_model(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=STATES)
+        assert (await plane.get("/v1/rerank?a=b")).body == SAID
+        plane.join("w1", worker.base_url, api_endpoints=STATES, model="x", served_names=("x",))
+        refused = await plane.get("/v1/rerank")
+    assert [(each.method, each.path) for each in worker.received] == [("GET", "/v1/rerank?a=b")]
+    assert (refused.status, refused.error["param"]) == (400, "model")
+
+
+@pytest.mark.asyncio
+async def test_a_failing_worker_is_left_before_the_first_byte(plane: Plane) -> None:
+    async with Upstream(answers(500)) as failing, Upstream(GOOD) as good:
+        plane.join("w0", failing.base_url, api_endpoints=STATES)
+        plane.join("w1", good.base_url, api_endpoints=STATES)
+        answered = [await plane.post(b'{"model":"m"}', "/tokenize") for _ in range(4)]
+        assert failing.received
+    assert {each.status for each in answered} == {200}
+
+
+@pytest.mark.asyncio
+async def test_messages_go_where_their_text_went_before(plane: Plane) -> None:
+    def asked(text: str, turns: int) -> bytes:
+        said = [{"role": "user", "content": text * 200}] + [{"role": "user", "content": "more"}] * turns
+        return json.dumps({"model": MODEL, "max_tokens": 5, "system": "s", "messages": said}).encode()
+
+    async with Upstream(streams(b"event: message_start\ndata: {}\n\n")) as worker:
+        for number in range(3):
+            plane.join(f"w{number}", worker.base_url, api_endpoints=STATES)
+        for text in "abcd":
+            answered = [await plane.post(asked(text, turns), "/v1/messages") for turns in range(3)]
+            assert len({each.headers["x-worker-instance-id"] for each in answered}) == 1
+            assert {each.headers["x-kv-unrendered"] for each in answered} == {"messages"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/v1/embeddings/other", "/metrics", "/reset_prefix_cache", "/v1/load_lora_adapter"])
+async def test_what_is_closed_or_stated_by_no_worker_is_not_found(plane: Plane, path: str) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=(*STATES, "/metrics", "/v1/load_lora_adapter"))
+        assert (await plane.post(b"{}", path)).status == 404
+    assert worker.received == []
+
+
+def test_a_path_is_open_by_its_name_or_by_a_slash_before_it() -> None:
+    allowed = ("/v1/", "/tokenize")
+    assert [is_passed(path, allowed) for path in ("/v1/a/b", "/tokenize", "/tokenize/a", "/v2/a")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [is_passed("/v1/load_lora_adapter", each) for each in (allowed, (*allowed, "/v1/load_lora_adapter"))] == [
+        False,
+        True,
+    ]
