@@ -223,7 +223,7 @@ async def _fronted(attached: _Attached, access: _EngineAccess, cleanup: AsyncExi
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
         parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
     membership = _membership(attached, access, base_url)
-    watch = _health_watch(attached, access, membership, base_url)
+    watch = _health_watch(attached, access, membership, base_url, loads)
     cleanup.push_async_callback(watch.leave, "stopped")
     parts += [Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
     return _Fronted(watch, membership, loads, forwarder, parts)
@@ -236,7 +236,9 @@ def _membership(attached: _Attached, access: _EngineAccess, base_url: str) -> Me
     return Membership(registration, attached.worker_id, attached.clock, attached.found)
 
 
-def _health_watch(attached: _Attached, access: _EngineAccess, membership: Membership, base_url: str) -> HealthWatch:
+def _health_watch(
+    attached: _Attached, access: _EngineAccess, membership: Membership, base_url: str, loads: EngineLoads | None
+) -> HealthWatch:
     settings, worker = attached.settings, attached.worker
     return HealthWatch(
         access.client,
@@ -244,6 +246,7 @@ def _health_watch(attached: _Attached, access: _EngineAccess, membership: Member
         attached.clock,
         attached.found,
         describe=_describe(settings, access.survey, worker, access.text, base_url),
+        is_asleep=lambda: loads is not None and loads.is_asleep,
     )
 
 

@@ -38,7 +38,11 @@ _STALE_CHARACTERS_MAX = 1000
 
 
 class Origin(NamedTuple):
-    """The source of a publisher and its rank; `dp_rank` None: its batches name the rank."""
+    """The source of a publisher and its rank; `dp_rank` None: its batches name the rank.
+
+    Of a worker with one rank they may name any one: an engine of a group with external load balancing names its place
+    in the group. Source: vLLM `vllm/v1/engine/core.py` (`data_parallel_rank` of `KVEventBatch`).
+    """
 
     source: str = ENGINE
     dp_rank: int | None = None
@@ -89,6 +93,8 @@ class _PublisherState:
         self.decoder = BatchDecoder()
         self.refused_batches = self.foreign_rank_batches = self.losses = 0
         self.refused: tuple[str, ...] = ()
+        self.named_rank: int | None = None
+        """The rank that its batches name, on a worker with one rank."""
 
     def refuse(self, *reasons: str) -> None:
         """Record why batches or events were unreadable; the newest reasons are kept for operators, cut short."""
@@ -169,6 +175,13 @@ class Consolidation:
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
         reader = self._readers[origin]
         dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
+        if origin.dp_rank is None and len(self.dp_ranks) == 1:
+            if reader.named_rank in (None, dp_rank):
+                reader.named_rank = dp_rank
+                (dp_rank,) = self.dp_ranks
+            else:
+                self._doubt(origin, f"dp_rank: found {dp_rank} beside {reader.named_rank}, allowed one rank")
+                dp_rank = -1
         if dp_rank not in self.ranks_of(origin):
             reader.foreign_rank_batches += 1
             if origin.dp_rank is not None:

@@ -87,9 +87,10 @@ class Membership:
         meaning = "Times that the registration was published again because it was overwritten, forged or purged"
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
-    def renew(self, registration: WorkerRegistered) -> None:
-        """Replace the registration, which keeps worker id, instance and model."""
-        self._registration = registration
+    def renew(self, registration: WorkerRegistered) -> bool:
+        """Replace the registration, which keeps worker id, instance and model; return whether it differs."""
+        before, self._registration = self._registration, registration
+        return registration != before
 
     def withdraw(self, reason: str) -> None:
         """Let `run` publish that the worker left; of several reasons the first counts."""

@@ -9,7 +9,8 @@ Another instance is *alive* while its heartbeats come, *silent* after `SILENT_S`
 | none: purged, or a new stream | | | | registers |
 | refused: unreadable, or not signed | | | | registers |
 | its own registration, whatever `ends_drain` and `drained` say | itself | | | keeps |
-| another registration of its instance: forged | itself | | | leaves and registers |
+| another registration of its instance, at its address | itself | | | registers: it has changed |
+| one at another address: forged | itself | | | leaves and registers |
 | draining by hand | itself | | | keeps: the control plane drains it |
 | draining otherwise: forged | itself | | | leaves and registers |
 | left, `removed by hand` | itself | | | keeps: it stays out |
@@ -79,7 +80,9 @@ def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
     if isinstance(event, WorkerDraining):
         return "keep" if event.by_hand else "replace"
     is_own = replace(event, ends_drain=own.ends_drain, drained=own.drained) == own
-    return "keep" if is_own else "replace"
+    if is_own:
+        return "keep"
+    return "register" if event.base_url == own.base_url else "replace"
 
 
 def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:

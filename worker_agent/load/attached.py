@@ -24,7 +24,7 @@ from worker_agent.engines.attached.client import ANSWER_S, EngineClient, EngineU
 from worker_agent.engines.attached.facts import iteration_rows
 from worker_agent.engines.attached.survey import metrics_answer_s
 from worker_agent.load.engine_families import ExportProblem, engine_families
-from worker_agent.load.engine_metrics import NAMES, EngineKind, read_loads
+from worker_agent.load.engine_metrics import NAMES, EngineKind, read_loads, reads_asleep
 from worker_agent.load.metrics_text import samples_in
 from worker_agent.load.publisher import announce_load
 from worker_agent.load.reports import LoadRows
@@ -62,6 +62,8 @@ class EngineLoads:
         """The parser of iteration statistics, for its skipped rows."""
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
+        self.is_asleep = False
+        """Whether the engine said so when its metrics were read last."""
         self._problem = ""
 
     @property
@@ -113,9 +115,11 @@ class EngineLoads:
             return dict(self.rows.read(iteration_rows(body)))
         if self._is_exported:
             self._text, self._text_at_s = body, self._clock.now()
+        samples = list(samples_in(body, NAMES[self._kind].all))
+        self.is_asleep = reads_asleep(self._kind, samples)
         return read_loads(
             self._kind,
-            samples_in(body, NAMES[self._kind].all),
+            samples,
             dp_ranks=self._dp_ranks,
             block_size=self._block_size,
             total_blocks=self._total_blocks,

@@ -56,12 +56,13 @@ class MetricNames(NamedTuple):
     used_blocks: str = ""
     total_blocks: str = ""
     cache_config: str = ""
+    sleep_state: str = ""
 
     @property
     def all(self) -> frozenset[str]:
         """Every name that is read."""
         named = (self.running, self.waiting, *self.usage, self.used_tokens, self.total_tokens, self.used_blocks)
-        return frozenset(filter(None, (*named, self.total_blocks, self.cache_config)))
+        return frozenset(filter(None, (*named, self.total_blocks, self.cache_config, self.sleep_state)))
 
 
 NAMES: Mapping[EngineKind, MetricNames] = {
@@ -71,6 +72,7 @@ NAMES: Mapping[EngineKind, MetricNames] = {
         usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         rank_label="engine",
         cache_config="vllm:cache_config_info",
+        sleep_state="vllm:engine_sleep_state",
     ),
     "sglang": MetricNames(
         running="sglang:num_running_reqs",
@@ -129,6 +131,16 @@ def read_loads(
     if not reports:
         raise MalformedMessage(0, f"metrics: found no {names.running} and {names.waiting} of ranks {dp_ranks}")
     return reports
+
+
+def reads_asleep(kind: EngineKind, samples: Iterable[Sample]) -> bool:
+    """Return whether the samples say that the engine sleeps: it computes nothing until it is woken.
+
+    Source: vllm-project/vllm, `vllm/v1/metrics/loggers.py` (`vllm:engine_sleep_state`, 1 while `awake`).
+    """
+    states = [sample for sample in samples if sample.name == NAMES[kind].sleep_state]
+    awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
+    return bool(awake) and not any(awake)
 
 
 def read_cache_config(samples: Iterable[Sample]) -> CacheConfig:

@@ -313,6 +313,54 @@ async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog)
 
 
 @pytest.mark.asyncio
+async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: EventLog) -> None:
+    health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
+    loras: list[tuple[str, ...]] = [()]
+    async with (
+        health.serving() as base_url,
+        fleet_events(log) as told,
+        EngineClient(base_url) as client,
+        asyncio.TaskGroup() as group,
+    ):
+
+        def registration() -> WorkerRegistered:
+            return WorkerRegistered(
+                worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
+                hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16),
+                event_source="vllm", loras=loras[0],
+            )  # fmt: skip
+
+        async def describe() -> WorkerRegistered:
+            return registration()
+
+        async def probe(times: int) -> None:
+            for _ in range(times):
+                await eventually(lambda: clock.sleepers)
+                await clock.advance(PROBE_PERIOD_S)
+            await eventually(lambda: clock.sleepers)
+
+        log_found = asyncio.Event()
+        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
+        membership = Membership(registration(), worker_id, clock, log_found)
+        watch = HealthWatch(client, membership, clock, log_found, describe=describe, is_asleep=lambda: sleeps[0])
+        health.status = 200
+        running_watch = group.create_task(watch.run(stop))
+        await probe(12)
+        await eventually(lambda: [getattr(each, "loras", None) for each in told] == [()])
+        loras[0] = ("sql",)
+        await probe(12)
+        await eventually(lambda: [getattr(each, "loras", None) for each in told] == [(), ("sql",)])
+        sleeps[0] = True
+        await probe(1)
+        await eventually(lambda: isinstance(told[-1], WorkerLeft) and told[-1].reason == "it sleeps")
+        sleeps[0] = False
+        await probe(1)
+        await eventually(lambda: isinstance(told[-1], WorkerRegistered))
+        stop.set()
+        await running_watch
+
+
+@pytest.mark.asyncio
 async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_does(log: EventLog) -> None:
     health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
     async with health.serving() as base_url, EngineClient(base_url) as client, asyncio.TaskGroup() as group:

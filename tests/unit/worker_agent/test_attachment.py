@@ -34,6 +34,16 @@ def test_an_engine_leaves_when_it_did_not_answer_so_often_in_a_row() -> None:
     assert [attachment.on_probe(is_healthy=healthy) for healthy in (False, True)] == ["", "register"]
 
 
+def test_an_engine_that_sleeps_leaves_at_once_and_comes_again_when_it_is_awake() -> None:
+    attachment = entered()
+    assert attachment.on_probe(is_healthy=False, is_asleep=True) == "leave"
+    attachment.left()
+    assert [attachment.on_probe(is_healthy=False, is_asleep=True), attachment.on_probe(is_healthy=True)] == [
+        "",
+        "register",
+    ]
+
+
 def test_a_log_that_was_lost_and_found_is_told_again() -> None:
     attachment = entered()
     assert attachment.on_probe(is_healthy=True, is_log_new=True) == "register"

@@ -145,6 +145,14 @@ def test_a_batch_of_another_rank_than_its_publisher_s_is_refused_and_named(by_ra
     assert (by_rank.stale(0), by_rank.stale(1)) == ("", "engine: dp_rank: found 0, allowed 1")
 
 
+def test_an_engine_with_one_rank_may_name_any_place_in_a_group_but_only_one() -> None:
+    core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__)
+    assert core.on_payload(0, payload(GPU_STORED, dp_rank=7)) == {0}
+    assert (len(held(core, 0)), core.stale(0)) == (3, "")
+    assert core.on_payload(1, payload(GPU_STORED, dp_rank=1)) == set()
+    assert core.stale(0) == "engine: dp_rank: found 1 beside 7, allowed one rank"
+
+
 def test_a_loss_at_the_publisher_of_one_rank_concerns_that_rank_alone(by_rank: Consolidation) -> None:
     for dp_rank in (0, 1):
         by_rank.on_payload(0, payload(GPU_STORED, dp_rank=dp_rank), Origin("engine", dp_rank))

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.load import COUNT_MAX, LoadReport
-from worker_agent.load.engine_metrics import NAMES, CacheConfig, EngineKind, Sample, read_cache_config, read_loads
+from worker_agent.load.engine_metrics import (
+    NAMES,
+    CacheConfig,
+    EngineKind,
+    Sample,
+    read_cache_config,
+    read_loads,
+    reads_asleep,
+)
 from worker_agent.load.metrics_text import samples_in
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -130,3 +138,13 @@ def test_the_cache_is_that_of_the_first_engine() -> None:
     assert read_cache_config(samples_in(VLLM, names)) == CacheConfig(block_size=16, num_gpu_blocks=1000)
     assert read_cache_config(samples_in(b"vllm:cache_config_info 1.0\n", names)) == CacheConfig()
     assert read_cache_config([]) == CacheConfig()
+
+
+@pytest.mark.parametrize(
+    ("awake", "is_asleep"), [([], False), ([1.0], False), ([0.0], True), ([0.0, 1.0], False), ([0.0, 0.0], True)]
+)
+def test_an_engine_sleeps_while_none_of_its_ranks_is_awake(awake: list[float], is_asleep: bool) -> None:
+    states = [Sample("vllm:engine_sleep_state", {"sleep_state": "awake"}, value) for value in awake]
+    others = [Sample("vllm:engine_sleep_state", {"sleep_state": "discard_all"}, 0.0)]
+    assert reads_asleep("vllm", [*states, *others]) is is_asleep
+    assert not reads_asleep("sglang", states)

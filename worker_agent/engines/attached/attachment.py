@@ -4,6 +4,7 @@ out, answers                             register
 in,  answers                             nothing
 in,  after a reconnection to the log     register: the log may be a new one
 in,  failed `FAILURES_MAX` probes        leave
+in,  sleeps                              leave
 out, does not answer                     nothing
 """
 
@@ -32,13 +33,13 @@ class Attachment:
         """Whether the engine is not registered, or is about to leave."""
         return not self._is_in or self._failures >= FAILURES_MAX
 
-    def on_probe(self, *, is_healthy: bool, is_log_new: bool = False) -> Step:
+    def on_probe(self, *, is_healthy: bool, is_log_new: bool = False, is_asleep: bool = False) -> Step:
         """Return the step after a probe; empty: none."""
         self._failures = 0 if is_healthy else self._failures + 1
         self._is_current = self._is_current and not is_log_new
         if is_healthy:
             return "" if self._is_current else "register"
-        return "leave" if self._is_in and self._failures >= FAILURES_MAX else ""
+        return "leave" if self._is_in and (is_asleep or self._failures >= FAILURES_MAX) else ""
 
     def entered(self) -> None:
         """Confirm that the registration is in the log."""

@@ -1,7 +1,8 @@
 """Registers an attached engine while its HTTP `/health` answers.
 
-The table is in `attachment.py`. Before each registration the engine is queried again: it may have restarted with
-another cache. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
+The table is in `attachment.py`. Before each registration, and every `DESCRIBE_PERIOD_S`, the engine is queried again:
+it may have restarted with another cache, or loaded an adapter. An engine that sleeps leaves at once: it answers /health
+and computes nothing. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from worker_agent.fleet.membership import Membership
 _log = structlog.get_logger("attached")
 
 Describe = Callable[[], Awaitable[WorkerRegistered | None]]
+DESCRIBE_PERIOD_S = 10.0
 
 
 class HealthWatch:
@@ -35,9 +37,11 @@ class HealthWatch:
         log_found: asyncio.Event,
         *,
         describe: Describe | None = None,
+        is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_found = clock, log_found
+        self._is_asleep, self._described_s = is_asleep, clock.now()
         self._attachment = Attachment()
         self._is_logged = False
 
@@ -63,19 +67,27 @@ class HealthWatch:
         is_log_new = self._log_found.is_set()
         self._log_found.clear()
         problem = await self._problem()
-        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new)
+        is_asleep = not problem and self._is_asleep()
+        problem = "it sleeps" if is_asleep else problem
+        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new, is_asleep=is_asleep)
         self._log_problem(problem)
         if step == "register" and await self._registered():
             self._attachment.entered()
-        elif step == "leave" and await self._membership.leave("its /health does not answer"):
+        elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
             self._attachment.left()
+        elif self._attachment.is_in and self._clock.now() >= self._described_s + DESCRIBE_PERIOD_S:
+            await self._registered(if_changed=True)
 
-    async def _registered(self) -> bool:
+    async def _registered(self, *, if_changed: bool = False) -> bool:
         if self._describe is not None:
+            self._described_s = self._clock.now()
             registration = await self._describe()
             if registration is None:
                 return False
-            self._membership.renew(registration)
+            if not self._membership.renew(registration) and if_changed:
+                return True
+        elif if_changed:
+            return True
         return await self._membership.register()
 
     def _log_problem(self, problem: str) -> None:
