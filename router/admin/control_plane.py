@@ -24,7 +24,7 @@ GET    /ui/                       the web page (`router/web/page.py`), and its f
 import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -58,7 +58,7 @@ from router.decision.routing import Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
-from router.fleet.trust import Trust
+from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
 from router.live.moments import Moments
@@ -102,6 +102,7 @@ class ControlPlane:
         heat: HeatSource | None = None,
         moments: Moments | None = None,
         kept: KeptPrompts | None = None,
+        differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
@@ -116,13 +117,15 @@ class ControlPlane:
 
         `kept` has the prompts that are shown with decisions; without it none is.
 
+        `differs` returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`).
+
         `watched` are routes of what is watched (`router/live/`).
 
         Without `policies` a policy that is changed lasts until the router ends.
 
         `trace_link`: `tracing.link` of the settings.
         """
-        self._trace_link = trace_link
+        self._trace_link, self._differs = trace_link, differs
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._implementation = "native" if index is None else index.implementation  # only a native one is shared
@@ -223,7 +226,8 @@ class ControlPlane:
             ]
             reasons = [str(rank["unfit"]) for rank in ranks]
             of_all = reasons[0] if all(reasons) else ""
-            return worker_row(worker, unfit or of_all, parity[registration.worker_id], ranks)
+            differs = *parity[registration.worker_id], *self._differs(registration.worker_id, registration.instance)
+            return worker_row(worker, unfit or of_all, differs, ranks)
 
         rows = []
         for number, worker in enumerate(list(known.workers()), 1):

@@ -69,6 +69,7 @@ from router.planner.offered import LoadRecorder
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
+from router.prompt.engine_parity import EngineParity
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
@@ -179,6 +180,8 @@ class RouterParts:
         metrics = RequestMetrics(self._registry, self._routing.state, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        token = settings.data.worker_token.get_secret_value()
+        self._parity = EngineParity(self._routing.state.fleet, self._prompts, text, self._clock, token)
         return Serving(
             self._routing,
             self._prompts,
@@ -189,6 +192,7 @@ class RouterParts:
             Names(instance).new,
             self._recent,
             kept=self._kept,
+            chat_sent=self._parity.chat_sent,
             tracer=None if tracing is None else Tracer(tracing.sampling, tracing.exporter.put),
         )
 
@@ -206,6 +210,7 @@ class RouterParts:
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
+            differs=self._parity.differs,
             savings=self._savings,
             passed=self._passed,
             moments=self._moments,
@@ -294,6 +299,7 @@ class RouterParts:
             lambda: queue_families(self._admission.statistics()),
             lambda: http_families(self.data.statistics()),
             lambda: prompt_families(self._prompts.statistics()),
+            self._parity.families,
             self._handover.families,
             self._planner.families,
             self._shadows.families,
@@ -363,6 +369,7 @@ class RouterParts:
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
+            Part("engine-parity", self._parity.run, 2),
             *(watches(self._routing, self._clock, 2) if self._place is None else [self._own_doubts()]),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),

@@ -154,6 +154,11 @@ _PARITY: _Entries = {
         "router and worker make different prompts of one chat: no prefix is found, or answers differ",
         "the same chat template for all: `tokens.text` at routers, the engine's text at agents",
     ),
+    "parity.prompt_ids": (
+        "error",
+        "its engine makes other token ids of a chat than the router: chats of the model are routed by their text",
+        "the chat template, tokenizer and template variables that the engine was started with, at the router (`tokens.text`)",
+    ),
     "parity.images": (
         "error",
         "images become different tokens: no prefix with images is found, and ranks that differ are FALLBACK",

@@ -1,6 +1,7 @@
 """Checks whether all workers of a model hash, tokenize and run alike.
 
     parity.<field>    the workers of a model, and the routers, have different values
+    parity.prompt_ids an engine makes other token ids of a chat than a router
     parity.canary     a worker's canary does not match its block size and hash scheme: it hashes differently
     version.engine    engines of one kind (by their events) that serve one model have several versions
     version.range     a registered TensorRT-LLM engine has a version outside the supported range
@@ -37,6 +38,13 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
             if len(groups) > 1:
                 words = "; ".join(f"{_shown(value)}: {names(ids)}" for value, ids in groups.items())
                 yield Finding(f"parity.{field}", model, words)
+
+
+def prompts(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the workers whose engines make other token ids of a chat than a router does."""
+    told = [broken for router in facts.routers for broken in router.broken if broken.field == "prompt_ids"]
+    for worker_id, ours in {each.worker_id: each.allowed for each in told}.items():
+        yield Finding("parity.prompt_ids", worker_id, f"a router has {ours}, the engine another")
 
 
 def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:

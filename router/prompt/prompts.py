@@ -56,8 +56,10 @@ _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read and rendered on the loop; threads take more, and chats with many messages."""
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from those of tokens."""
+_PARITY = "parity"
 UNRENDERED_KEYS = (
-    *CHANGING_KEYS, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
+    *CHANGING_KEYS,
+    _PARITY, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
 )  # fmt: skip
 """What a metric tells apart."""
 _KEY_END = re.compile(r"[.\[]")
@@ -136,6 +138,8 @@ class ModelPrompts:
         """Work of each thread, until an event is set; and of those for large text."""
         self._cache = PrefixCache(limits.cache_bytes_max)
         self._lock = Lock()  # several threads count
+        self.other_chats: frozenset[str] = frozenset()
+        """Models of whose chats an engine makes other ids (`engine_parity.py`)."""
         self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
         self._images_seen = self._images_unseen = 0
 
@@ -165,7 +169,8 @@ class ModelPrompts:
         if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
             work = partial(_of_token_data, inbound, finish)
             return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
-        if key := inbound.changed_by:
+        is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
+        if key := inbound.changed_by or (_PARITY if is_other else ""):
             size_bytes = sum(map(len, inbound.prompt_parts))
             return self._worked(partial(self._not_rendered, inbound, finish, key), size_bytes, _READ_BYTES_MAX)
         if isinstance(inbound, (ChatInbound, ResponsesInbound)):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from kv_protocol.openai.requests import ChatInbound
 from router.decision.errors import NoEligibleWorker
 from router.decision.view import RouteRequest
 from router.fleet.registry import SILENT_S
@@ -175,6 +176,8 @@ class Served(RequestDriver):
         if self._decided_s is None:
             self._decided_s = verdict.now_s
             serving.record_prompt(self._initial_route, self.inbound, self._prompt)
+        if isinstance(self.inbound, ChatInbound):
+            serving.chat_sent(self.inbound, verdict.winner.worker_id)
         lease = serving.routing.take(verdict)
         serving.metrics.decided(verdict)
         return Chosen(RankAttempt(verdict, lease, serving.retry_after_s_max))

@@ -85,9 +85,14 @@ class Serving:
         recent: RecentPrompts | None = None,
         *,
         kept: KeptPrompts | None = None,
+        chat_sent: Callable[[ChatInbound, str], None] = lambda _inbound, _worker_id: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`recent` and `kept` get the prompts of requests. `tracer` is None if tracing is off."""
+        """`recent` and `kept` get the prompts of requests, `chat_sent` chats and their workers' ids.
+
+        `tracer` is None if tracing is off.
+        """
+        self.chat_sent = chat_sent
         self.routing, self.admission, self.metrics = routing, admission, metrics
         self.new_id = new_id
         self.tracer = tracer
