@@ -26,12 +26,18 @@ PROMPTS = Row(
         Panel(
             title="Prompts that were not encoded",
             description="kvrouter_prompts_refused_total (503, no room), kvrouter_prompts_cancelled_total (the client "
-            "left), kvrouter_encoder_failures_total (the fast encoder failed, hf did it). Refused: raise "
+            "left), kvrouter_encoder_failures_total (the fast encoder failed, hf did it), "
+            "kvrouter_prompts_unrendered_total (routed by their text, by the key that is why); "
+            "kvrouter_engine_parity_checks_total (differs: engine_parity_lost in the log). Refused: raise "
             "tokens.waiting_bytes_max or tokens.threads.",
             queries=(
                 Query(rate("prompts_refused_total"), "refused"),
                 Query(rate("prompts_cancelled_total"), "cancelled"),
                 Query(rate("encoder_failures_total"), "the fast encoder failed"),
+                Query(rate("prompts_unrendered_total", by="key"), "only the engine knows: {{key}}"),
+                Query(
+                    rate("engine_parity_checks_total", by="outcome"), "ids that an engine was asked for: {{outcome}}"
+                ),
             ),
             unit="cps",
         ),

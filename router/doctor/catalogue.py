@@ -157,7 +157,7 @@ _PARITY: _Entries = {
     "parity.prompt_ids": (
         "error",
         "its engine makes other token ids of a chat than the router: chats of the model are routed by their text",
-        "the chat template, tokenizer and template variables that the engine was started with, at the router (`tokens.text`)",
+        "what the engine was started with, also at the router: template, tokenizer, template variables (`tokens.text`)",
     ),
     "parity.images": (
         "error",

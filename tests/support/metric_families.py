@@ -45,6 +45,7 @@ from router.live.service import live_families
 from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
+from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
@@ -159,6 +160,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
     yield from _families_of(savings_families, savings_families(Attribution(AttributionLimits())))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     yield from _families_of(journal_families, journal_families(journal))
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
