@@ -11,7 +11,7 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci nightly lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ ci: test system main-faults site  ## make test, then fleets of real processes, a
 	@$(MAKE) --no-print-directory compiled WHEEL=build/quick-wheel MYPYC_OPT_LEVEL=0
 
 ## Slower suites
-nightly: test searches system compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## everything
+nightly: test searches system clients compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## everything
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -53,7 +53,7 @@ searches: $(READY)  ## all examples of all searches, the planted bugs that harne
 	  tests/unit tests/contract tests/simulation tests/system/integration/test_history.py tests/system/e2e/test_check_capture.py
 
 system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
-	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e
+	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e tests/system/clients
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
 WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,affinity approximate breakers chains \
@@ -90,6 +90,11 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
+
+clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients
+	@$(BIN)/uv pip install --quiet --python build/clients/bin/python openai anthropic litellm langchain-openai
+	$(BIN)/python -m pytest -m slow tests/system/clients
 
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema

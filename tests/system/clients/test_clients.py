@@ -1,0 +1,90 @@
+"""Published clients, and what Codex sends, run through router and attached engine without one refusal."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kv_runtime.clock import SystemClock
+from tests.support.paths import ROOT
+from tests.system.clients.engine import ANSWERS, AllEndpoints
+from tests.system.e2e.test_attached_engines import MODEL, Cluster, published, running_cluster, speaking_for
+from tests.system.integration.engine_doubles import Rank
+from tests.system.integration.event_path import zmq_context
+
+PYTHON = ROOT / "build" / "clients" / "bin" / "python"
+WAIT_S = 60.0
+USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list the files"}]}
+CODEX: dict[str, Any] = {
+    "model": MODEL,
+    "instructions": "You edit files.",
+    "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be safe"}]}, USER],
+    "tools": [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object", "properties": {}}},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "web_search"},
+        {"type": "local_shell"},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "k",
+    "client_metadata": {"x-codex-installation-id": "1"},
+}
+ITEMS: list[dict[str, Any]] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
+    {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "c1"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
+    {"type": "local_shell_call", "call_id": "c2", "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "function_call", "name": "shell", "arguments": '{"cmd": ', "call_id": "c3"},
+    {"type": "function_call_output", "call_id": "c3", "output": "not run"},
+]
+
+
+@asynccontextmanager
+async def engine(cluster: Cluster) -> AsyncIterator[AllEndpoints]:
+    """The engine, attached, once a request is answered by it."""
+    async with AsyncExitStack() as cleanup:
+        context = await cleanup.enter_async_context(zmq_context())
+        _, (publish, replay) = await published(context, 1)
+        double = AllEndpoints(model=MODEL, ranks=[Rank()], served_paths=tuple(ANSWERS))
+        await cleanup.enter_async_context(double.serving())
+        sockets = ("--kv-events", publish, "--replay-endpoint", replay)
+        arguments = ("--engine", "vllm", "--url", double.url, *sockets)
+        await cleanup.enter_async_context(speaking_for("va", cluster.nats_url, *arguments))
+        async with asyncio.timeout(WAIT_S):
+            while not await cluster.candidates([1, 2, 3]):
+                await SystemClock().sleep(0.05)
+        yield double
+
+
+@pytest.mark.asyncio
+async def test_what_codex_sends_reaches_the_engine_as_it_was_sent() -> None:
+    turns = [CODEX, *({**CODEX, "input": [*CODEX["input"], *ITEMS[:at]]} for at in range(1, len(ITEMS) + 1))]
+    async with running_cluster() as cluster, engine(cluster) as double:
+        answered = [await cluster.client.post("/v1/responses", turn) for turn in turns]
+    assert {each.status for each in answered} == {200}
+    assert [json.loads(data) for path, _, data in double.requests if path == "/v1/responses"] == turns
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_every_call_of_published_clients_is_answered() -> None:
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} is absent: `make clients` makes it")
+    async with running_cluster() as cluster, engine(cluster) as double:
+        script = str(ROOT / "tests" / "system" / "clients" / "calls.py")
+        process = await asyncio.create_subprocess_exec(
+            str(PYTHON), script, cluster.client.data_url, MODEL, stdout=asyncio.subprocess.PIPE
+        )
+        told, _ = await process.communicate()
+    lines = told.decode().splitlines()
+    assert [line for line in lines if not line.startswith("ok ")] == []
+    assert len(lines) > 20
+    assert {path for path, _, _ in double.requests} >= set(ANSWERS) - {"/v1/rerank"}
