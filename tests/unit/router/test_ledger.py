@@ -17,7 +17,7 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from router.fleet.ledger import Ledger, RankLoad
+from router.fleet.ledger import SILENT_S, Ledger, RankLoad
 from tests.support.load_columns import shared_blocks
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
@@ -339,6 +339,14 @@ def test_a_lease_that_gave_a_sign_of_life_is_left_alone_and_a_silent_one_goes_in
     folded.apply(Renewed(lease_id="l"), 5.0)
     reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
     assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
+
+
+@pytest.mark.parametrize(("now_s", "is_ended"), [(19.75, False), (20.0, True)])
+def test_a_lease_is_silent_once_silent_s_are_over(now_s: float, is_ended: bool) -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 20.0 - SILENT_S)
+    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=19.0)
+    assert folded.tick(now_s) == [Expired(lease_id="l", cause="engine")] * is_ended
 
 
 def test_of_the_leases_that_are_too_many_every_router_ends_its_own() -> None:
