@@ -22,7 +22,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -94,11 +94,10 @@ def load(folder: Path, root: Path, parts: Sequence[str] = ()) -> list[Mutant]:
     return [each for each in mutants if not parts or any(part in f"{each.subject}.toml {each.name}" for part in parts)]
 
 
-def _checked(copy: CopiedProduct, tests: Sequence[str]) -> CopiedProduct:
+def _check(copy: CopiedProduct, tests: Sequence[str]) -> None:
     status, printed = copy.test(tests, BASE_S)
     if status != 0:
         sys.exit(f"{printed}\nwithout a mutant the tests must pass")
-    return copy
 
 
 def _try_out(copy: CopiedProduct, mutant: Mutant, tests: Sequence[str]) -> Outcome:
@@ -122,30 +121,40 @@ def outcomes(root: Path, mutants: Sequence[Mutant], copies: int = 1, others: Seq
     def tests_of(chosen: Sequence[Mutant]) -> list[str]:
         return list(others) or list(dict.fromkeys(test for each in chosen for test in each.tests))
 
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(copies) as pool:
-        native, rest = [each for each in mutants if each.is_native], [each for each in mutants if not each.is_native]
-        free: queue.SimpleQueue[CopiedProduct] = queue.SimpleQueue()
+    native, rest = [each for each in mutants if each.is_native], [each for each in mutants if not each.is_native]
+    runs = [Future[Outcome]() for _ in native]
+    free: queue.SimpleQueue[CopiedProduct] = queue.SimpleQueue()
 
-        def try_native() -> list[Outcome]:
-            copy = CopiedProduct(root, Path(scratch) / "native")
-            copy.build()
-            _checked(copy, tests_of(native))
-            return [_try_out(copy, each, tests_of([each])) for each in native]
+    def try_one(mutant: Mutant) -> Outcome:
+        copy = free.get()
+        try:
+            return _try_out(copy, mutant, tests_of([mutant]))
+        finally:
+            free.put(copy)
 
-        def try_one(mutant: Mutant) -> list[Outcome]:
-            copy = free.get()
+    def try_native(copy: CopiedProduct) -> None:
+        for mutant, run in zip(native, runs, strict=True):
             try:
-                return [_try_out(copy, mutant, tests_of([mutant]))]
-            finally:
-                free.put(copy)
+                run.set_result(_try_out(copy, mutant, tests_of([mutant])))
+            except BaseException as error:  # noqa: BLE001 - raised again where the outcome is read
+                run.set_exception(error)
 
-        for number in range(copies if rest else 0):
-            copy = CopiedProduct(root, Path(scratch) / str(number))
-            free.put(_checked(copy, tests_of(rest)) if number == 0 else copy)
-        runs = [pool.submit(try_native)] if native else []
-        runs += [pool.submit(try_one, each) for each in rest]
-        for run in runs:
-            yield from run.result()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(copies) as pool:
+        try:
+            if native:
+                copy = CopiedProduct(root, Path(scratch) / "native")
+                copy.build()
+                _check(copy, tests_of(native))
+                pool.submit(try_native, copy)
+            for number in range(copies if rest else 0):
+                copy = CopiedProduct(root, Path(scratch) / str(number))
+                if number == 0:
+                    _check(copy, tests_of(rest))
+                free.put(copy)
+            for run in (*runs, *[pool.submit(try_one, each) for each in rest]):
+                yield run.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @click.command(help=__doc__)
