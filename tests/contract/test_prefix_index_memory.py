@@ -272,6 +272,16 @@ def test_blocks_that_come_and_go_in_any_order_need_no_more_memory_than_those_tha
     assert index.self_check() == [], f"seed {seed}"
 
 
+def test_of_the_blocks_behind_a_refused_one_those_that_are_held_are_not_refused(tight: PrefixIndex) -> None:
+    held_before = chain(1, seed=6)
+    tight.store(0, None, held_before, GPU, 0)
+    stored, refused = fill(tight), tight.statistics().refused_blocks_total
+    tight.store(0, None, [*chain(9_000, seed=7), *held_before], GPU, 0)
+    more = tight.digest(0, GPU).block_count - stored
+    assert 0 <= more < 9_000
+    assert tight.statistics().refused_blocks_total - refused == 9_000 - more
+
+
 def test_without_memory_a_parked_block_is_parked_again_and_no_other(tight: PrefixIndex) -> None:
     waiting = chain(40_000, seed=5)
     tight.store(0, 7, waiting, GPU, 0)
