@@ -166,7 +166,8 @@ def main(parts: tuple[str, ...], copies: int, others: tuple[str, ...]) -> None:
     found = list[Outcome]()
     for each in outcomes(ROOT, load(Path(__file__).parent, ROOT, parts), copies, others):
         found.append(each)
-        click.echo(f"{each.verdict:8}{each.kind:11}{each.seconds:4.0f} s  {each.mutant.subject}: {each.mutant.name}")
+        row = f"{each.verdict:8}{each.kind:11}{each.seconds:4.0f} s  {each.mutant.subject}: {each.mutant.name}"
+        click.echo(f"{row}  [{each.test}]" if each.test else row)
     kinds = Counter(each.kind for each in found if each.verdict == "caught")
     click.echo(f"{len(found)} mutants, {kinds.total()} caught: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}")
     sys.exit(kinds.total() < len(found))

@@ -370,3 +370,16 @@ def test_the_statistics_tell_how_far_promises_and_reports_differ() -> None:
     folded = ledger(routed("l", 1), routed("m", 2), routed("n", 1, at=B0), reported(A0, 3, 4, 500))
     told = folded.statistics()
     assert (told.open_leases, told.differences) == (3, {A0: 5})
+
+
+def test_a_ledger_that_is_restored_ends_the_same_leases() -> None:
+    folded, restored = Ledger(lease_s=300.0), Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 0.0)
+    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=20.0)
+    for rank_row in folded.rank_rows():
+        restored.restore_rank(rank_row)
+    for lease_row in folded.lease_rows():
+        restored.restore_lease(lease_row)
+    assert restored.tick(20.6) == folded.tick(20.6) == [Expired(lease_id="l", cause="engine")]
+    restored.apply(routed("m", 1), 20.6)
+    assert restored.tick(31.0)[:-1] == [Expired(lease_id="l", cause="engine")], "the younger one may not be known yet"
