@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kv_protocol.continuation import token_comment
+from router.server.exchange import BUFFERED_BYTES_MAX
 from tests.system.integration.http.serving import Http, answered, post, running, until
 from tests.unit.router.upstream import (
     DONE,
@@ -86,6 +87,16 @@ async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
         assert b"upstream_failed" in body
         assert body.endswith(DONE)
         assert [each.split(":")[0] for each in http.watcher.heard][-2:] == ["cut body", "failed body begun"]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_does_not_go_on_within_an_event() -> None:
+    half = b"data: " + b"x" * (BUFFERED_BYTES_MAX + 1000)
+    async with Upstream(in_turn(cut_after(ONE, half), streams(TWO, DONE))) as worker, running() as http:
+        body = await asked(http, worker, [b""])
+    assert body.startswith(ONE + half)
+    assert TWO not in body
+    assert b"upstream_failed" in body
 
 
 @pytest.mark.asyncio
