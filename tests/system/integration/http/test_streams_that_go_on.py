@@ -10,7 +10,7 @@ import pytest
 
 from kv_protocol.continuation import token_comment
 from router.server.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Http, answered, post, running, until
+from tests.system.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -279,6 +279,8 @@ async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begu
         await asked_for.wait()
         writer.close()
         await until(lambda: http.watchers[0].heard == ["gone"])
+        reader, _ = await http.dial(get())
+        await answered(reader)  # by now a connection that was to be closed is closed
         await until(lambda: len(http.plane.upstreams.connections) == int(is_once))
         may_answer.set()
         await was_left.wait()
