@@ -11,7 +11,7 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ ci: test system main-faults site  ## make test, then fleets of real processes, a
 	@$(MAKE) --no-print-directory compiled WHEEL=build/quick-wheel MYPYC_OPT_LEVEL=0
 
 ## Slower suites
-nightly: test searches system clients compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke site  ## everything
+nightly: test searches system clients compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke mutants site  ## everything
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -120,6 +120,9 @@ soak-smoke: $(WHEEL)/.ready  # a fiftieth of it
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@indexer/native/sanitize/run
+
+mutants: native  ## small bugs in a copy of the product, one after the other: a test must see each (ONLY=a part of a name)
+	$(BIN)/python -m tests.mutants.run -j 2 $(if $(ONLY),'$(ONLY)')
 
 native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native

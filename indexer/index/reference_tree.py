@@ -57,8 +57,8 @@ class ReferenceTree:
         """Return how many blocks were refused: the first without memory, and all behind it that are not held."""
         refused = 0
         for sequence_hash in hashes:
-            if refused and not self._ranks[rank].has(sequence_hash, tier):
-                refused += 1
+            if refused:
+                refused += not self._ranks[rank].has(sequence_hash, tier)
             elif parent is None or parent in self._nodes:
                 refused += not self._attach(rank, parent, sequence_hash, 1 << tier, now_s)
             else:

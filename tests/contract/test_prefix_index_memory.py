@@ -8,7 +8,7 @@ import pytest
 from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
-from tests.contract.indexes import EXTERNAL, GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks
+from tests.contract.indexes import EXTERNAL, GPU, HOST, TTL_S, MakeIndex, both, chain, dumped, held, with_ranks
 
 PATH = chain(40_000)
 HASHES = array("Q", PATH)
@@ -270,6 +270,40 @@ def test_blocks_that_come_and_go_in_any_order_need_no_more_memory_than_those_tha
     assert index.statistics().held_blocks == len(live), f"seed {seed}"
     assert max(seen) <= 1.5 * max(seen[:3]), f"seed {seed}: {seen}"
     assert index.self_check() == [], f"seed {seed}"
+
+
+def test_of_the_blocks_behind_a_refused_one_those_that_are_held_are_not_refused(tight: PrefixIndex) -> None:
+    held_before = chain(1, seed=6)
+    tight.store(0, None, held_before, GPU, 0)
+    stored, refused = fill(tight), tight.statistics().refused_blocks_total
+    tight.store(0, None, [*chain(9_000, seed=7), *held_before], GPU, 0)
+    more = tight.digest(0, GPU).block_count - stored
+    assert 0 <= more < 9_000
+    assert tight.statistics().refused_blocks_total - refused == 9_000 - more
+
+
+def test_without_memory_a_parked_block_is_parked_again_and_no_other(tight: PrefixIndex) -> None:
+    waiting = chain(40_000, seed=5)
+    tight.store(0, 7, waiting, GPU, 0)
+    parked, refused = tight.statistics().parked_blocks, tight.statistics().refused_blocks_total
+    assert 0 < parked == 40_000 - refused < 40_000, "there is no memory for more"
+    tight.store(0, 7, waiting[:1], GPU, 1)
+    assert tight.statistics().refused_blocks_total == refused
+    tight.store(1, 7, waiting[:1], GPU, 1)
+    assert tight.statistics().refused_blocks_total == refused + 1
+    assert tight.expire(TTL_S) == {0}
+    assert tight.statistics().parked_blocks == 1, "it waits anew since it was parked again"
+
+
+def test_a_chain_that_is_held_alike_again_has_no_more_parts_than_before(index: PrefixIndex) -> None:
+    index.store(0, None, PATH[:16], GPU, 0)
+    before = index.structure()
+    index.store(1, None, PATH[:16], GPU, 0)
+    for at in (5, 9, 2, 12):
+        index.remove(1, PATH[at : at + 2], GPU)
+    index.remove(1, [block for block in PATH[:16] if 1 in index.holders(block)], GPU)
+    assert held(index, 1) == {}
+    assert index.structure() == before
 
 
 def test_structure_is_nothing_when_nothing_is_held_or_parked(index: PrefixIndex) -> None:

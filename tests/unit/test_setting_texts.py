@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from indexer.config import IndexerSettings
 from kv_runtime.config.sections import ControlSection, Section
@@ -45,6 +45,15 @@ def test_no_text_or_secret_of_any_setting_may_have_control_characters() -> None:
     ]
     assert taken == [(EngineSection, "answer")], "of the simulated engine: it is no part of a head or a log"
     assert len(TEXTS) > 60
+
+
+@pytest.mark.parametrize("names", [{"a": INJECTED}, {INJECTED: "a"}, {"a": (INJECTED,)}])
+def test_no_text_in_a_mapping_may_have_control_characters(names: dict[str, Any]) -> None:
+    class NamesSection(Section):
+        names: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+
+    (error,) = errors(NamesSection, names=names)
+    assert error["loc"] == ("names",)
 
 
 def test_a_refused_secret_is_not_in_the_message() -> None:

@@ -11,12 +11,14 @@ from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpo
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerCame, WorkerGone
 from indexer.follow.messages import read_message
+from indexer.follow.question_turns import RECOVERIES_MAX
 from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Batch
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import RecoverRequest
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of
@@ -247,3 +249,12 @@ def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_
         assert each.off_log() == [A0]
         told(each, arrived(A0, later[2]))
         assert (each.off_log(), set(each.held(A0))) == ([], set(life.rows()))
+
+
+def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
+    fold = fold_of(make_index())
+    empty = fold.checkpoint(CREATED, SEQ, WALL_NS)
+    wanted = told(fold, *(BytesRefused(WorkerRank("w", at)) for at in range(RECOVERIES_MAX + 1)))
+    assert len(wanted) == RECOVERIES_MAX, "one more waits for its turn"
+    fold.restore(empty, 1.0)
+    assert told(fold, BytesRefused(A0), now_s=1.0) == [Question(A0, RecoverRequest(RECOVERIES_MAX + 1))]

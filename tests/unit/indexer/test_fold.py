@@ -107,6 +107,13 @@ def fold() -> IndexFold:
 # ------------------------------------------------------------------------------------------------- facts to overlap
 
 
+@pytest.mark.parametrize("ranks", [63, 64, 129])
+def test_what_any_number_of_ranks_hold_is_no_overlap_of_a_rank_without_a_slot(fold: IndexFold, ranks: int) -> None:
+    known = [WorkerRank("w", at) for at in range(ranks)]
+    told(fold, *(batch(rank, 1, path()) for rank in known))
+    assert depths(fold, *known, C0) == [*[(6, 6, 6, 6)] * ranks, (0, 0, 0, 0)]
+
+
 def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFold) -> None:
     assert told(fold, batch(A0, 1, path()), batch(A1, 1, path(0, 2)), batch(B0, 1, path(0, 4, Tier.HOST))) == []
     views = fold.overlap(PATH, [B0, C0, A0, A1])

@@ -293,6 +293,13 @@ def test_a_repair_that_was_proven_is_forgotten() -> None:
         assert give(follower, repaired(second + 1, 3), second, holds()) == [mended()]
 
 
+def test_a_repair_in_vain_of_a_former_epoch_is_forgotten() -> None:
+    follower, wrong = after(*LIVE), holds(7)
+    assert give(follower, pulse(3), 0, wrong) == [repair(1)]
+    assert give(follower, repaired(1, 3), 0, wrong) == [mended()]
+    assert give(follower, pulse(0, LATER), 1, wrong) == [ReplaceAll(), repair(2)]
+
+
 def test_a_question_that_is_not_true_any_more_makes_all_wanted() -> None:
     follower = after(*DOUBT)
     follower.on_untrue_question(1)

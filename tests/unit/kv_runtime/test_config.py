@@ -118,6 +118,19 @@ def test_a_section_in_one_variable_is_json(monkeypatch: pytest.MonkeyPatch) -> N
     assert (settings.policy.temperature, settings.policy.inner.level) == (0.25, 4)
 
 
+@pytest.mark.parametrize("is_in_environment", [True, False])
+def test_a_section_given_as_a_mapping_leaves_what_it_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_environment: bool
+) -> None:
+    file = file_with(tmp_path, "policy: {mode: round-robin, names: [a], inner: {level: 3}}\n")
+    text = '{"temperature": 0.25, "inner": {}}'
+    if is_in_environment:
+        monkeypatch.setenv("KVROUTER_POLICY", text)
+    settings = load_settings(Tree, file=file, assignments=() if is_in_environment else [f"policy={text}"])
+    expected = PolicySection(mode="round-robin", names=["a"], temperature=0.25, inner=InnerSection(level=3))
+    assert settings.policy == expected
+
+
 def test_an_assignment_of_nothing_is_the_empty_text(tmp_path: Path) -> None:
     settings = load_settings(Tree, file=file_with(tmp_path, "nats: {url: 'nats://a:1'}\n"), assignments=["nats.url="])
     assert settings.nats.url == ""

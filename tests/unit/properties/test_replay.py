@@ -149,6 +149,14 @@ def test_every_core_with_figures_is_compared_and_has_some() -> None:
     assert sum(state.affinity.statistics().moved_total for state in states) > 0
 
 
+def test_a_router_that_begins_anew_knows_nothing_of_what_was_said_of_ranks_before() -> None:
+    for seed in SEEDS:
+        records = lived(seed)[1]
+        began = next(at for at, record in enumerate(records) if isinstance(record, JournalBegan))
+        doubted = [msgspec.structs.replace(each, doubt="behind") for each in records if isinstance(each, RankStanding)]
+        assert differences([records[began], *doubted, *records]) == []
+
+
 # ------------------------------------------------------------------------------------------- what is planted is found
 
 

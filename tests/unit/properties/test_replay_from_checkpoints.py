@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
-from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, Refused, TimePassed
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, RankStanding, Refused, TimePassed
 from router.decision.state import RouterState
 from router.journal.checkpoint import tables_of
 from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay
@@ -84,6 +84,15 @@ def test_from_the_beginning_every_checkpoint_is_what_the_records_before_it_come_
     _, decisions, checkpoints = taken(records)
     assert [each for each in decisions if not each.equal] == []
     assert checkpoints == [CheckpointRead(is_compared=True)] * len(starts(records))
+
+
+def test_what_was_said_of_ranks_before_a_checkpoint_is_forgotten() -> None:
+    for seed in range(4):
+        _, records = lived(seed, "kv")
+        first = starts(records)[0]
+        doubted = [msgspec.structs.replace(each, doubt="behind") for each in records if isinstance(each, RankStanding)]
+        _, decisions, _ = taken([*records[:first], *doubted, *records[first:]])
+        assert [each.difference for each in decisions if not each.equal] == []
 
 
 def test_a_life_with_checkpoints_is_the_one_without() -> None:

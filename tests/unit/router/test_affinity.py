@@ -80,6 +80,22 @@ def test_a_worker_that_left_binds_no_session_and_its_leases_end_without_effect()
     assert affinity.statistics().in_flight == 2
 
 
+def test_a_session_that_was_idle_and_goes_elsewhere_has_moved() -> None:
+    affinity = Affinity()
+    for lease_id, name in (("l1", "w0/0"), ("l2", "w0/0"), ("l3", "w1/0")):
+        affinity.apply(routed(lease_id, "s", name), 0.0)
+        affinity.apply(Finished(lease_id=lease_id), 1.0)
+    assert affinity.statistics().moved_total == 1
+
+
+def test_of_several_idle_sessions_the_one_that_became_so_first_goes() -> None:
+    affinity = Affinity(AffinityLimits(sessions_max=2))
+    for name in "abc":
+        affinity.apply(routed(f"l-{name}", name), 0.0)
+        affinity.apply(Finished(lease_id=f"l-{name}"), 1.0)
+    assert [affinity.bound(name, 1.0) is not None for name in "abc"] == [False, True, True]
+
+
 def test_beyond_the_bound_the_longest_idle_goes_and_of_those_in_flight_the_oldest() -> None:
     affinity = Affinity(AffinityLimits(sessions_max=2))
     for name in "ab":

@@ -17,7 +17,7 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from router.fleet.ledger import Ledger, RankLoad
+from router.fleet.ledger import SILENT_S, Ledger, RankLoad
 from tests.support.load_columns import shared_blocks
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
@@ -341,6 +341,14 @@ def test_a_lease_that_gave_a_sign_of_life_is_left_alone_and_a_silent_one_goes_in
     assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
 
 
+@pytest.mark.parametrize(("now_s", "is_ended"), [(19.75, False), (20.0, True)])
+def test_a_lease_is_silent_once_silent_s_are_over(now_s: float, is_ended: bool) -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 20.0 - SILENT_S)
+    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=19.0)
+    assert folded.tick(now_s) == [Expired(lease_id="l", cause="engine")] * is_ended
+
+
 def test_of_the_leases_that_are_too_many_every_router_ends_its_own() -> None:
     folded = Ledger(lease_s=300.0)
     folded.apply(routed("l", 1), 0.0, "other")
@@ -362,3 +370,16 @@ def test_the_statistics_tell_how_far_promises_and_reports_differ() -> None:
     folded = ledger(routed("l", 1), routed("m", 2), routed("n", 1, at=B0), reported(A0, 3, 4, 500))
     told = folded.statistics()
     assert (told.open_leases, told.differences) == (3, {A0: 5})
+
+
+def test_a_ledger_that_is_restored_ends_the_same_leases() -> None:
+    folded, restored = Ledger(lease_s=300.0), Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 0.0)
+    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=20.0)
+    for rank_row in folded.rank_rows():
+        restored.restore_rank(rank_row)
+    for lease_row in folded.lease_rows():
+        restored.restore_lease(lease_row)
+    assert restored.tick(20.6) == folded.tick(20.6) == [Expired(lease_id="l", cause="engine")]
+    restored.apply(routed("m", 1), 20.6)
+    assert restored.tick(31.0)[:-1] == [Expired(lease_id="l", cause="engine")], "the younger one may not be known yet"

@@ -232,6 +232,12 @@ def test_a_rank_that_wins_without_affinity_does_not_win_by_affinity() -> None:
     assert chosen(moment, affinity="soft").reason == "load"
 
 
+def test_a_rank_that_holds_more_and_wins_only_at_a_discount_wins_by_affinity() -> None:
+    # 40 tokens: 4 * 2.5 + 3 = 13 at the idle one, half of 4 * 0.5 + 3 + 20 at home
+    home = row("w0/0", overlap_blocks=HELD, active_blocks=20)
+    assert chosen(view(home, row("w1/0"), bound=rank("w0/0")), affinity="soft").reason == "affinity"
+
+
 def test_without_affinity_a_home_has_no_say() -> None:
     assert str(chosen(view(*AT_HOME, bound=rank("w0/0"))).winner) == "w1/0"
 
@@ -244,6 +250,11 @@ NEW = row("w1/0", newcomer=True)
 def test_a_newcomer_that_had_its_share_is_left_out_of_a_full_miss_and_named() -> None:
     found = chosen(view(row("w0/0", active_blocks=50), NEW))
     assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "newcomer", ("", HAD_ITS_SHARE))
+
+
+def test_a_session_that_goes_home_does_so_by_affinity_whoever_is_left_out() -> None:
+    found = chosen(view(row("w0/0"), NEW, row("w2/0"), bound=rank("w0/0")), affinity="hard")
+    assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "affinity", ("", HAD_ITS_SHARE, ""))
 
 
 @pytest.mark.parametrize(

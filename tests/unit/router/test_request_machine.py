@@ -257,6 +257,20 @@ def test_a_cut_stream_resumes_behind_its_tokens() -> None:
     assert not machine.may_move(events, None, begun=True), "the limit of migrations is reached"
 
 
+def test_an_error_in_answer_to_a_resumed_stream_is_not_the_clients() -> None:
+    machine = after(parsed(migration_limit=1, retry_limit=0, stream=True), Admitted(), Chosen(Try("w0")))
+    machine.receive(HeadCame(200, STREAM))
+    machine.receive(FirstByteCame())
+    events = token_comment([5]) + b'data: {"id":"a","created":1,"choices":[{"finish_reason":null}]}\n\n'
+    machine.receive(StreamCut("body", "cut", events))
+    w1 = Try("w1")
+    machine.receive(Chosen(w1))
+    assert machine.receive(HeadCame(404, {})) == (Drop(),)
+    refusal = refusals.worker_failed("w1", "status 404 to an answer that was to go on")
+    lost = StreamLost("no_worker")
+    assert machine.receive(AnswerDropped()) == (over(w1), lost, ended(refusal.outcome, refusal), Refuse(refusal))
+
+
 def test_a_cut_stream_that_lacks_only_its_end_is_ended() -> None:
     machine, w0 = after(parsed(migration_limit=1, stream=True, max_tokens=2), Admitted()), Try("w0")
     machine.receive(Chosen(w0))

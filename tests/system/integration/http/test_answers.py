@@ -28,6 +28,8 @@ from tests.unit.router.upstream import (
 GOOD = answers(200, completion())
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
 LONG = b"x" * (BUFFERED_BYTES_MAX + 1000)
+NEVER_S = 3600.0
+"""No test waits until an idle connection is closed for its age."""
 
 
 @pytest.mark.asyncio
@@ -397,11 +399,11 @@ UNUSABLE: dict[str, bytes] = {
 @pytest.mark.asyncio
 @pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
 async def test_a_connection_that_cannot_go_on_is_closed(answer: bytes) -> None:
-    async with Upstream(says_and_waits(answer)) as worker, running() as http:
+    async with Upstream(says_and_waits(answer)) as worker, running(worker_idle_s=NEVER_S) as http:
         http.worker = worker.base_url
         reader, _ = await http.dial(post())
         assert (await answered(reader)).status == 200
-        await worker.gone.wait()
+        await until(worker.gone.is_set)
 
 
 @pytest.mark.asyncio
@@ -414,12 +416,12 @@ async def test_unrequested_bytes_end_an_idle_connection() -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\n")
         await exchange.until_gone()
 
-    async with Upstream(script) as worker, running() as http:
+    async with Upstream(script) as worker, running(worker_idle_s=NEVER_S) as http:
         http.worker = worker.base_url
         reader, _ = await http.dial(post())
         await answered(reader)
         more.set()
-        await worker.gone.wait()
+        await until(worker.gone.is_set)
 
 
 @pytest.mark.asyncio
@@ -444,7 +446,7 @@ DROPPED: dict[str, tuple[Script, int]] = {
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("script", "kept"), DROPPED.values(), ids=DROPPED)
 async def test_an_answer_that_is_not_wanted_goes_nowhere(script: Script, kept: int) -> None:
-    async with Upstream(script) as worker, running() as http:
+    async with Upstream(script) as worker, running(worker_idle_s=NEVER_S) as http:
         http.worker, http.unwanted = worker.base_url, {503}
         reader, _ = await http.dial(post())
         answer = await answered(reader)

@@ -20,6 +20,7 @@ from tests.unit.router.upstream import (
     completion,
     event,
     says_and_waits,
+    streams,
 )
 
 GOOD = answers(200, completion())
@@ -352,6 +353,23 @@ async def test_a_slow_reader_gets_all_of_it() -> None:
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert (await answered(reader)).body == part * 100
         assert (await answered(reader)).body == b"/after?"
+
+
+@pytest.mark.asyncio
+async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
+    part = b"data: " + b"x" * 60_000 + b"\n\n"
+
+    async with Upstream(streams(*[part] * 100)) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, writer = await http.dial(post(), limit=4096)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
+        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        (connection,) = http.plane.upstreams.connections
+        now_s = asyncio.get_running_loop().time()
+        for later_s in (0.0, http.timeouts.between_bytes_s + 1.0):
+            connection.check_timeouts(now_s + later_s)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await answered(reader)).body == part * 100
 
 
 @pytest.mark.asyncio

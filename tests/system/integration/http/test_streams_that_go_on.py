@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from kv_protocol.continuation import token_comment
-from tests.system.integration.http.serving import Http, answered, post, running, until
+from router.server.exchange import BUFFERED_BYTES_MAX
+from tests.system.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -86,6 +87,16 @@ async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
         assert b"upstream_failed" in body
         assert body.endswith(DONE)
         assert [each.split(":")[0] for each in http.watcher.heard][-2:] == ["cut body", "failed body begun"]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_does_not_go_on_within_an_event() -> None:
+    half = b"data: " + b"x" * (BUFFERED_BYTES_MAX + 1000)
+    async with Upstream(in_turn(cut_after(ONE, half), streams(TWO, DONE))) as worker, running() as http:
+        body = await asked(http, worker, [b""])
+    assert body.startswith(ONE + half)
+    assert TWO not in body
+    assert b"upstream_failed" in body
 
 
 @pytest.mark.asyncio
@@ -268,6 +279,8 @@ async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begu
         await asked_for.wait()
         writer.close()
         await until(lambda: http.watchers[0].heard == ["gone"])
+        reader, _ = await http.dial(get())
+        await answered(reader)  # by now a connection that was to be closed is closed
         await until(lambda: len(http.plane.upstreams.connections) == int(is_once))
         may_answer.set()
         await was_left.wait()

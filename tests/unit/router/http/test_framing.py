@@ -60,6 +60,15 @@ def test_what_is_no_chunked_body_is_refused_in_any_pieces(data: bytes) -> None:
             read(data + b"\r\n" * 3000, piece)
 
 
+@pytest.mark.parametrize(
+    "data", [b"1\r\nab\r\n0\r\n\r\n", b"1\na\r\n0\r\n\r\n", b"1\r\na\n0\r\n\r\n", b"1\r\na\r\n0\n\r\n", b"0\r\n\n"]
+)
+def test_a_fault_is_refused_though_a_body_would_end_behind_it(data: bytes) -> None:
+    for piece in range(1, len(data) + 1):
+        with pytest.raises(Malformed):
+            read(data, piece)
+
+
 def test_the_rest_of_a_chunk_is_known() -> None:
     reader = ChunkReader()
     reader.feed(b"fffffffffffffff\r\nabc", bytearray())
