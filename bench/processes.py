@@ -100,6 +100,19 @@ class ProcessFailed(Exception):
     """A process ended, or did not become ready; the message ends with what it printed."""
 
 
+async def started(command: list[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start a command, both outputs of which go to one pipe; it gets SIGTERM when this process is killed."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C in a terminal reaches only its owner, which ends it in order
+    )
+
+
 class ChildProcess:
     """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`.
 
@@ -141,15 +154,7 @@ class ChildProcess:
     async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start it; a task of `group` reads its output. `variables` join those of its environment."""
         environment = own_environment() if self.command[0] == sys.executable else child_environment()
-        self._child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
-            *self.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**environment, **variables},
-            start_new_session=True,  # Ctrl-C in a terminal reaches only its owner, which ends it in order
-        )
+        self._child = await started(self.command, {**environment, **variables})
         self._reading = group.create_task(self._read(self._child))
 
     async def _read(self, child: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""What all tests have: a time limit of their clean-up, logs as they were, short searches, and rare garbage collections.
+"""What all tests have: time limits of clean-ups, logs as they were, short searches, rare garbage collections, a broker.
 
 pytest-timeout ends its watch where a test fails, before its fixtures are torn down. A clean-up that waits for ever
 after a failure would hold the whole run.
@@ -10,10 +10,12 @@ import signal
 from collections.abc import Generator, Iterator
 
 import pytest
+import pytest_asyncio
 import structlog
 from hypothesis import settings
 
 from tests.support.amount import EVERY_DAY
+from tests.system.integration.broker import Broker, lasting_broker
 
 _TEARDOWN_S = 120.0
 _AGAIN_S = 10.0
@@ -56,3 +58,17 @@ def logs_as_before() -> Iterator[None]:
     if structlog.is_configured():
         structlog.reset_defaults()
         root.handlers, root.level = handlers, level
+
+
+@pytest.fixture(scope="session")
+def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The broker of this process, which starts with the first test that has it."""
+    with lasting_broker(tmp_path_factory.mktemp("log") / "store") as lasting:
+        yield lasting
+
+
+@pytest_asyncio.fixture
+async def broker(one_broker: Broker) -> Broker:
+    """A broker that runs and keeps nothing; the test may kill it."""
+    await one_broker.renew()
+    return one_broker

@@ -1,7 +1,6 @@
 """What an engine's events become in its ranks' streams is the same, polled in this process or published over ZeroMQ."""
 
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,19 +12,13 @@ from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_runtime.event_log import EventLog
 from tests.contract.event_paths import WAYS, Engine, StartEngine, polled
 from tests.support.planting import plant
-from tests.system.integration.broker import Broker, eventually, running_broker
+from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import NATS, batches_in, connected, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin, OriginStatistics
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.batches import DecoderCounts
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-
-
-@pytest_asyncio.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path / "store") as running:
-        yield running
 
 
 @pytest_asyncio.fixture

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +12,7 @@ import pytest
 from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Children
-from tests.system.integration.broker import running_broker
+from tests.system.integration.broker import Broker
 from tests.system.integration.event_path import connected
 from tests.system.integration.scripted_rank import ScriptedRank
 
@@ -63,10 +62,10 @@ class Past:
 
 
 @asynccontextmanager
-async def past(store: Path, processes: int) -> AsyncIterator[Past]:
+async def past(broker: Broker, processes: int) -> AsyncIterator[Past]:
     """The router runs, in so many serving processes; the rank told nothing yet."""
     data, control = free_ports(2)
-    async with running_broker(store) as broker, connected(broker.url) as log, Children() as children:
+    async with connected(broker.url) as log, Children() as children:
         ports = ("--port", str(data), "--control-port", str(control), "--processes", str(processes))
         router = ("router", *ports, "--nats-url", broker.url)
         child = await children.start_ours("router", *router, ready="control plane", settings=QUIET)
@@ -76,9 +75,9 @@ async def past(store: Path, processes: int) -> AsyncIterator[Past]:
             yield Past(f"http://127.0.0.1:{control}", session, told, child.pid)
 
 
-async def test_the_tree_of_a_past_moment_has_what_was_removed_since(tmp_path: Path) -> None:
+async def test_the_tree_of_a_past_moment_has_what_was_removed_since(broker: Broker) -> None:
     clock = SystemClock()
-    async with past(tmp_path, 2) as shown:
+    async with past(broker, 2) as shown:
         before_s = clock.wall_ns() / 1e9
         await shown.told.store(11, 12, 13)
         then_s = clock.wall_ns() / 1e9
@@ -99,9 +98,9 @@ async def test_the_tree_of_a_past_moment_has_what_was_removed_since(tmp_path: Pa
         assert (refused["error"]["code"], refused["error"]["message"]) == ("moment_not_ready", earlier["message"])
 
 
-async def test_two_moments_are_kept_and_the_least_recently_used_one_is_dropped(tmp_path: Path) -> None:
+async def test_two_moments_are_kept_and_the_least_recently_used_one_is_dropped(broker: Broker) -> None:
     clock = SystemClock()
-    async with past(tmp_path, 1) as shown:
+    async with past(broker, 1) as shown:
         times = []
         for first in (10, 20, 30):
             await shown.told.store(first)

@@ -4,9 +4,13 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import nats
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import EmbeddedNats
@@ -16,11 +20,12 @@ _LOOK_S = 0.005
 
 
 class Broker:
-    """The server of one test. Its address never changes."""
+    """A server. Its address never changes; its part in an event loop is in `loop`, or in that of who calls."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._store = store
-        self._server = EmbeddedNats(port=0, store_dir=store)
+        self._loop = loop
+        self._server: EmbeddedNats | None = None
         self.port = 0
 
     @property
@@ -28,29 +33,71 @@ class Broker:
         return f"nats://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = EmbeddedNats(port=self.port, store_dir=self._store)
-        await self._server.start()
-        self.port = int(self._server.url.rsplit(":", 1)[1])
+        server = EmbeddedNats(port=self.port, store_dir=self._store)
+        await self._there(server.start())
+        self._server = server
+        self.port = int(server.url.rsplit(":", 1)[1])
 
     async def kill(self) -> None:
         """It is gone without a word."""
-        os.kill(self._server.pid, signal.SIGKILL)
-        await self._server.stop()
+        self._signal(signal.SIGKILL)
+        await self.stop()
 
     def freeze(self) -> None:
         """Connections stay up, nothing is answered: the server, which may be at work elsewhere, has stopped."""
-        os.kill(self._server.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._server.pid, os.WSTOPPED | os.WNOWAIT)
+        os.waitid(os.P_PID, self._signal(signal.SIGSTOP), os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        os.kill(self._server.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def lose_store(self) -> None:
         """What was kept is gone; between `kill` and `start`."""
         shutil.rmtree(self._store)
 
     async def stop(self) -> None:
-        await self._server.stop()
+        server, self._server = self._server, None
+        if server is not None:
+            await self._there(server.stop())
+
+    async def renew(self) -> None:
+        """It runs and keeps nothing, whatever was done to it: as one that was started for the first time."""
+        if self._server is None:
+            shutil.rmtree(self._store, ignore_errors=True)
+            await self.start()
+            return
+        self.thaw()
+        client = await nats.connect(self.url)
+        log = client.jetstream()
+        for stream in await log.streams_info():
+            await log.delete_stream(stream.config.name or "")
+        await client.close()
+
+    def _signal(self, number: signal.Signals) -> int:
+        assert self._server is not None
+        os.kill(self._server.pid, number)
+        return self._server.pid
+
+    async def _there(self, call: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            await call
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+
+@contextmanager
+def lasting_broker(store: Path) -> Iterator[Broker]:
+    """A broker that tests with event loops of their own have in turn, each after `renew`."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    broker = Broker(store, loop)
+    try:
+        yield broker
+    finally:
+        asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 @asynccontextmanager
