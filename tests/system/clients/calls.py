@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Calls of published clients at the OpenAI endpoint BASE_URL; prints a line `ok NAME` for each that was answered.
 
 Run by the tests in an environment that has the clients (`make clients`): `python calls.py BASE_URL MODEL`.

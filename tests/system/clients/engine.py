@@ -20,9 +20,10 @@ def _chat(body: dict[str, Any]) -> Any:
     head = {"id": "chatcmpl-1", "created": 1, "model": body["model"]}
     if not body.get("stream"):
         message = {"role": "assistant", "content": _TEXT, "tool_calls": []}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         return head | {"object": "chat.completion", "choices": [choice], "usage": _USAGE}
     deltas = [{"role": "assistant", "content": ""}, {"content": _TEXT}]
+    choices: list[list[dict[str, Any]]]
     choices = [[{"index": 0, "delta": each, "finish_reason": None}] for each in deltas]
     choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
     chunks = [head | {"object": "chat.completion.chunk", "choices": each} for each in choices]
