@@ -146,6 +146,28 @@ def test_a_checkpoint_of_another_version_is_named_and_is_no_start() -> None:
         assert words in read.difference
 
 
+def test_a_checkpoint_without_a_table_is_no_start() -> None:
+    _, records = lived(3, "kv")
+    at = starts(records)[2]
+    place = next(at for at in range(at, len(records)) if isinstance(records[at], CheckpointPart))
+    end = next(at for at in range(at, len(records)) if isinstance(records[at], CheckpointEnded))
+    ended = records[end]
+    assert isinstance(ended, CheckpointEnded)
+    fewer = msgspec.structs.replace(ended, parts=ended.parts - 1)
+    _, _, (read, *_) = taken([*records[at:place], *records[place + 1 : end], fewer, *records[end + 1 :]])
+    assert read == CheckpointRead(is_compared=False, difference="checkpoint: without the tables policy")
+
+
+def test_a_checkpoint_that_is_not_what_the_records_before_it_come_to_is_told() -> None:
+    _, records = lived(3, "kv")
+    second = starts(records)[1]
+    at = max(at for at, record in enumerate(records[:second]) if isinstance(record, Decided))
+    _, _, checkpoints = taken([*records[:at], *records[at + 1 :]])
+    assert checkpoints[0] == CheckpointRead(is_compared=True)
+    assert checkpoints[1].is_compared
+    assert "is not as the records before it make it" in checkpoints[1].difference
+
+
 # ------------------------------------------------------------------------------------------- what is planted is found
 
 
