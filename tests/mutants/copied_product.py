@@ -89,6 +89,7 @@ class CopiedProduct:
         process = subprocess.Popen(
             [str(self._python), "-m", "pytest", *EVERY_DAY, *options, *tests],
             cwd=self._folder,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},  # it is as old as a mutant of the same second and length
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
