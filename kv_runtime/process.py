@@ -6,6 +6,7 @@ A child process is given no more of the environment than `child_environment`: el
 import asyncio
 import ctypes
 import gc
+import json
 import os
 import signal
 import sys
@@ -75,6 +76,11 @@ def print_lines(*lines: str, err: bool = False) -> None:
     """Print lines for people, each `printable`: names in them come from the network."""
     for line in lines:
         click.echo(printable(line), err=err)
+
+
+def print_json(value: bytes) -> None:
+    """Print JSON for programs on a line; a terminal gets ASCII alone, since names in it come from the network."""
+    click.echo(json.dumps(json.loads(value), separators=(",", ":")))
 
 
 def prepare_process() -> None:

@@ -20,7 +20,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_lines
+from kv_runtime.process import print_json, print_lines
 from router.cli.options import NothingRead, moment, run_on_log, swept, with_settings
 from router.config import RouterSettings
 from router.decision.policies import MODES
@@ -116,7 +116,7 @@ def what_if(
     if plot is not None:
         write_plot(result, plot)
     if as_json:
-        click.echo(msgspec.json.encode(as_object(result)))
+        print_json(msgspec.json.encode(as_object(result)))
     else:
         print_lines(machine_line(), *lines(result))
 

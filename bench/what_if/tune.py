@@ -25,7 +25,7 @@ from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker, Reply
@@ -95,7 +95,7 @@ def tune(
     if as_json:
         screening = {name: tally.report() for name, tally in journal.tallies.items()}
         page = {**as_object(result), "screening": screening, "shadows": shadows, "proposal": found}
-        click.echo(msgspec.json.encode(page))
+        print_json(msgspec.json.encode(page))
         return
     shown = [*_shadow_lines(shadows), *_screening_lines(journal.tallies, kept), "", *lines(result)[:-1], ""]
     print_lines(machine_line(), *shown, *proposal_lines(result, found))

@@ -20,7 +20,7 @@ from indexer.service.moment_server import serve_moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_lines
+from kv_runtime.process import print_json, print_lines
 
 _CHILDREN_MAX = 20
 
@@ -119,7 +119,7 @@ def at(
 
     report = _report(run_to_end(work), query)
     if as_json:
-        click.echo(msgspec.json.encode(report))
+        print_json(msgspec.json.encode(report))
     else:
         print_lines(*_lines(report, query))
 

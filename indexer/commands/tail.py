@@ -15,7 +15,7 @@ from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
 
 _DRAIN_S = 5.0
@@ -99,7 +99,7 @@ class _Shown:
         if self._left == 0:
             return
         if self._as_json:
-            click.echo(msgspec.json.encode(line))
+            print_json(msgspec.json.encode(line))
         else:
             print_lines(text(line, wall_time.shown(line.time_ns)))
         if self._left is not None:

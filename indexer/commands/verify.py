@@ -23,7 +23,7 @@ from indexer.service.mirrors import Mirrors
 from indexer.service.verification import Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_lines
+from kv_runtime.process import print_json, print_lines
 
 _EXAMPLES = 10
 
@@ -83,7 +83,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
     verdicts = run_to_end(work)
     is_equal = all(verdict.verdict == "equal" for verdict in verdicts)
     if as_json:
-        click.echo(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
+        print_json(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
     else:
         counts = Counter(verdict.verdict for verdict in verdicts)
         print_lines(f"{len(verdicts)} ranks: {', '.join(f'{n} {word}' for word, n in counts.items()) or 'none known'}")

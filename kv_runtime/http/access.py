@@ -17,8 +17,8 @@ HOST_NAMES = web.AppKey("host_names", HostNames)
 def require_token(token: str, open_paths: AbstractSet[str] = OPEN_PATHS) -> Middleware:
     """Return a middleware that requires `Authorization: Bearer <token>` on all but `open_paths`; "": no token.
 
-    A request without it must name the server in `Host`, and must not have the `Origin` of another site: a browser sends
-    such requests for any page that its user visits.
+    A request without it must name the server in `Host`, and must not have the `Origin` of another site, or be for what
+    a page of such a site embeds: a browser sends these for any page that its user visits. A link may lead here.
     """
     expected = f"Bearer {token}".encode()
 
@@ -32,7 +32,8 @@ def require_token(token: str, open_paths: AbstractSet[str] = OPEN_PATHS) -> Midd
         if (refusal := _host_refusal(request)) is not None:
             return refusal
         if _is_for_another_site(request):
-            message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own"
+            found = request.headers.get("Origin", "a page of another site")
+            message = f"Origin: found {found!r}, allowed this server's own"
             return error_response(403, message, "invalid_request_error", param="Origin", code="foreign_origin")
         return await handler(request)
 
@@ -53,6 +54,12 @@ def _host_refusal(request: web.Request) -> web.Response | None:
 
 
 def _is_for_another_site(request: web.Request) -> bool:
-    """Return whether the origin differs from the called address, which is one of ours."""
-    origin = request.headers.get("Origin")
-    return origin is not None and origin.partition("://")[2] != request.host
+    """Return whether the origin differs from the called address, which is one of ours.
+
+    Images and scripts of a page have no `Origin`; browsers state whose page has them. Source: W3C, Fetch Metadata.
+    """
+    headers = request.headers
+    if (origin := headers.get("Origin")) is not None:
+        return origin.partition("://")[2] != request.host
+    is_embedded = headers.get("Sec-Fetch-Mode") != "navigate" or headers.get("Sec-Fetch-Dest") not in ("document", None)
+    return headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and is_embedded

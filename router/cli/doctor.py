@@ -17,7 +17,7 @@ import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
@@ -101,7 +101,7 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
         sys.exit(NOT_LOOKED)
     findings = examine(facts)
     if as_json:
-        click.echo(as_object(facts, findings))
+        print_json(as_object(facts, findings))
     else:
         print_lines(*as_lines(facts, findings))
     sys.exit(exit_code(findings))

@@ -16,7 +16,7 @@ import msgspec
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import (
@@ -103,7 +103,7 @@ def explain(
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
     if as_json:
-        click.echo(msgspec.json.encode(reports))
+        print_json(msgspec.json.encode(reports))
     else:
         for at, report in enumerate(reports):
             print_lines(*[""] * (at > 0), *report_lines(report))

@@ -11,7 +11,7 @@ from kv_protocol import subjects
 from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_lines
+from kv_runtime.process import print_json, print_lines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
@@ -76,7 +76,7 @@ class _Shown:
             if self._left == 0:
                 return
             if self._as_json:
-                click.echo(as_object(entry, record))
+                print_json(as_object(entry, record))
             else:
                 print_lines(as_line(entry, record))
             if self._left is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_lines
+from kv_runtime.process import print_json, print_lines
 from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, swept, with_settings
 from router.cli.replays import Replays
 from router.config import RouterSettings
@@ -71,7 +71,7 @@ def replay(
     if not found.routers:
         raise NothingRead(_nothing_found(router_name, from_seq, from_ns))
     if as_json:
-        click.echo(msgspec.json.encode(found.as_object()))
+        print_json(msgspec.json.encode(found.as_object()))
     else:
         print_lines(*found.summary())
     if not found.has_started:

@@ -16,7 +16,7 @@ from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import configure_logs
 from router.attribution.attribution import DIMENSIONS, Dimension
@@ -104,7 +104,7 @@ def report(
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        print_json(msgspec.json.encode(found))
     elif as_html:
         click.echo(report_page(found, by or DIMENSIONS))
     else:

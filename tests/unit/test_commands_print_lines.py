@@ -1,4 +1,4 @@
-"""What a command prints for people goes by `print_lines`, which escapes names that came from the network."""
+"""What a command prints goes by `print_lines` or `print_json`, which escape names that came from the network."""
 
 import ast
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ LOOKS = [
     *(ROOT / "bench/what_if" / f"{name}.py" for name in ("command", "tune")),
 ]
 """All commands that read the log or ask a process; the others start one, and print its own addresses."""
-FOR_MACHINES = {"encode", "as_object", "render", "report_page"}
-"""What makes JSON, YAML and HTML."""
+FOR_MACHINES = {"render", "report_page"}
+"""What makes YAML and HTML."""
 
 
 def echoed(source: str) -> Iterator[ast.Call]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kv_runtime.main_thread import run_beside
-from kv_runtime.process import install_signals, print_lines, run_process
+from kv_runtime.process import install_signals, print_json, print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
 
 
@@ -32,6 +32,11 @@ def test_what_a_terminal_would_obey_is_printed_escaped(
     print_lines(f"rank {name}/0", "", err=is_error)
     printed = capsys.readouterr()
     assert (printed.out, printed.err)[is_error] == f"rank {shown}/0\n\n"
+
+
+def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json('{"a":"\u009b2J\u202e模","n":18446744073709551615,"f":1.5}'.encode())
+    assert capsys.readouterr().out == '{"a":"\\u009b2J\\u202e\\u6a21","n":18446744073709551615,"f":1.5}\n'
 
 
 @pytest.mark.asyncio
