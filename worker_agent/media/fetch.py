@@ -6,6 +6,7 @@ resolved    once; every address must be allowed; sockets are opened only to thes
 request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
 redirect    checked like the first target; a bounded number
 body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
+reading     paced, and bounded with its coding (`paced_reading.py`)
 timeout     for all of it together
 """
 
@@ -21,6 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from worker_agent.media.addresses import Address
+from worker_agent.media.paced_reading import pace
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
@@ -68,7 +70,7 @@ class MediaFetch:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
         try:
             async with (
-                _session(addresses) as session,
+                _session(addresses, bytes_max) as session,
                 session.get(client_url(target), allow_redirects=False) as response,
             ):
                 if response.status in _REDIRECTS:
@@ -117,8 +119,8 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
     return Fetched(bytes(data), response.headers.get(hdrs.CONTENT_TYPE))
 
 
-def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
-    """Return a session for one request, which connects only to `addresses`."""
+def _session(addresses: tuple[Address, ...], bytes_max: int) -> aiohttp.ClientSession:
+    """Return a session for one request, which connects only to `addresses` and reads `bytes_max` bytes at most."""
     connector = aiohttp.TCPConnector(
         resolver=_Checked(addresses),
         socket_factory=checked_sockets(addresses),
@@ -126,6 +128,7 @@ def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
         force_close=True,
         limit=1,
     )
+    pace(connector, bytes_max)
     return aiohttp.ClientSession(
         connector=connector,
         headers=_HEADERS,

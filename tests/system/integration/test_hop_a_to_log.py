@@ -225,14 +225,15 @@ async def test_a_payload_that_cannot_be_read_makes_the_rank_stale_until_it_is_kn
 
 
 @pytest.mark.asyncio
-async def test_payloads_of_unknown_ranks_are_counted_and_cost_nothing(log: EventLog) -> None:
+async def test_payloads_of_a_second_rank_are_counted_and_make_the_only_one_stale(log: EventLog) -> None:
     async with played(log) as (source, agent):
-        source.ring = {0: encode_payload(1.0, [EngineCleared()], 7), 1: stored(1)}
+        source.ring = {0: stored(1), 1: encode_payload(1.0, [EngineCleared()], 7)}
         for sequence in range(2):
             await source.live(sequence)
         await agent.until_read(2)
         assert agent.consolidator.core.statistics().origins[SOLE].foreign_rank_batches_total == 1
         assert agent.last_seq() == 1
+        assert agent.consolidator.core.stale(0) == "engine: dp_rank: found 7 beside 0, allowed one rank"
 
 
 @pytest.mark.asyncio

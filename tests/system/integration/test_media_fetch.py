@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from tests.system.integration.speakers import OK, endless, says, speaking
+from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
 from worker_agent.media.addresses import Address
 from worker_agent.media.config import MediaSection
@@ -63,6 +63,42 @@ async def serving(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
     server.port = runner.addresses[0][1]
     yield server
     await runner.cleanup()
+
+
+async def interim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Interim answers, until the client goes."""
+    while not writer.is_closing():
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 4096)
+        await writer.drain()
+
+
+async def small_chunks(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Chunks of a byte, until the client goes."""
+    writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b"000001\r\na\r\n" * 4096)
+        await writer.drain()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("speak", "reason"), [(interim, "unreachable"), (small_chunks, "incomplete")])
+async def test_a_server_that_floods_the_reader_is_left_and_the_loop_turns_meanwhile(speak: Speak, reason: str) -> None:
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with speaking(speak) as speaker:
+        turning = asyncio.ensure_future(turn())
+        url = f"http://images.example:{speaker.port}/a.png"
+        assert await reason_of(speaker.port, url, fetch_s=60.0, part_bytes_max=1 << 20) == reason
+        turning.cancel()
+        async with asyncio.timeout(20):
+            await speaker.gone.wait()
+    assert turns > 10
 
 
 @pytest_asyncio.fixture
