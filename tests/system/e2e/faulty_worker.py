@@ -36,7 +36,7 @@ def report(cached_tokens: Callable[[Any], int]) -> None:
 def render_otherwise() -> None:
     """Let the agent put a preamble before each prompt."""
     packed = inside(EnginePrompts, "_packed")
-    plant(EnginePrompts, "_packed", lambda self, request: PREAMBLE + packed(self, request))
+    plant(EnginePrompts, "_packed", lambda self, request: [PREAMBLE + each for each in packed(self, request)])
 
 
 def register_another_block_size() -> None:
