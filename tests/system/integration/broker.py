@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -71,6 +71,8 @@ class Broker:
         for stream in await log.streams_info():
             await log.delete_stream(stream.config.name or "")
         await client.close()
+        # The server removes files later; a stream of the same name that is made meanwhile may find the old messages.
+        await eventually(lambda: not _entries(self._store / "jetstream" / "$G" / "streams"))
 
     def _signal(self, number: signal.Signals) -> int:
         assert self._server is not None
@@ -82,6 +84,12 @@ class Broker:
             await call
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+
+def _entries(directory: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return list(directory.iterdir())
+    return []
 
 
 @contextmanager
