@@ -35,9 +35,7 @@ PROMPTS = Row(
                 Query(rate("prompts_cancelled_total"), "cancelled"),
                 Query(rate("encoder_failures_total"), "the fast encoder failed"),
                 Query(rate("prompts_unrendered_total", by="key"), "only the engine knows: {{key}}"),
-                Query(
-                    rate("engine_parity_checks_total", by="outcome"), "ids that an engine was asked for: {{outcome}}"
-                ),
+                Query(rate("engine_parity_checks_total", by="outcome"), "chats tokenized by engines: {{outcome}}"),
             ),
             unit="cps",
         ),

@@ -1,13 +1,16 @@
 """Decodes a client's request for the router, by its endpoint."""
 
 import re
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.openai.embeddings import EMBEDDINGS, EmbeddingsInbound
 from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
+from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.responses import RESPONSES, ResponsesInbound
 
 _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
@@ -16,8 +19,10 @@ _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
     RESPONSES: msgspec.json.Decoder(ResponsesInbound),
     EMBEDDINGS: msgspec.json.Decoder(EmbeddingsInbound),
 }
-_ROUTERS = ("model", "nvext", "kv_prompt_ids", "kv_continue")
-"""Keys whose values the router refuses itself."""
+_Kind = TypeVar("_Kind", bound=Inbound)
+_passed = msgspec.json.Decoder(PassedInbound)
+_REFUSED = ("model", "nvext", "kv_prompt_ids", "kv_continue")
+"""A value of these keys that is not of its type is refused here, and not by the worker."""
 _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
 
 
@@ -27,26 +32,36 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     `path` is that of an endpoint; for any other path (`/v1/route`) the body decides: a chat has `messages`, a response
     `input`, a completion neither. All of the body has to be UTF-8, also the values that the router does not read.
     """
-    if not body.isascii():
-        check_utf8(body)
-    decoder: msgspec.json.Decoder[Inbound] | None = None
     try:
         decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
+    except UNDECODABLE as error:
+        raise explained(error, body, Inbound) from error
+    return _decoded(decoder, body)
+
+
+def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:
+    """Return the request to another `path` in `body`; raise `RequestInvalid` as `decode_inbound` does."""
+    read = _decoded(_passed, body)
+    return replace(read, model=read.model or "", endpoint=path, path=path)
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray) -> _Kind:
+    """Return the request without the values that are not of their type: the worker refuses them, or takes them."""
+    if not body.isascii():
+        check_utf8(body)
+    try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        if decoder is None:
-            raise explained(error, body, Inbound) from error
         return _without_unfit(decoder, body, error)
     except UNDECODABLE as error:
         raise explained(error, body, Inbound) from error
 
 
-def _without_unfit(decoder: msgspec.json.Decoder[Inbound], body: bytes | bytearray, error: Exception) -> Inbound:
-    """Return the request without the values that are not of their type: the worker refuses them, or takes them."""
+def _without_unfit(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray, error: Exception) -> _Kind:
     kind, fields = decoder.type, None
     while True:
         found = _KEY.search(str(error))
-        if found is None or found["key"] in _ROUTERS:
+        if found is None or found["key"] in _REFUSED:
             raise explained(error, body, kind) from error
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if fields is None else fields
         del fields[found["key"]]

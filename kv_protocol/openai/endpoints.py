@@ -27,7 +27,7 @@ PATHS: Mapping[ApiEndpoint, str] = {
     "embeddings": "/v1/embeddings",
 }
 PROMPT_ENDPOINTS = frozenset({"chat", "completions", "responses", "/v1/messages"})
-"""Endpoints whose prompts reuse a KV cache; all others are placed by load."""
+"""Endpoints whose requests are routed by their prompts; all others are routed by load."""
 ENGINE_PATHS = ("/tokenize", "/detokenize", "/pooling", "/rerank", "/v2/rerank", "/score", "/classify")
 """Paths of engines outside of /v1/ that clients use. Source: vllm-project/vllm,
 `vllm/entrypoints/openai/api_server.py`; sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`."""
@@ -35,14 +35,15 @@ CLOSED_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Paths below /v1/ that change an engine."""
 _NAMES_MAX = 64
 _NAME_CHARACTERS_MAX = 64
+_SHOWN_MAX = 8
 
 
 def stated_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return those of an engine's paths that a registration states."""
+    """Return those of an engine's paths that a registration states; where they are too many, what clients use."""
     own = (*PATHS.values(), "/v1/models")
-    found = [path for path in paths if path.startswith("/v1/") or path in ENGINE_PATHS]
-    fit = [path for path in found if path not in own and "{" not in path and len(path) <= _NAME_CHARACTERS_MAX]
-    return tuple(sorted(fit)[: _NAMES_MAX - len(PATHS)])
+    fit = [path for path in paths if path not in own and "{" not in path and len(path) <= _NAME_CHARACTERS_MAX]
+    fit.sort(key=lambda path: (not path.startswith("/v1/") and path not in ENGINE_PATHS, path))
+    return tuple(fit[: _NAMES_MAX - len(PATHS)])
 
 
 def check_stated(names: tuple[str, ...]) -> None:
@@ -58,5 +59,7 @@ def serves_default(names: tuple[str, ...]) -> bool:
 
 
 def stated_words(names: Iterable[str]) -> str:
-    """Return the stated names as a message shows them."""
-    return ", ".join(names) or "none"
+    """Return the stated names as a message shows them: some of many."""
+    shown = sorted(names, key=lambda name: (name.startswith("/"), name))
+    more = [f"{len(shown) - _SHOWN_MAX} more"] if len(shown) > _SHOWN_MAX else []
+    return ", ".join([*shown[:_SHOWN_MAX], *more]) or "none"

@@ -56,7 +56,8 @@ def _host_refusal(request: web.Request) -> web.Response | None:
 def _is_for_another_site(request: web.Request) -> bool:
     """Return whether the origin differs from the called address, which is one of ours.
 
-    Images and scripts of a page have no `Origin`; browsers state whose page has them. Source: W3C, Fetch Metadata.
+    Requests for images and scripts have no `Origin`: `Sec-Fetch-Site` says where their page is from. Source: W3C, Fetch
+    Metadata Request Headers.
     """
     headers = request.headers
     if (origin := headers.get("Origin")) is not None:

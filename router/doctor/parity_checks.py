@@ -41,10 +41,10 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def prompts(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the workers whose engines make other token ids of a chat than a router does."""
+    """Yield the workers whose engine tokenizes a chat to other ids than a router."""
     told = [broken for router in facts.routers for broken in router.broken if broken.field == "prompt_ids"]
     for worker_id, ours in {each.worker_id: each.allowed for each in told}.items():
-        yield Finding("parity.prompt_ids", worker_id, f"a router has {ours}, the engine another")
+        yield Finding("parity.prompt_ids", worker_id, f"the router has {ours}, the engine another id")
 
 
 def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:

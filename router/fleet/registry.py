@@ -156,7 +156,8 @@ class Fleet:
         if known is not None and known.registration.instance == instance:
             before = self.unfit(known, now_s)
             beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
-            ends_silence = now_s >= self._heard_last_s + SILENT_S  # of all: who is not heard now, is silent alone
+            # Until a heartbeat ends the silence of all workers, none is refused for its own.
+            ends_silence = now_s >= self._heard_last_s + SILENT_S
             self._heard_last_s = now_s
             self.changes += ends_silence or before != self.unfit(beating, now_s)
 

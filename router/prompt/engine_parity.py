@@ -1,14 +1,11 @@
 """Compares the token ids of chats with those that engines make of them, so that a wrong template is found at once.
 
-    when             what is asked
-    -------------    ---------------------------------------------------------------------------------------------
-    a worker joins   `POST /tokenize` with a fixed chat, where the worker states that path
-    of each ASKED    `POST /tokenize` with that chat, at the worker that got it, off the request's path
-    th chat
+    a worker joins that states /tokenize    its engine tokenizes a fixed chat
+    a worker gets the ASKEDth chat          its engine tokenizes that chat, too, beside the request
 
-A worker that differs twice in a row, asked again at once, makes its model's chats unrendered (`prompts.py`): they are
-routed by their text, as with trust FALLBACK, until it leaves, or a chat is equal again. An engine that refuses the
-question, or whose answer has no ids, is not judged.
+An engine whose ids differ is asked for them again at once. If they differ again, the chats of its model are unrendered
+(`prompts.py`) and routed by their text, until the worker leaves or its ids of a chat are equal. An engine that refuses
+to tokenize, or answers without ids, is not judged.
 
 Source: vllm-project/vllm, `vllm/entrypoints/serve/tokenize/protocol.py` (`TokenizeChatRequest`; `tokens` of the
 answer).
@@ -16,7 +13,8 @@ answer).
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import aiohttp
@@ -38,9 +36,9 @@ PATH = "/tokenize"
 ASKED = 1000
 CHAT_BYTES_MAX = 64 << 10
 _PERIOD_S = 1.0
-_ANSWER_S = 10.0
+_ANSWER_S = 3.0
 _ANSWER_BYTES_MAX = 16 << 20
-_WAITING_MAX = 16
+_AT_ONCE = 16
 _HELLO = [
     {"role": "system", "content": "You are a careful assistant."},
     {"role": "user", "content": "What is 2 + 2?"},
@@ -48,7 +46,7 @@ _HELLO = [
     {"role": "user", "content": "And 3 + 3? Grüße, 世界."},
 ]
 _SENT = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-"""Keys of a chat that the question has, too."""
+"""Keys of a chat that a request to `/tokenize` may have, too."""
 
 Outcome = Literal["equal", "differs", "unanswered"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -61,27 +59,28 @@ class _Answer(msgspec.Struct):
 
 
 _answers = msgspec.json.Decoder(_Answer)
+_Instance = tuple[str, str]
+"""The id of a worker, and that of its process."""
 
 
-class _Question(NamedTuple):
-    """A chat as the router reads it, for one instance of a worker."""
+class _Tokenization(NamedTuple):
+    """A chat that an engine is to tokenize; `body` is the request, `options` those with which the router renders it."""
 
-    worker_id: str
-    instance: str
+    at: _Instance
     body: dict[str, Any]
     options: dict[str, Any]
 
 
 class EngineParity:
-    """Asks engines, one at a time, and keeps what differs."""
+    """Asks engines, `_AT_ONCE` at a time, and keeps what differs."""
 
     def __init__(self, fleet: Fleet, prompts: ModelPrompts, text: Text, clock: Clock, token: str = "") -> None:
         """`token` is the bearer token of workers; empty: none."""
         self._fleet, self._prompts, self._text, self._clock = fleet, prompts, text, clock
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._waiting: deque[_Question] = deque(maxlen=_WAITING_MAX)
-        self._joined: set[tuple[str, str]] = set()
-        self._differs: dict[tuple[str, str], Disparity] = {}
+        self._samples: deque[_Tokenization] = deque(maxlen=_AT_ONCE)
+        self._joined: set[_Instance] = set()
+        self._differs: dict[_Instance, Disparity] = {}
         self._seen = 0
         self._ended = Counter[Outcome]()
 
@@ -91,7 +90,7 @@ class EngineParity:
         return () if found is None else (found,)
 
     def chat_sent(self, inbound: ChatInbound, worker_id: str) -> None:
-        """A chat goes to this worker: of each `ASKED`th its ids are asked for."""
+        """A chat goes to this worker: each `ASKED`th one is compared."""
         self._seen += 1
         if self._seen % ASKED or inbound.rendered_bytes > CHAT_BYTES_MAX or inbound.changed_by:
             return
@@ -107,59 +106,67 @@ class EngineParity:
             given["chat_template_kwargs"] = given.pop("template_kwargs")
         if given.keys() <= set(_SENT):
             body = {"model": inbound.model, **given}
-            self._waiting.append(_Question(worker_id, worker.registration.instance, body, options))
+            self._samples.append(_Tokenization((worker_id, worker.registration.instance), body, options))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set."""
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
             while not stop.is_set():
-                self._look_at_the_fleet()
-                while self._waiting and not stop.is_set():
-                    await until(stop, self._compare(session, self._waiting.popleft()))
+                waiting = self._first_ones() + list(self._samples)
+                self._samples.clear()
+                while waiting and not stop.is_set():
+                    some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+                    await until(stop, asyncio.gather(*(self._compare(session, each) for each in some)))
                 await until(stop, self._clock.sleep(_PERIOD_S))
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
         samples = [((outcome,), float(self._ended[outcome])) for outcome in OUTCOMES]
-        yield counter("engine_parity_checks", "Chats whose ids an engine was asked for", ("outcome",), samples)
+        meaning = "Chats that engines were asked to tokenize: their ids equal the router's, differ, or did not come"
+        yield counter("engine_parity_checks", meaning, ("outcome",), samples)
 
-    def _look_at_the_fleet(self) -> None:
-        present = {(each.registration.worker_id, each.registration.instance): each for each in self._fleet.workers()}
-        self._joined &= present.keys()
+    def _present(self) -> Mapping[_Instance, Worker]:
+        """Return the workers of the fleet; forget what is known of others, and tell the prompts what is left."""
+        workers = self._fleet.workers()
+        present = {(each.registration.worker_id, each.registration.instance): each for each in workers}
         self._differs = {at: found for at, found in self._differs.items() if at in present}
-        for at, worker in present.items():
-            if at not in self._joined:
-                self._joined.add(at)
-                self._ask_first(worker)
-        self._tell(present)
+        names = {name for at in self._differs for name in present[at].registration.served_names}
+        self._prompts.other_chats = frozenset(names)
+        return present
 
-    def _ask_first(self, worker: Worker) -> None:
-        registration = worker.registration
-        is_ours = registration.tokenizer_digest in ("", self._text.tokenizer_digest)
-        if is_ours and PATH in registration.api_endpoints:
-            body = {"model": registration.served_names[0], "messages": _HELLO}
-            self._waiting.append(_Question(registration.worker_id, registration.instance, body, {}))
+    def _first_ones(self) -> list[_Tokenization]:
+        """Return the fixed chat for each worker that joined since the last call."""
+        present = self._present()
+        joined = [at for at in present if at not in self._joined]
+        self._joined = set(present)
+        return [
+            _Tokenization(at, {"model": stated.served_names[0], "messages": _HELLO}, {})
+            for at in joined
+            if PATH in (stated := present[at].registration).api_endpoints
+            and stated.tokenizer_digest in ("", self._text.tokenizer_digest)
+        ]
 
-    async def _compare(self, session: aiohttp.ClientSession, question: _Question) -> None:
-        worker = self._fleet.worker(question.worker_id)
-        if worker is None or worker.registration.instance != question.instance:
+    async def _compare(self, session: aiohttp.ClientSession, asked: _Tokenization) -> None:
+        worker = self._fleet.worker(asked.at[0])
+        if worker is None or worker.registration.instance != asked.at[1]:
             return
         url = worker.registration.base_url.rstrip("/") + PATH
         found = None
         for _ in range(2):  # at midnight a template may write another day there
-            theirs = await self._ids(session, url, question.body)
+            theirs = await self._ids(session, url, asked.body)
             if theirs is None:
                 self._ended["unanswered"] += 1
                 return
+            pack = partial(self._text.pack_chat, asked.body["messages"], **asked.options)
             try:
-                ours = unpack_tokens(self._text.pack_chat(question.body["messages"], **question.options))
+                ours = unpack_tokens(await asyncio.to_thread(pack))
             except TextError:
                 return
             found = _difference(ours, theirs)
             if found is None:
                 break
-        self._judge(question, found)
+        self._judge(asked.at, found)
 
     async def _ids(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int] | None:
         try:
@@ -171,19 +178,17 @@ class EngineParity:
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
             return None
 
-    def _judge(self, question: _Question, found: Disparity | None) -> None:
-        at = question.worker_id, question.instance
+    def _judge(self, at: _Instance, found: Disparity | None) -> None:
         self._ended["equal" if found is None else "differs"] += 1
-        if found is None and self._differs.pop(at, None) is not None:
-            _log.info("engine_parity_restored", worker=question.worker_id)
-        elif found is not None and at not in self._differs:
+        if (found is not None) == (at in self._differs):
+            return
+        if found is None:
+            del self._differs[at]
+            _log.info("engine_parity_restored", worker=at[0])
+        else:
             self._differs[at] = found
-            _log.warning("engine_parity_lost", worker=question.worker_id, found=found.found, allowed=found.allowed)
-        self._look_at_the_fleet()
-
-    def _tell(self, present: dict[tuple[str, str], Worker]) -> None:
-        names = {name for at in self._differs for name in present[at].registration.served_names}
-        self._prompts.other_chats = frozenset(names)
+            _log.warning("engine_parity_lost", worker=at[0], found=found.found, allowed=found.allowed)
+        self._present()
 
 
 def _difference(ours: list[int], theirs: list[int]) -> Disparity | None:

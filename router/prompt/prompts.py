@@ -139,7 +139,7 @@ class ModelPrompts:
         self._cache = PrefixCache(limits.cache_bytes_max)
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
-        """Models of whose chats an engine makes other ids (`engine_parity.py`)."""
+        """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
         self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
         self._images_seen = self._images_unseen = 0
 

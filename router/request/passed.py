@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from kv_protocol.body_limits import Body
+from kv_protocol.openai.decoding import decode_passed
 from kv_protocol.openai.endpoints import CLOSED_PATHS
-from kv_protocol.openai.passed import PassedInbound, decode_passed, passed_form
+from kv_protocol.openai.passed import PassedInbound, passed_form
 from kv_protocol.openai.requests import RequestInvalid
 from router.request.bodies import ReadBody
 from router.request.events import Send

@@ -77,7 +77,7 @@ def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
 
 def endpoint_not_served(path: str, model: str, stated: Iterable[str]) -> Refusal:
     """Return a refusal: no worker of the model states the endpoint of this path."""
-    message = f"{path}: no worker of {as_json(model)} serves it; they state {stated_words(sorted(stated))}"
+    message = f"{path}: no worker of {as_json(model)} serves it; they state {stated_words(stated)}"
     return invalid(message, "model", "endpoint_not_served", status=404)
 
 

@@ -51,7 +51,8 @@ _LEFT_OUT = frozenset(
         "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "rid",
     }
 )  # fmt: skip
-"""Keys whose effect is in the prompt's ids or in the keys that are set anew, or that have none on an answer's text."""
+"""Keys that a resumed request need not have: the prompt's ids contain their effect, the router sets them anew, or they
+do not change the answer's text."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64

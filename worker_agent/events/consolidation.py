@@ -102,10 +102,11 @@ class _PublisherState:
         self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
 
     def forget(self) -> None:
-        """Forget the decoder's state; keep its counts."""
+        """Forget the decoder's state and the named rank; keep the counts."""
         counts = self.decoder.counts
         self.decoder = BatchDecoder()
         self.decoder.counts = counts
+        self.named_rank = None
 
 
 class Consolidation:
@@ -174,24 +175,31 @@ class Consolidation:
 
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
         reader = self._readers[origin]
-        dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
-        if origin.dp_rank is None and len(self.dp_ranks) == 1:
-            if reader.named_rank in (None, dp_rank):
-                reader.named_rank = dp_rank
-                (dp_rank,) = self.dp_ranks
-            else:
-                self._doubt(origin, f"dp_rank: found {dp_rank} beside {reader.named_rank}, allowed one rank")
-                dp_rank = -1
-        if dp_rank not in self.ranks_of(origin):
+        dp_rank = self._rank_of(batch, origin)
+        if dp_rank is None:
             reader.foreign_rank_batches += 1
-            if origin.dp_rank is not None:
-                self._doubt(origin, f"dp_rank: found {dp_rank}, allowed {origin.dp_rank}")
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
             reader.refuse(*batch.refused)
             self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
+
+    def _rank_of(self, batch: EngineBatch, origin: Origin) -> int | None:
+        """Return the rank that a batch is of; None, and perhaps a doubt, for one that is not the publisher's."""
+        found = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
+        allowed = self.ranks_of(origin)
+        if origin.dp_rank is None and len(allowed) == 1:
+            reader = self._readers[origin]
+            reader.named_rank = found if reader.named_rank is None else reader.named_rank
+            if found == reader.named_rank:
+                return allowed[0]
+            self._doubt(origin, f"dp_rank: found {found} beside {reader.named_rank}, allowed one rank")
+        elif found in allowed:
+            return found
+        elif origin.dp_rank is not None:
+            self._doubt(origin, f"dp_rank: found {found}, allowed {origin.dp_rank}")
+        return None
 
     def _apply(self, dp_rank: int, source: str, batch: EngineBatch) -> set[int]:
         mirror, changed = self._mirrors[dp_rank], set[int]()

@@ -1,8 +1,7 @@
-"""Reads a server's answer so that it cannot keep the event loop busy, and within bounds.
+"""Reads a media server's answer within bounds, and lets the event loop serve others between two reads.
 
-interim answers     at most `INTERIM_MAX` (1xx) come before the answer
-the whole answer    has at most `CODING_FACTOR` bytes for each allowed one of its body: chunked coding takes some
-after each read     the loop serves others before the next one: a parser takes long for many small parts
+interim answers (1xx)    at most `INTERIM_MAX`
+bytes on the wire        at most `CODING_FACTOR` for each allowed byte of the body: chunked coding adds some
 """
 
 import asyncio
@@ -23,11 +22,8 @@ class _PacedAnswer(ResponseHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:
         super().__init__(loop)
-        self._turns, self._bytes_left, self._interim_left = (
-            loop,
-            _HEAD_BYTES_MAX + CODING_FACTOR * bytes_max,
-            INTERIM_MAX,
-        )
+        self._turns, self._interim_left = loop, INTERIM_MAX
+        self._bytes_left = _HEAD_BYTES_MAX + CODING_FACTOR * bytes_max
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, unless there are too many; then let the loop turn once."""
@@ -57,6 +53,5 @@ def _resume(transport: asyncio.Transport) -> None:
 
 def pace(connector: aiohttp.TCPConnector, bytes_max: int) -> None:
     """Have the connector read its answers so; raise `AttributeError` if the library makes its protocols otherwise."""
-    factory = partial(_PacedAnswer, asyncio.get_running_loop(), bytes_max)
-    assert callable(connector._factory)  # noqa: SLF001 - the library has no other place for it
-    connector._factory = factory  # type: ignore[assignment]  # noqa: SLF001
+    made = connector._factory  # noqa: SLF001 - the library has no other place for it
+    connector._factory = partial(_PacedAnswer, bytes_max=bytes_max, **made.keywords)  # type: ignore[assignment]  # noqa: SLF001

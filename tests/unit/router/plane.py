@@ -294,7 +294,7 @@ async def running_plane(
     queue: Mapping[str, Any] | None = None,
     disaggregation: Mapping[str, Any] | None = None,
     request_log_ratio: float = 0.0,
-    strict_options: bool = False,
+    data: Mapping[str, Any] | None = None,
     tracer: Tracer | None = None,
     decisions_max: int = 1000,
     **failures: float,
@@ -305,7 +305,7 @@ async def running_plane(
         failures=FailuresSection(**failures),
         disaggregation=DisaggregationSection(**(disaggregation or {})),
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
-        data=DataSection(strict_options=strict_options),
+        data=DataSection(**(data or {})),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
     plane = Plane(settings, policy or Policy.current(), bounds, tracer, decisions_max)

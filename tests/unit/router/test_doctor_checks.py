@@ -157,7 +157,7 @@ CASES: dict[str, Case] = {
     "parity.canary": Case(differing("canary", told("w0").canary, 5), "w1", "found 5, here it is"),
     "parity.tokenizer_digest": Case(by_router("tokenizer_digest", "t-2"), "m", f"t-2: router {ROUTER}"),
     "parity.prompt_ids": Case(
-        by_router("prompt_ids", "token 3: 7"), "w0", "a router has token 3: 7, the engine another"
+        by_router("prompt_ids", "token 3: 7"), "w0", "the router has token 3: 7, the engine another id"
     ),
     "parity.template_digest": Case(differing("template_digest", "a", "b"), "m", "a: w0; b: w1"),
     "parity.images": Case(

@@ -50,9 +50,9 @@ class Asking:
         self.prompts = ModelPrompts(TEXT)
         self.parity = EngineParity(self.fleet, self.prompts, TEXT, self.clock, "secret")
 
-    def join(self, base_url: str, **changed: Any) -> WorkerRegistered:
+    def join(self, base_url: str, worker_id: str = "w0", **changed: Any) -> WorkerRegistered:
         fields = {"api_endpoints": STATES, "tokenizer_digest": TEXT.tokenizer_digest, "event_source": "vllm"}
-        worker = registered("w0", base_url=base_url, **fields | changed)
+        worker = registered(worker_id, base_url=base_url, **fields | changed)
         self.fleet.apply(worker)
         return worker
 
@@ -99,6 +99,16 @@ async def test_an_engine_that_makes_the_same_ids_is_asked_once_when_it_joins() -
     assert [each["model"] for each in engine.asked] == [MODEL]
     assert upstream.received[0].headers["authorization"] == "Bearer secret"
     assert (made.parity.differs("w0", worker.instance), made.unrendered()) == ((), "")
+
+
+@pytest.mark.asyncio
+async def test_of_many_workers_that_join_at_once_each_is_asked() -> None:
+    engine = Engine()
+    async with Upstream(engine) as upstream, asking() as made:
+        for number in range(100):
+            made.join(upstream.base_url, f"w{number}")
+        assert (await made.ended(100))["equal"] == 100
+    assert len(engine.asked) == 100
 
 
 @pytest.mark.asyncio

@@ -66,7 +66,7 @@ async def test_every_option_reaches_the_engine_byte_for_byte(plane: Plane, optio
 
 @pytest.mark.asyncio
 async def test_where_strict_options_are_wanted_the_router_refuses_what_agents_would() -> None:
-    async with running_plane(strict_options=True) as plane, Upstream(GOOD) as worker:
+    async with running_plane(data={"strict_options": True}) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
         refused = [await plane.post({"typo": 1}), await plane.post({"n": 0})]
         assert worker.received == []

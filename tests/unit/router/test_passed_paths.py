@@ -15,6 +15,7 @@ from tests.unit.router.upstream import Upstream, answers, streams
 SAID = b'{"tokens":[1,2]}'
 GOOD = answers(200, SAID)
 STATES = (*DEFAULT_ENDPOINTS, "/tokenize", "/v1/rerank", "/v1/audio/transcriptions", "/v1/messages")
+ADMINISTRATIVE = ("/metrics", "/reset_prefix_cache", "/v1/load_lora_adapter")
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\xff\r\n'
     b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
@@ -39,6 +40,24 @@ async def test_a_body_reaches_a_worker_that_states_the_path_as_it_is(plane: Plan
     assert [(each.path, each.body) for each in worker.received] == [(path, sent)]
     assert plane.metric("requests_total", model=MODEL, mode="other", outcome="ok") == 1
     assert other.received == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kept", ['"max_tokens": "many"', '"model": null', '"stop": 5', '"messages": 5'])
+async def test_what_only_the_engine_reads_is_not_refused(plane: Plane, kept: str) -> None:
+    sent = b'{"stream": true, %b}' % kept.encode()
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=STATES)
+        assert (await plane.post(sent, "/v1/messages")).status == 200
+    assert [each.body for each in worker.received] == [sent]
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_is_not_utf_8_is_refused(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=STATES)
+        refused = await plane.post(b'{"model": "m", "text": "\xff"}', "/tokenize")
+    assert (refused.status, refused.error["param"]) == (400, "body")
 
 
 @pytest.mark.asyncio
@@ -89,12 +108,20 @@ async def test_messages_go_where_their_text_went_before(plane: Plane) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", ["/v1/embeddings/other", "/metrics", "/reset_prefix_cache", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize("path", ["/v1/embeddings/other", *ADMINISTRATIVE])
 async def test_what_is_closed_or_stated_by_no_worker_is_not_found(plane: Plane, path: str) -> None:
     async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url, api_endpoints=(*STATES, "/metrics", "/v1/load_lora_adapter"))
+        plane.join("w0", worker.base_url, api_endpoints=(*STATES, *ADMINISTRATIVE))
         assert (await plane.post(b"{}", path)).status == 404
     assert worker.received == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ADMINISTRATIVE)
+async def test_an_administrative_path_that_is_named_is_open(path: str) -> None:
+    async with running_plane(data={"passed_paths": ["/v1/", path]}) as plane, Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, api_endpoints=(*STATES, *ADMINISTRATIVE))
+        assert (await plane.post(b"{}", path)).status == 200
 
 
 def test_a_path_is_open_by_its_name_or_by_a_slash_before_it() -> None:

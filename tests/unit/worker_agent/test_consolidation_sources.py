@@ -153,6 +153,14 @@ def test_an_engine_with_one_rank_may_name_any_place_in_a_group_but_only_one() ->
     assert core.stale(0) == "engine: dp_rank: found 1 beside 7, allowed one rank"
 
 
+def test_an_engine_with_one_rank_may_come_back_at_another_place_in_its_group() -> None:
+    core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__)
+    core.on_payload(0, payload(GPU_STORED, dp_rank=7))
+    core.on_loss(began_anew=True)
+    assert core.on_payload(0, payload(GPU_STORED, dp_rank=1)) == {0}
+    assert (len(held(core, 0)), core.stale(0)) == (3, "")
+
+
 def test_a_loss_at_the_publisher_of_one_rank_concerns_that_rank_alone(by_rank: Consolidation) -> None:
     for dp_rank in (0, 1):
         by_rank.on_payload(0, payload(GPU_STORED, dp_rank=dp_rank), Origin("engine", dp_rank))

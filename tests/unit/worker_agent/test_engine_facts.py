@@ -45,7 +45,13 @@ def test_the_paths_of_a_server_say_which_endpoints_it_serves() -> None:
         "/health": {},
     }
     said = facts_of_openapi(json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
-    assert said == EngineFacts(api_endpoints=("chat", "responses", "/tokenize", "/v1/audio/speech"))
+    assert said == EngineFacts(api_endpoints=("chat", "responses", "/tokenize", "/v1/audio/speech", "/health"))
+
+
+def test_of_too_many_paths_those_that_clients_use_are_stated() -> None:
+    paths = [*(f"/{number:02}" for number in range(99)), "/v1/rerank", "/tokenize"]
+    stated = facts_of_openapi(json.dumps({"paths": dict.fromkeys(paths, 0)}).encode()).api_endpoints
+    assert (len(stated), stated[:3]) == (60, ("/tokenize", "/v1/rerank", "/00"))
 
 
 def test_a_server_that_says_only_names_says_only_names() -> None:

@@ -71,24 +71,23 @@ class HealthWatch:
         problem = "it sleeps" if is_asleep else problem
         step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new, is_asleep=is_asleep)
         self._log_problem(problem)
-        if step == "register" and await self._registered():
+        if step == "register" and await self._described() is not None and await self._membership.register():
             self._attachment.entered()
         elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
             self._attachment.left()
-        elif self._attachment.is_in and self._clock.now() >= self._described_s + DESCRIBE_PERIOD_S:
-            await self._registered(if_changed=True)
+        elif self._is_due() and await self._described():
+            await self._membership.register()
 
-    async def _registered(self, *, if_changed: bool = False) -> bool:
-        if self._describe is not None:
-            self._described_s = self._clock.now()
-            registration = await self._describe()
-            if registration is None:
-                return False
-            if not self._membership.renew(registration) and if_changed:
-                return True
-        elif if_changed:
-            return True
-        return await self._membership.register()
+    def _is_due(self) -> bool:
+        return self._attachment.is_in and self._clock.now() >= self._described_s + DESCRIBE_PERIOD_S
+
+    async def _described(self) -> bool | None:
+        """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
+        if self._describe is None:
+            return False
+        self._described_s = self._clock.now()
+        registration = await self._describe()
+        return None if registration is None else self._membership.renew(registration)
 
     def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not registered, or is about to leave, until it answers again."""
