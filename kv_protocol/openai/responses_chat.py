@@ -9,13 +9,14 @@
     function_call            a call in `tool_calls` of an assistant's message
     function_call_output     a tool's message
 
-Consecutive reasoning, text and calls of an assistant are one message. Tools that are no functions are left
-out. Source: vLLM `vllm/entrypoints/openai/responses/utils.py` (`construct_input_messages`, `construct_tool_dicts`);
-SGLang `python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-LLM `tensorrt_llm/serve/
-responses_utils.py` (`_create_input_messages`) agree on instructions, text and tools' outputs.
+Consecutive reasoning, text and calls of an assistant are one message. Tools that are no functions are left out, but
+`custom` and `namespace` are refused: some engines render them, each in its own way. Source: vLLM
+`vllm/entrypoints/openai/responses/utils.py` (`construct_input_messages`, `construct_tool_dicts`); SGLang
+`python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-LLM `tensorrt_llm/serve/responses_utils.py`
+(`_create_input_messages`) agree on instructions, text and tools' outputs. For tools vLLM's `flat_namespace_tool_name`,
+SGLang's `custom_tool_description` (`responses_adapters.py` there).
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ Item = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
+_RENDERED_DIFFERENTLY = ("custom", "namespace")
 
 
 def chat_messages(instructions: str | None, given: str | list[Item]) -> list[Message]:
@@ -47,7 +49,10 @@ def chat_messages(instructions: str | None, given: str | list[Item]) -> list[Mes
 
 
 def chat_tools(tools: list[Item]) -> list[dict[str, Any]]:
-    """Return the functions among the tools as a chat has them."""
+    """Return the functions among the tools as a chat has them; raise `RequestInvalid`, which names the place."""
+    for at, tool in enumerate(tools):
+        if tool.get("type") in _RENDERED_DIFFERENTLY:
+            raise RequestInvalid(f"tools[{at}].type", tool["type"], "a function, or a tool that no engine renders")
     functions = [tool for tool in tools if tool.get("type") == "function"]
     return [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in functions]
 
@@ -77,10 +82,6 @@ def _reasoning(where: str, item: Item, messages: list[Message]) -> None:
 def _call(where: str, item: Item, messages: list[Message]) -> None:
     names = ("call_id", "name", "arguments")
     call_id, name, arguments = (_text(f"{where}.{key}", item.get(key)) for key in names)
-    try:
-        json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestInvalid(f"{where}.arguments", arguments, f"JSON ({error})") from error
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     _of_assistant(messages, "").setdefault("tool_calls", []).append(call)
 
