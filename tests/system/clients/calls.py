@@ -67,6 +67,11 @@ CALLS: dict[str, Callable[[], object]] = {
     ).choices[0].message.content,
     "openai completions": lambda: sdk.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=2).choices[0].text,
     "openai responses": lambda: sdk.responses.create(model=MODEL, input="hello", store=False).output_text,
+    "openai responses stream": lambda: "".join(
+        each.delta
+        for each in sdk.responses.create(model=MODEL, input="hello", stream=True)
+        if each.type == "response.output_text.delta"
+    ),
     "openai embeddings": lambda: sdk.embeddings.create(model=MODEL, input=["a", "b"]).data[0].embedding,
     "openai models": lambda: sdk.models.list().data[0].id,
     "litellm chat": lambda: litellm.completion(messages=SAID, **through).choices[0].message.content,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
-from tests.system.clients.engine import ANSWERS, AllEndpoints
+from tests.system.clients.engine import ANSWERS, DOUBLES, AllEndpoints
 from tests.system.e2e.test_attached_engines import MODEL, Cluster, published, running_cluster, speaking_for
 from tests.system.integration.engine_doubles import Rank
 from tests.system.integration.event_path import zmq_context
@@ -48,26 +49,28 @@ ITEMS: list[dict[str, Any]] = [
 
 
 @asynccontextmanager
-async def engine(cluster: Cluster) -> AsyncIterator[AllEndpoints]:
-    """The engine, attached, once a request is answered by it."""
+async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[list[AllEndpoints]]:
+    """Engines of a kind, attached, once the router would choose among all of them."""
     async with AsyncExitStack() as cleanup:
         context = await cleanup.enter_async_context(zmq_context())
-        _, (publish, replay) = await published(context, 1)
-        double = AllEndpoints(model=MODEL, ranks=[Rank()], served_paths=tuple(ANSWERS))
-        await cleanup.enter_async_context(double.serving())
-        sockets = ("--kv-events", publish, "--replay-endpoint", replay)
-        arguments = ("--engine", "vllm", "--url", double.url, *sockets)
-        await cleanup.enter_async_context(speaking_for("va", cluster.nats_url, *arguments))
+        published_by = [await published(context, 1) for _ in workers]
+        doubles = []
+        for worker, (_, (publish, replay)) in zip(workers, published_by, strict=True):
+            double = DOUBLES[kind](model=MODEL, ranks=[Rank()], served_paths=tuple(ANSWERS), max_model_len=1 << 17)
+            doubles.append(await cleanup.enter_async_context(double.serving()))
+            sockets = ("--kv-events", publish, "--replay-endpoint", replay)
+            arguments = ("--engine", kind, "--url", double.url, *sockets)
+            await cleanup.enter_async_context(speaking_for(worker, cluster.nats_url, *arguments))
         async with asyncio.timeout(WAIT_S):
-            while not await cluster.candidates([1, 2, 3]):
+            while await cluster.candidates([1, 2, 3]) != set(workers):
                 await SystemClock().sleep(0.05)
-        yield double
+        yield doubles
 
 
 @pytest.mark.asyncio
 async def test_what_codex_sends_reaches_the_engine_as_it_was_sent() -> None:
     turns = [CODEX, *({**CODEX, "input": [*CODEX["input"], *ITEMS[:at]]} for at in range(1, len(ITEMS) + 1))]
-    async with running_cluster() as cluster, engine(cluster) as double:
+    async with running_cluster() as cluster, engines("vllm", cluster, "a") as (double,):
         answered = [await cluster.client.post("/v1/responses", turn) for turn in turns]
     assert {each.status for each in answered} == {200}
     assert [json.loads(data) for path, _, data in double.requests if path == "/v1/responses"] == turns
@@ -75,13 +78,16 @@ async def test_what_codex_sends_reaches_the_engine_as_it_was_sent() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_every_call_of_published_clients_is_answered() -> None:
+@pytest.mark.parametrize("kind", DOUBLES)
+async def test_every_call_of_published_clients_is_answered(kind: str) -> None:
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON} is absent: `make clients` makes it")
-    async with running_cluster() as cluster, engine(cluster) as double:
+    async with running_cluster() as cluster, engines(kind, cluster, "a") as (double,):
         script = str(ROOT / "tests" / "system" / "clients" / "calls.py")
         process = await asyncio.create_subprocess_exec(
-            str(PYTHON), script, cluster.client.data_url, MODEL, stdout=asyncio.subprocess.PIPE
+            *(str(PYTHON), script, cluster.client.data_url, MODEL),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # else litellm asks the network for prices
         )
         told, _ = await process.communicate()
     lines = told.decode().splitlines()

@@ -275,7 +275,13 @@ class SglangDouble(PrometheusDouble):
         )
 
     def cards(self) -> list[dict[str, Any]]:
-        return [{"id": self.model, "object": "model", "root": self.model, "max_model_len": self.max_model_len}]
+        named = {"id": self.model, "object": "model", "created": 1, "owned_by": "sglang", "root": self.model}
+        return [named | {"parent": None, "max_model_len": self.max_model_len}]
+
+    def refusal(self, body: dict[str, Any]) -> web.Response | None:
+        if "messages" in body and body.get("stream") and body.get("return_token_ids"):
+            return self.failed(400, "return_token_ids is not supported for streaming")
+        return super().refusal(body)
 
     def metrics_text(self) -> str:
         lines = ["# TYPE sglang:num_running_reqs gauge"]
