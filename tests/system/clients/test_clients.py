@@ -1,16 +1,18 @@
 """Published clients, and what Codex sends, run through router and attached engine without one refusal."""
 
 import asyncio
+import gzip
 import json
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import pytest
 
 from kv_runtime.clock import SystemClock
-from tests.support.paths import ROOT
+from tests.golden.record_codex import CONVERSATIONS, compact
+from tests.support.paths import RECORDINGS, ROOT
 from tests.system.clients.engine import ANSWERS, DOUBLES, AllEndpoints
 from tests.system.e2e.test_attached_engines import MODEL, Cluster, published, running_cluster, speaking_for
 from tests.system.integration.engine_doubles import Rank
@@ -18,34 +20,7 @@ from tests.system.integration.event_path import zmq_context
 
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 WAIT_S = 60.0
-USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list the files"}]}
-CODEX: dict[str, Any] = {
-    "model": MODEL,
-    "instructions": "You edit files.",
-    "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be safe"}]}, USER],
-    "tools": [
-        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object", "properties": {}}},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
-        {"type": "web_search"},
-        {"type": "local_shell"},
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": False,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "k",
-    "client_metadata": {"x-codex-installation-id": "1"},
-}
-ITEMS: list[dict[str, Any]] = [
-    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
-    {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "c1"},
-    {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
-    {"type": "local_shell_call", "call_id": "c2", "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
-    {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
-    {"type": "function_call", "name": "shell", "arguments": '{"cmd": ', "call_id": "c3"},
-    {"type": "function_call_output", "call_id": "c3", "output": "not run"},
-]
+CODEX = RECORDINGS / "codex-0.171.0.jsonl.gz"
 
 
 @asynccontextmanager
@@ -68,12 +43,23 @@ async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[l
 
 
 @pytest.mark.asyncio
-async def test_what_codex_sends_reaches_the_engine_as_it_was_sent() -> None:
-    turns = [CODEX, *({**CODEX, "input": [*CODEX["input"], *ITEMS[:at]]} for at in range(1, len(ITEMS) + 1))]
-    async with running_cluster() as cluster, engines("vllm", cluster, "a") as (double,):
-        answered = [await cluster.client.post("/v1/responses", turn) for turn in turns]
-    assert {each.status for each in answered} == {200}
-    assert [json.loads(data) for path, _, data in double.requests if path == "/v1/responses"] == turns
+@pytest.mark.parametrize("kind", DOUBLES)
+async def test_what_codex_sends_reaches_one_engine_as_it_was_sent(kind: str) -> None:
+    """Recorded by `golden/record_codex.py`. The turn that summarises a conversation has no tools: another prompt."""
+    turns = [json.loads(line) for line in gzip.decompress(CODEX.read_bytes()).splitlines()]
+    workers = defaultdict[tuple[str, bool], set[str]](set)
+    async with running_cluster() as cluster, engines(kind, cluster, "a", "b") as doubles:
+        for turn in turns:
+            sent = compact(turn["body"])
+            url = f"{cluster.client.data_url}{turn['path']}"
+            async with cluster.client.session.post(url, headers=turn["headers"], data=sent) as response:
+                answer = await response.read()
+            assert (response.status, b"response.completed" in answer) == (200, True), answer
+            worker = response.headers["x-worker-instance-id"]
+            assert doubles["ab".index(worker)].requests[-1] == (turn["path"], {}, sent)
+            workers[turn["conversation"], turn["body"].get("tools") == []].add(worker)
+    assert sum(len(double.requests) for double in doubles) == len(turns) > 3 * len(CONVERSATIONS)
+    assert {conversation: len(at) for conversation, at in workers.items()} == dict.fromkeys(workers, 1)
 
 
 @pytest.mark.asyncio
