@@ -81,14 +81,14 @@ define tests_with
 	  ../$(1)/bin/python -m pytest -q -m 'not slow and not interpreted' -n 4 --dist loadfile $(3)
 endef
 AGENT_TESTS := tests/unit/worker_agent tests/unit/kv_protocol tests/unit/kv_runtime tests/contract
-NUMPY_TESTS := tests/contract/test_prefix_index*.py tests/unit/kv_runtime/test_encoders.py tests/unit/kv_runtime/test_text.py
+NUMPY_TESTS := tests/contract/test_prefix_index*.py $(patsubst %,tests/unit/kv_runtime/test_%.py,encoders ranked_tokens text)
 
 floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are allowed, parts of them with those beside engines and with the newest
 	@rm -rf $(FLOORS) && mkdir -p $(FLOORS)/tests && cp -r tests configs docs README.md pyproject.toml $(FLOORS)/tests
 	@grep -E '^(hypothesis|packaging|pytest|pytest-asyncio|pytest-timeout|pytest-xdist)==' constraints.txt > $(FLOORS)/tools.txt
 	@$(BIN)/python -m tests.support.requirements router embedded bench > $(FLOORS)/oldest.txt
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
-	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
+	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
 
 clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from jinja2 import Template, TemplateSyntaxError
@@ -128,9 +129,12 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def read_template(directory: Path, instead: str = "") -> ChatTemplate:
+def read_template(
+    directory: Path, instead: str = "", special_tokens: Mapping[str, str] = MappingProxyType({})
+) -> ChatTemplate:
     """Return the chat template of a model's directory, or of the file `instead`, with the directory's special tokens.
 
+    `special_tokens` are those that `tokenizer_config.json` need not name.
     It is in `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`; without one no chat is rendered.
     Source: transformers 5.24, `tokenization_utils_base.py` and `processing_utils.py` (`from_pretrained`).
 
@@ -138,7 +142,7 @@ def read_template(directory: Path, instead: str = "") -> ChatTemplate:
         TextError: names the file that cannot be read, or has something else for a template.
     """
     config, separate = _object(directory / "tokenizer_config.json"), Path(instead or directory / "chat_template.jinja")
-    tokens = _special_tokens(config)
+    tokens = {**special_tokens, **_special_tokens(config)}
     if instead or separate.is_file():
         return ChatTemplate({"default": _text(separate), **_named_templates(directory)}, tokens)
     for name, fields in (("tokenizer_config.json", config), ("chat_template.json", None)):

@@ -1,4 +1,7 @@
-"""Loads a model's text: the built-in byte model, or a directory with `tokenizer.json`."""
+"""Loads a model's text: the built-in byte model, or a directory with a tokenizer.
+
+It is `tokenizer.json`; without one, `tekken.json`, `tiktoken.model` or `qwen.tiktoken`, converted (`ranked_tokens.py`).
+"""
 
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from kv_runtime.text.chat_messages import digest_of
 from kv_runtime.text.chat_template import TextError, file_content, read_template
 from kv_runtime.text.encoders import Wanted, choose_encoder, text_error
 from kv_runtime.text.model import Text
+from kv_runtime.text.ranked_tokens import TokenizerFile, ranked_tokens
 from kv_runtime.text.tokenizer_model import TokenizerText
 
 
@@ -26,10 +30,11 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
         return ByteText()
     directory = Path(model_path)
     if not model_path or not directory.is_dir():
-        raise TextError("model", model_path, f"{BYTE_MODEL!r} or a local directory with tokenizer.json")
+        raise TextError("model", model_path, f"{BYTE_MODEL!r} or a local directory with a tokenizer")
     path = directory / "tokenizer.json"
-    content = file_content(path)
-    allowed = "what the tokenizers library writes"
+    converted = None if path.exists() else ranked_tokens(directory)
+    path, content, special_tokens = converted or TokenizerFile(path, file_content(path), {})
+    allowed = "what the tokenizers library reads"
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
@@ -39,4 +44,5 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
     tokenizer.no_truncation()  # a file may enable either; a prompt is neither truncated nor padded
     tokenizer.no_padding()
     chosen = choose_encoder(tokenizer, content, encoder)
-    return TokenizerText(tokenizer, digest_of(content), read_template(directory, chat_template), chosen)
+    template = read_template(directory, chat_template, special_tokens)
+    return TokenizerText(tokenizer, digest_of(content), template, chosen)

@@ -22,6 +22,11 @@ def spelt_bytes(name: str) -> bytes | None:
         return None
 
 
+def spelt(token: bytes) -> str:
+    """Return the name of a token of a byte-level vocabulary."""
+    return token.decode("latin-1").translate(_CHARACTERS)
+
+
 def _bytes_of_characters() -> dict[str, int]:
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in itself]
@@ -29,3 +34,4 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 _BYTES = _bytes_of_characters()
+_CHARACTERS = {byte: character for character, byte in _BYTES.items()}

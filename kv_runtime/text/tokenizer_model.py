@@ -1,4 +1,4 @@
-"""The text of a model's directory: `tokenizer.json`, `tokenizer_config.json` and the chat template.
+"""The text of a model's directory: tokenizer, `tokenizer_config.json` and the chat template.
 
 The template is in `tokenizer_config.json` or in `chat_template.jinja`. Text is encoded exactly as the engine does: a
 special token in a user's text becomes that token.

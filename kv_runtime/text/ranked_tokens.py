@@ -1,0 +1,253 @@
+"""Vocabularies that rank their tokens, tiktoken's and Mistral's tekken, as a `tokenizer.json`.
+
+    tekken.json       pattern, vocabulary and special tokens, which have the first ids (Mistral)
+    tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come behind them:
+                      those that `tokenizer_config.json` names, and reserved ones
+    qwen.tiktoken     the same (Qwen 1); which special tokens there are is known
+
+Of all adjacent parts of a word those two are merged that together are the token of the lowest rank. `tokenizers` ranks
+pairs of parts instead. All pairs that are a token, in the order of the tokens' ranks, are the same. The order of one
+token's pairs has no effect: wherever two parts that are the token stand side by side, they are the same two, since only
+merges within the token's own text made them. Tokens that no merges make are found as whole words (`ignore_merges`).
+
+Sources: openai/tiktoken, `src/lib.rs` (`byte_pair_merge`); mistralai/mistral-common,
+`src/mistral_common/tokens/tokenizers/tekken.py` (`Tekkenizer`); of their models' repositories
+moonshotai/Kimi-K2-Instruct, `tokenization_kimi.py`, and moonshotai/Moonlight-16B-A3B, `tokenization_moonshot.py`
+(`TikTokenTokenizer`); Qwen/Qwen-7B, `tokenization_qwen.py` (`QWenTokenizer`).
+"""
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.chat_template import file_content
+from kv_runtime.text.token_names import spelt
+
+_T = TypeVar("_T")
+_TOKEN_BYTES_MAX = 1 << 10
+"""Work grows with the square of a token's length; vocabularies have up to some 2^7."""
+_SPECIAL_MAX = 1 << 16
+_KIMI_CLASS = "TikTokenTokenizer"
+_KIMI_RESERVED = 256
+_KIMI_PATTERN = (
+    r"[\p{Han}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{at}|>" for at in range(205)))
+_TEKKEN_SPECIAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+"""Those of a `tekken.json` that names none."""
+
+
+class TokenizerFile(NamedTuple):
+    """A `tokenizer.json`, the file that it is made of, and the variables of templates for its special tokens."""
+
+    path: Path
+    content: bytes
+    special_tokens: Mapping[str, str]
+
+
+class _Added(msgspec.Struct, gc=False):
+    """An added token, as `tokenizer_config.json` and `tokenizer.json` have it."""
+
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+class _Ranked(NamedTuple):
+    """A vocabulary: tokens by rank, which have the ids from `first_id` on; added tokens by id."""
+
+    pattern: str
+    tokens: list[bytes]
+    added: Mapping[int, _Added]
+    first_id: int = 0
+    normalizer: str = ""
+    special_tokens: Mapping[str, str] = {}
+    begin: str = ""
+    """The token before a prompt."""
+
+
+class _TekkenToken(msgspec.Struct, gc=False):
+    rank: int
+    token_bytes: bytes
+
+
+class _TekkenSpecial(msgspec.Struct, gc=False):
+    rank: int
+    token_str: str
+
+
+class _TekkenConfig(msgspec.Struct):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: Annotated[int, msgspec.Meta(ge=0, le=_SPECIAL_MAX)]
+
+
+class _Tekken(msgspec.Struct):
+    config: _TekkenConfig
+    vocab: list[_TekkenToken]
+    special_tokens: list[_TekkenSpecial] | None = None
+
+
+class _TokenizerConfig(msgspec.Struct):
+    tokenizer_class: str = ""
+    added_tokens_decoder: dict[int, _Added] = {}
+
+
+def ranked_tokens(directory: Path) -> TokenizerFile | None:
+    """Return the directory's tokenizer; None: it has none of these files.
+
+    Raises:
+        TextError: names the file that cannot be read, or is broken.
+    """
+    for name, read in _READERS.items():
+        if (path := directory / name).exists():
+            ranked = read(path)
+            return TokenizerFile(path, _tokenizer_json(path, ranked), ranked.special_tokens)
+    return None
+
+
+def _read_tekken(path: Path) -> _Ranked:
+    tekken = _decoded(path, _Tekken)
+    count = tekken.config.default_num_special_tokens
+    size = tekken.config.default_vocab_size - count
+    if not 0 < size <= len(tekken.vocab):
+        allowed = f"{count + 1} to {count + len(tekken.vocab)}"
+        raise TextError(f"{path}: config.default_vocab_size", size + count, allowed)
+    for at, token in enumerate(tekken.vocab[:size]):
+        _check_rank(f"{path}: vocab[{at}].rank", token.rank, at)
+    given = tekken.special_tokens
+    specials = list(_TEKKEN_SPECIAL) if given is None else [token.token_str for token in given]
+    for at, special in enumerate(given or ()):
+        _check_rank(f"{path}: special_tokens[{at}].rank", special.rank, at)
+    specials += [f"<SPECIAL_{at}>" for at in range(len(specials), count)]
+    if len(specials) > count:
+        raise TextError(f"{path}: config.default_num_special_tokens", count, f"{len(specials)} or more")
+    return _Ranked(
+        tekken.config.pattern,
+        [token.token_bytes for token in tekken.vocab[:size]],
+        {at: _Added(name, special=True) for at, name in enumerate(specials)},
+        first_id=count,
+        special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        begin="<s>" if "<s>" in specials else "",
+    )
+
+
+def _read_kimi(path: Path) -> _Ranked:
+    at = path.with_name("tokenizer_config.json")
+    config = _decoded(at, _TokenizerConfig)
+    if config.tokenizer_class != _KIMI_CLASS:
+        raise TextError(f"{at}: tokenizer_class", config.tokenizer_class, f"{_KIMI_CLASS}, whose pattern is known")
+    tokens = _read_lines(path)
+    reserved = range(len(tokens), len(tokens) + _KIMI_RESERVED)
+    for token_id in config.added_tokens_decoder:
+        if token_id < len(tokens):
+            raise TextError(f"{at}: added_tokens_decoder", token_id, f"ids from {len(tokens)} on, behind {path.name}")
+    added = {token_id: _Added(f"<|reserved_token_{token_id}|>") for token_id in reserved}
+    return _Ranked(_KIMI_PATTERN, tokens, added | config.added_tokens_decoder)
+
+
+def _read_qwen(path: Path) -> _Ranked:
+    tokens = _read_lines(path)
+    added = {token_id: _Added(name, special=True) for token_id, name in enumerate(_QWEN_SPECIAL, len(tokens))}
+    specials = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    return _Ranked(_QWEN_PATTERN, tokens, added, normalizer="NFC", special_tokens=specials)
+
+
+_READERS: Mapping[str, Callable[[Path], _Ranked]] = {
+    "tekken.json": _read_tekken,
+    "tiktoken.model": _read_kimi,
+    "qwen.tiktoken": _read_qwen,
+}
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    tokens = []
+    for at, line in enumerate(file_content(path).splitlines()):
+        token, _, rank = line.partition(b" ")
+        try:
+            tokens.append(b64decode(token, validate=True))
+            found = int(rank)
+        except ValueError as error:
+            raise TextError(f"{path}: line {at + 1}", line, "a token in base64, a space, its rank") from error
+        _check_rank(f"{path}: line {at + 1}", found, at)
+    return tokens
+
+
+def _check_rank(field: str, rank: int, at: int) -> None:
+    if rank != at:
+        raise TextError(field, rank, f"{at}: ranks from 0 on, in order")
+
+
+def _decoded(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(file_content(path), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TextError(str(path), str(error), "JSON of a tokenizer") from error
+
+
+def _tokenizer_json(path: Path, ranked: _Ranked) -> bytes:
+    ranks = {token: rank for rank, token in enumerate(ranked.tokens)}
+    for rank, token in enumerate(ranked.tokens):
+        if not 0 < len(token) <= _TOKEN_BYTES_MAX:
+            raise TextError(f"{path}: rank {rank}", f"{len(token)} bytes", f"1 to {_TOKEN_BYTES_MAX}")
+        if ranks[token] != rank:
+            raise TextError(f"{path}: rank {rank}", token, f"a token that no other rank has; {ranks[token]} has it")
+    if missing := [byte for byte in range(0x100) if bytes((byte,)) not in ranks]:
+        raise TextError(str(path), f"no token for the byte {missing[0]}", "a token for each byte")
+    vocab = {spelt(token): rank for rank, token in enumerate(ranked.tokens, ranked.first_id)}
+    added_ids: dict[str, int] = {}
+    for token_id, added in ranked.added.items():
+        if added_ids.setdefault(added.content, token_id) != token_id:
+            raise TextError(f"{path}: added tokens", added.content, "names that only one of them has")
+    vocab |= added_ids  # text is never encoded as a token of the same name: the added token is taken out of it before
+    merges = [
+        (spelt(token[:at]), spelt(token[at:]))
+        for token in ranked.tokens
+        for at in range(1, len(token))
+        if token[:at] in ranks and token[at:] in ranks
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": ranked.pattern}, "behavior": "Isolated", "invert": False}
+    written = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": token_id, "normalized": False, **msgspec.to_builtins(token)}
+            for token_id, token in sorted(ranked.added.items())
+        ],
+        "normalizer": {"type": ranked.normalizer} if ranked.normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": _begins_with(ranked.begin, vocab[ranked.begin]) if ranked.begin else None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges},
+    }
+    return json.dumps(written).encode()
+
+
+def _begins_with(token: str, token_id: int) -> dict[str, Any]:
+    """Return the post-processor that puts a token before a prompt."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": token, "type_id": 0}}, text],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
