@@ -17,7 +17,7 @@ PROMPTS = Row(
         ),
         Panel(
             title="Encoder",
-            description="kvrouter_encoder_info: byte, hf (tokenizers) or fast (fastokens), by router. hf though "
+            description="kvrouter_encoder_info: byte, hf (tokenizers), fast (fastokens) or none, by router. hf though "
             "tokens.encoder is auto: encoder_not_fast in the log says which text differs.",
             queries=(Query(f"max by (encoder) ({selected('encoder_info')})", "{{encoder}}"),),
             kind="stat",

@@ -1,6 +1,7 @@
 """Loads a model's text: the built-in byte model, or a directory with a tokenizer.
 
 It is `tokenizer.json`; without one, `tekken.json`, `tiktoken.model` or `qwen.tiktoken`, converted (`ranked_tokens.py`).
+A model with another tokenizer is loaded without it (`unread.py`).
 """
 
 from pathlib import Path
@@ -14,6 +15,7 @@ from kv_runtime.text.encoders import Wanted, choose_encoder, text_error
 from kv_runtime.text.model import Text
 from kv_runtime.text.ranked_tokens import TokenizerFile, ranked_tokens
 from kv_runtime.text.tokenizer_model import TokenizerText
+from kv_runtime.text.unread import UnreadText
 
 
 def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:
@@ -33,6 +35,8 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
         raise TextError("model", model_path, f"{BYTE_MODEL!r} or a local directory with a tokenizer")
     path = directory / "tokenizer.json"
     converted = None if path.exists() else ranked_tokens(directory)
+    if converted is None and not path.exists() and (directory / "config.json").is_file():
+        return UnreadText(model_path)
     path, content, special_tokens = converted or TokenizerFile(path, file_content(path), {})
     allowed = "what the tokenizers library reads"
     try:

@@ -113,14 +113,13 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def ranked_tokens(directory: Path) -> TokenizerFile | None:
-    """Return the directory's tokenizer; None: it has none of these files.
+    """Return the directory's tokenizer; None: it has none of these files, or the pattern is unknown.
 
     Raises:
         TextError: names the file that cannot be read, or is broken.
     """
     for name, read in _READERS.items():
-        if (path := directory / name).exists():
-            ranked = read(path)
+        if (path := directory / name).exists() and (ranked := read(path)):
             return TokenizerFile(path, _tokenizer_json(path, ranked), ranked.special_tokens)
     return None
 
@@ -151,11 +150,11 @@ def _read_tekken(path: Path) -> _Ranked:
     )
 
 
-def _read_kimi(path: Path) -> _Ranked:
+def _read_kimi(path: Path) -> _Ranked | None:
     at = path.with_name("tokenizer_config.json")
     config = _decoded(at, _TokenizerConfig)
     if config.tokenizer_class != _KIMI_CLASS:
-        raise TextError(f"{at}: tokenizer_class", config.tokenizer_class, f"{_KIMI_CLASS}, whose pattern is known")
+        return None
     tokens = _read_lines(path)
     reserved = range(len(tokens), len(tokens) + _KIMI_RESERVED)
     for token_id in config.added_tokens_decoder:
@@ -172,7 +171,7 @@ def _read_qwen(path: Path) -> _Ranked:
     return _Ranked(_QWEN_PATTERN, tokens, added, normalizer="NFC", special_tokens=specials)
 
 
-_READERS: Mapping[str, Callable[[Path], _Ranked]] = {
+_READERS: Mapping[str, Callable[[Path], _Ranked | None]] = {
     "tekken.json": _read_tekken,
     "tiktoken.model": _read_kimi,
     "qwen.tiktoken": _read_qwen,

@@ -40,6 +40,7 @@ from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
+from kv_runtime.text.unread import UnreadText
 from router.prompt.body import base64_of
 from router.prompt.chat_encoding import encode_chat
 from router.prompt.encoding_pool import EncodingPool
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
     import asyncio
 
 _TOKEN_BYTES = 4
-_OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10}
-"""Some 2 ms of the one, and some tenths of one of the others."""
+_OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
+"""Some 2 ms of the first, and some tenths of one of the others."""
 _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read and rendered on the loop; threads take more, and chats with many messages."""
 _TEXT_SEED = 0x7465_7874
@@ -59,7 +60,7 @@ _TEXT_SEED = 0x7465_7874
 _PARITY = "parity"
 UNRENDERED_KEYS = (
     *CHANGING_KEYS,
-    _PARITY, "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
+    _PARITY, "tokenizer", "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
 )  # fmt: skip
 """What a metric tells apart."""
 _KEY_END = re.compile(r"[.\[]")
@@ -130,6 +131,9 @@ class ModelPrompts:
         self._text = text
         self._tokenizer = text if isinstance(text, TokenizerText) else None
         self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
+        if isinstance(text, UnreadText):
+            self._encoder = "none"
+            _log.warning("tokenizer_unread", directory=text.directory)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder]
         if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
             _log.warning("encoder_not_fast", reason=text.encoder.reason)

@@ -27,6 +27,7 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
+from kv_runtime.text.unread import UnreadText
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
@@ -149,7 +150,10 @@ def served_names(settings: AgentSettings, chosen: Chosen) -> tuple[str, ...]:
 
 def engine_text(settings: AgentSettings, chosen: Chosen) -> Text:
     """Return the model's tokenizer and chat template; raise `TextError`."""
-    return load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
+    text = load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
+    if isinstance(text, UnreadText):
+        text.refuse()
+    return text
 
 
 def served_media(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock) -> ServedMedia:

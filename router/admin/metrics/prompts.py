@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from kv_runtime.telemetry import Family, counter, gauge
 from router.prompt import PromptStatistics
 
-ENCODERS = ("byte", "hf", "fast")
+ENCODERS = ("byte", "hf", "fast", "none")
 
 
 def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
     """Yield the figures of encoders, of the cache, and of the threads."""
     by_encoder = [((name,), float(name == statistics.encoder)) for name in ENCODERS]
-    yield gauge(
-        "encoder_info", "1 for the encoder in use: byte, hf (tokenizers) or fast (fastokens)", ("encoder",), by_encoder
-    )
+    told = "1 for the encoder in use: byte, hf (tokenizers), fast (fastokens), or none"
+    yield gauge("encoder_info", told, ("encoder",), by_encoder)
     by_knowledge = [
         (("known",), float(statistics.known_bytes)),
         (("new",), float(statistics.chat_bytes - statistics.known_bytes)),

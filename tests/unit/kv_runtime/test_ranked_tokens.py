@@ -1,6 +1,5 @@
 """Vocabularies that rank their tokens: tiktoken's and Mistral's tekken are encoded as those libraries do."""
 
-import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -276,9 +275,24 @@ def test_a_token_of_the_name_of_an_added_token_is_never_encoded(tmp_path: Path) 
     assert text.encode("[BOS][B") == [259, 256]
 
 
-def test_another_tokenizer_class_is_refused(tmp_path: Path) -> None:
-    write_kimi(tmp_path, BYTES, tokenizer_class="ChatGLM4Tokenizer")
-    error = refused(tmp_path)
-    assert (error.field, error.found) == (f"{tmp_path / 'tokenizer_config.json'}: tokenizer_class", "ChatGLM4Tokenizer")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": 7}))
+def test_a_tokenizer_config_that_names_added_tokens_otherwise_is_refused(tmp_path: Path) -> None:
+    write_kimi(tmp_path, BYTES, added_tokens_decoder=7)
     assert refused(tmp_path).found == "Expected `object`, got `int` - at `$.added_tokens_decoder`"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "tiktoken.model"])
+def test_a_model_with_another_tokenizer_is_loaded_without_it(tmp_path: Path, name: str) -> None:
+    write_kimi(tmp_path, BYTES, tokenizer_class="ChatGLM4Tokenizer")
+    (tmp_path / "tiktoken.model").rename(tmp_path / name)
+    assert refused(tmp_path).field == str(tmp_path / "tokenizer.json")
+    (tmp_path / "config.json").write_text("{}")
+    text = load_text(str(tmp_path))
+    calls: list[Callable[[], object]] = [
+        lambda: text.encode("a"), lambda: text.encode_chat(HELLO), lambda: text.render_chat(HELLO),
+        lambda: text.decode([1]), text.detokenizer, lambda: text.token_bytes(1),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TextError) as raised:
+            call()
+        assert (raised.value.field, raised.value.found) == ("tokenizer", str(tmp_path))
+    assert text.tokenizer_digest == load_text(str(tmp_path)).tokenizer_digest != load_text("byte").tokenizer_digest

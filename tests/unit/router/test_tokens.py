@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from indexer import native
@@ -41,6 +42,7 @@ from kv_protocol.openai.requests import (
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
+from kv_runtime.text.unread import UnreadText
 from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, with_prompt_ids
 from router.prompt.chains import shared_blocks
 from router.prompt.encoding_pool import EncodingPool
@@ -229,6 +231,19 @@ def test_what_is_not_rendered_is_counted_by_its_key() -> None:
         prompts.prompt(inbound, Hashing(4))
     counted = {key: count for key, count in prompts.statistics().unrendered.items() if count}
     assert counted == {"messages": 1, "chat_template": 1, "prompt": 1}
+
+
+def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() -> None:
+    with capture_logs() as told:
+        prompts = ModelPrompts(UnreadText("/models/m"))
+    ids = list(b"hello you")
+    made = [prompts.prompt(inbound, Hashing(4)) for inbound in (completion("hello you"), chat(), completion(ids))]
+    assert [(each.unrendered, each.hashing.scheme) for each in made if isinstance(each, EncodedPrompt)] == [
+        ("tokenizer", TEXT_SCHEME), ("tokenizer", TEXT_SCHEME), ("", Hashing(4).scheme),
+    ]  # fmt: skip
+    assert prompts.statistics().unrendered["tokenizer"] == 2
+    assert prompts.statistics().encoder == "none"
+    assert told == [{"event": "tokenizer_unread", "directory": "/models/m", "log_level": "warning"}]
 
 
 # ---------------------------------------------------------------- off the loop

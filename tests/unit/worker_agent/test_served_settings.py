@@ -8,6 +8,7 @@ import pytest
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import render
+from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from worker_agent.commands.engine_choice import Chosen, build_engine, chosen_engine, engine_text, served_names
 from worker_agent.config import AgentSettings
@@ -237,3 +238,9 @@ def test_the_text_is_the_model_s_unless_another_is_named() -> None:
         engine_text(loaded(TRTLLM, "engine.model=no/where"), chosen(TRTLLM, "engine.model=no/where"))
     named = loaded(TRTLLM, "engine.model=no/where", "engine.text=byte")
     assert engine_text(named, chosen(TRTLLM, "engine.model=no/where")).bos_id is None
+
+
+def test_a_model_whose_tokenizer_is_not_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TextError, match=r"tokenizer: found .* allowed a directory with tokenizer\.json"):
+        engine_text(loaded(f"engine.text={tmp_path}"), chosen())
