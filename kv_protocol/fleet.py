@@ -22,6 +22,9 @@ MISSED_HEARTBEATS_MAX = 5
 REMOVED_BY_HAND = "removed by hand"
 """The reason in `left` when an operator removes a worker: its agent does not register that instance again."""
 
+NO_EVENTS = "no events"
+"""A heartbeat's `stale` begins with it where the engine publishes no KV events, or its publisher was never reached."""
+
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
 

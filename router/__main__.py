@@ -18,9 +18,37 @@ _TEXTS_OF_EXTRAS = {
 }
 
 
-@click.group(cls=InstalledCommands, program="router", texts=_TEXTS_OF_EXTRAS, invoke_without_command=True)
-@click.version_option(package_name="kv-router")
+_OPTIONS = "options: kv-events, replay-endpoint, engine, id"
+
+
+def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    """Print the version, and what the index and the hot path are made of."""
+    if is_wanted and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        from router.compiled import hot_path
+        from router.native import load
+
+        index = "Python" if load() is None else "C++"
+        click.echo(f"kv-router {version('kv-router')} (index: {index}, hot path: {hot_path()})")
+        context.exit()
+
+
+@click.group(
+    cls=InstalledCommands,
+    program="router",
+    texts=_TEXTS_OF_EXTRAS,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="show it, and end"
+)
 @config_options
+@click.option(
+    "--worker", "workers", multiple=True, metavar="URL[,OPTION=VALUE...]", help=f"an engine that runs; {_OPTIONS}"
+)
+@click.option("--workers-from", help="a watched list of such engines: a file, or dns://name:port")
 @click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
 @click.option("--processes", type=int, help="processes that serve; above 1, one more has the index")
 @click.option("--port", type=int, help="data plane port; 0: any free one")
@@ -36,6 +64,8 @@ def main(
     file: Path | None,
     assignments: tuple[str, ...],
     print_config: bool,
+    workers: tuple[str, ...],
+    workers_from: str | None,
     mode: str | None,
     processes: int | None,
     port: int | None,
@@ -52,6 +82,8 @@ def main(
     from router.cli.serve import run
 
     flags = {
+        "workers": workers or None,
+        "workers_from": workers_from,
         "policy.mode": mode,
         "data.processes": processes,
         "data.port": port,
@@ -63,6 +95,17 @@ def main(
         "state.dir": state,
     }
     run(flags, file=file, assignments=assignments, print_config=print_config)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes this command in a shell: eval "$(router completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "router", "_ROUTER_COMPLETE").source())
 
 
 for _command in (

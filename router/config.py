@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.openai.endpoints import ENGINE_PATHS
@@ -31,6 +31,8 @@ from router.queue.waiting import QueueLimits, QueuePolicy
 from router.server.limits import HttpLimits
 from router.server.sites import Sites
 from router.shadows.config import ShadowSection
+from router.workers.address import WORKERS_MAX, WorkerText, worker_address
+from router.workers.listing import check_place
 
 _HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
@@ -312,7 +314,11 @@ class TokensSection(Section):
     """Text to tokens."""
 
     chat_template: str = Field("", description="a Jinja file in place of the directory's; as the workers have it")
-    text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
+    text: str = Field(
+        "",
+        description="tokenizer and template: a local model directory, or `byte`; empty: the directory that engines of"
+        " `workers` state, without such engines `byte`",
+    )
     encoder: Wanted = Field(
         "auto", description="hf: tokenizers; fast: fastokens, refused where not equal; auto: fast where it is equal"
     )
@@ -424,6 +430,15 @@ class RouterTelemetrySection(TelemetrySection):
 class RouterSettings(Settings):
     """All settings of the router."""
 
+    workers: tuple[WorkerText, ...] = Field(
+        (),
+        max_length=WORKERS_MAX,
+        description="engines that run already, which this router attaches: URL[,kv-events=ADDRESS][,replay-endpoint="
+        "ADDRESS][,engine=KIND][,id=NAME]",
+    )
+    workers_from: Annotated[str, AfterValidator(check_place)] = Field(
+        "", description="a list of such engines that is watched: a file with one in each line, or dns://name:port"
+    )
     nats: NatsSection = NatsSection()
     data: DataSection = DataSection()
     picker: PickerSection = PickerSection()
@@ -444,3 +459,17 @@ class RouterSettings(Settings):
     report: ReportSection = ReportSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
     tracing: RouterTracingSection = RouterTracingSection()
+
+    @model_validator(mode="after")
+    def _attached_by_one_process(self) -> "RouterSettings":
+        names = [worker_address(each).worker_id for each in self.workers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"workers: found ids {', '.join(names)}, allowed each once")
+        if self.data.processes > 1 and self.attaches:
+            raise ValueError("workers: found some, allowed none with data.processes above 1: `worker-agent attach`")
+        return self
+
+    @property
+    def attaches(self) -> bool:
+        """Whether the router attaches engines from its start on."""
+        return bool(self.workers or self.workers_from)

@@ -67,7 +67,7 @@ from kv_protocol import codec
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Tier
-from kv_protocol.fleet import Heartbeat
+from kv_protocol.fleet import NO_EVENTS, Heartbeat
 from kv_protocol.recovery import Answer, ReplayChunk
 from kv_protocol.splitmix import U64_MASK
 
@@ -169,7 +169,7 @@ class StreamFollower:
         if self._is_overfull and not self._is_proven_complete:
             return "overfull"
         if self._source_stale:
-            return "source"
+            return "no_events" if self._source_stale.startswith(NO_EVENTS) else "source"
         return "behind" if self._heartbeats.awaited is not None else ""
 
     @property

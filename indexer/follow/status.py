@@ -7,6 +7,7 @@ refused        the index has no slot or memory for it
 resyncing      batches are missing, or the blocks may be wrong: a recovery is under way
 overfull       the index had no memory for some of its blocks; the others are known
 source         its consolidator reports it as stale
+no_events      the same: the engine publishes no KV events, or they are not heard (`kv_protocol.fleet.NO_EVENTS`)
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before
 index_behind   the process with the index stands still; the same
@@ -18,7 +19,7 @@ from typing import Literal
 import msgspec
 
 StaleReason = Literal[
-    "never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", "", "index_behind"
+    "never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", "", "index_behind", "no_events"
 ]
 
 

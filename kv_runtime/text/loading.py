@@ -4,6 +4,8 @@ It is `tokenizer.json`; without one, `tekken.json`, `tiktoken.model` or `qwen.ti
 A model with another tokenizer is loaded without it (`unread.py`).
 """
 
+import os
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -16,6 +18,28 @@ from kv_runtime.text.model import Text
 from kv_runtime.text.ranked_tokens import TokenizerFile, ranked_tokens
 from kv_runtime.text.tokenizer_model import TokenizerText
 from kv_runtime.text.unread import UnreadText
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+
+
+def local_directory(name: str) -> str:
+    """Return the directory on this machine of a model, by its path or its name on the hub; empty: there is none.
+
+    Source: huggingface/huggingface_hub, `src/huggingface_hub/constants.py` (`HF_HUB_CACHE`) and `file_download.py`
+    (`repo_folder_name`, `refs/main`).
+    """
+    if Path(name).is_absolute():
+        return name if Path(name).is_dir() else ""
+    if not _HUB_NAME.fullmatch(name):
+        return ""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    folder = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs/main").read_text().strip()
+    except (OSError, ValueError):
+        return ""
+    found = folder / "snapshots" / revision
+    return str(found) if _HUB_NAME.fullmatch(revision) and found.is_dir() else ""
 
 
 def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:

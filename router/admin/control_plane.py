@@ -1,7 +1,8 @@
 """The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
 GET    /v1/decisions?limit=&worker=&model=&outcome=&at=     the newest; GET /v1/decisions/{id} one, explained
-GET    /v1/workers                the fleet           POST /v1/workers             add one
+GET    /v1/workers                the fleet           POST /v1/workers             add one: a registration, or the URL
+                                                                                   of an engine that is attached here
 POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
 DELETE /v1/workers/{id}           forget it
 GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`router/drain/routes.py`)
@@ -67,6 +68,7 @@ from router.live.routes import list_limit, unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
 from router.web.page import WebPage
+from router.workers.service import AttachedWorkers
 
 _log = structlog.get_logger("router")
 
@@ -80,6 +82,18 @@ _OF_A_REQUEST_MAX = 16
 _ROWS_AT_ONCE = 256
 """Workers that are shown before the event loop has its turn: some 3 ms."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
+
+
+class _EngineUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+
+
+def _engine_url(body: bytes) -> str:
+    """Return the address in `{"url": ...}`; empty: the body is something else."""
+    try:
+        return msgspec.json.decode(body, type=_EngineUrl).url
+    except (msgspec.MsgspecError, ValueError):
+        return ""
 
 
 class ControlPlane:
@@ -103,6 +117,7 @@ class ControlPlane:
         moments: Moments | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
+        attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
@@ -119,6 +134,8 @@ class ControlPlane:
 
         `differs` returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`).
 
+        `attached` are the engines that this process attaches; without it, it attaches none.
+
         `watched` are routes of what is watched (`router/live/`).
 
         Without `policies` a policy that is changed lasts until the router ends.
@@ -132,6 +149,7 @@ class ControlPlane:
         self._gate = FleetGate() if gate is None else gate
         self._planner, self._shadows, self._savings = planner, shadows, savings
         self._watched, self._moments, self._kept = watched, moments, kept
+        self._attached = attached
         self._passed = passed or PassedRequests()
         self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
@@ -234,11 +252,18 @@ class ControlPlane:
             rows.append(shown(worker))
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return await large_json_response(lambda: {"workers": rows})
+        waiting = [] if self._attached is None else self._attached.waiting()
+        return await large_json_response(lambda: {"workers": rows, "waiting": waiting})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        if self._attached is not None and (url := _engine_url(body)):
+            try:
+                return json_response({"worker_id": self._attached.add(url)}, status=202)
+            except ValueError as error:
+                return error_response(400, f"url: {error}", "invalid_request_error", param="url")
         try:
-            event = fleet.decode_fleet_event(await request.read())
+            event = fleet.decode_fleet_event(body)
         except MalformedMessage as error:
             return error_response(400, str(error), "invalid_request_error")
         if not isinstance(event, WorkerRegistered):
@@ -247,6 +272,8 @@ class ControlPlane:
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
         worker_id = request.match_info["id"]
+        if self._attached is not None and self._attached.remove(worker_id):
+            return json_response({"worker_id": worker_id}, status=202)
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)

@@ -1,6 +1,7 @@
 """The parts of a router that serves, created and connected: the only place that knows all of its classes."""
 
 import asyncio
+import json
 import os
 import uuid
 from pathlib import Path
@@ -78,12 +79,18 @@ from router.request.serving import Serving
 from router.server.plane import HttpPlane
 from router.shadows.service import Shadows
 from router.tracing.tracer import Tracer
+from router.workers.service import AttachedWorkers
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
     from router.endpoint_picker.service import EndpointPicker
+
+_TRIED = (
+    "Explain in three short sentences how the prefix cache of a language model saves time when many requests begin with"
+    " the same words, as this one does when it is sent twice: see x-overlap-blocks in the head of the second answer."
+)
 
 _log = structlog.get_logger("router")
 
@@ -117,12 +124,17 @@ class RouterParts:
         place: ServingPlace | None = None,
         *,
         nats_server: EmbeddedNats | None = None,
+        directory: str = "",
     ) -> None:
-        """`place`: this is one of several processes, of which another has the index, and the `nats_server`, if any."""
+        """`place`: this is one of several processes, of which another has the index, and the `nats_server`, if any.
+
+        `directory` is where the text was loaded from.
+        """
         if load_table_in_cpp() is None:
             _log.warning("native_load_table_missing")
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
         self._clock, self._registry = SystemClock(), new_registry()
+        self._is_shown = False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
         self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
@@ -153,6 +165,9 @@ class RouterParts:
         self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         self._live = None if own is None else self._watching(own)
+        self._workers = (
+            AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached) if own else None
+        )
         self._moments = None if own is None else Moments(log.url, settings.nats, settings.index, self._clock)
         self.control = self._control_of(own, gate)
         self._project()
@@ -211,6 +226,7 @@ class RouterParts:
             shadows=self._shadows,
             kept=self._kept,
             differs=self._parity.differs,
+            attached=self._workers,
             savings=self._savings,
             passed=self._passed,
             moments=self._moments,
@@ -312,6 +328,8 @@ class RouterParts:
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
+        if self._workers is not None:
+            families.append(self._workers.families)
         if self._live is not None:
             families.append(self._live.families)
         if self._moments is not None:
@@ -344,6 +362,15 @@ class RouterParts:
         if self.picker is not None:
             await self.picker.start()
 
+    def _on_attached(self, line: str, model: str) -> None:
+        """Print what was found of an engine, and once a command that shows the reuse of a prompt."""
+        print(f"worker         {line}", flush=True)  # noqa: T201 - as the lines before it
+        if not self._is_shown:
+            self._is_shown = True
+            body = json.dumps({"model": model, "max_tokens": 16, "messages": [{"role": "user", "content": _TRIED}]})
+            url = f"http://{self._settings.data.host}:{self.data.port}/v1/chat/completions"
+            print(f"try it twice   curl -i {url} -d '{body}'", flush=True)  # noqa: T201 - likewise
+
     def _take_changed_policy(self) -> None:
         """Take the policy and the shadows that the other processes have; later changes come to the control plane."""
         if (place := self._place) is None:
@@ -370,6 +397,7 @@ class RouterParts:
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
+            *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
             *(watches(self._routing, self._clock, 2) if self._place is None else [self._own_doubts()]),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),

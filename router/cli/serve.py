@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, given_paths, load_settings
 from kv_runtime.config.rendering import render, without_user
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
@@ -17,6 +18,7 @@ from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
+from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
@@ -29,6 +31,8 @@ from router.decision.policy_store import PolicyStore
 from router.native import make_named_tuples_directly
 from router.pools.process import OpenedRouter
 from router.server.capacity import TooFewFiles
+from router.web.page import ROOT
+from router.workers.service import stated_directory
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
@@ -62,6 +66,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         router = await _opened(settings, stop, cleanup, given)
         click.echo(f"router on      {router.data_url}  (mode {router.mode})")
         click.echo(f"control plane  {router.control_url}")
+        click.echo(f"web page       {router.control_url}{ROOT}")
         if router.picker_address:
             click.echo(f"picker on      {router.picker_address}")
         click.echo(f"event log      {without_user(router.log_url)}")
@@ -76,13 +81,16 @@ async def _opened(
 
     `given` are the paths of what the command line says: it wins over a policy that was stored.
     """
-    text, policies = text_and_policies(settings, given)
+    directory = settings.tokens.text
+    if not directory and settings.attaches:
+        directory = await stated_directory(settings, SystemClock(), stop)
+    text, policies = text_and_policies(settings, given, directory)
     embedded = embedded_nats(settings)
     if embedded:
         await cleanup.enter_async_context(embedded)
     url = embedded.url if embedded else settings.nats.url
     log = await connected(settings, url, cleanup)
-    router = RouterParts(settings, text, policies, log, nats_server=embedded)
+    router = RouterParts(settings, text, policies, log, nats_server=embedded, directory=directory)
     await router.start(stop)
     return OpenedRouter(
         data_url=f"http://{settings.data.host}:{router.data.port}",
@@ -96,9 +104,10 @@ async def _opened(
     )
 
 
-def text_and_policies(settings: RouterSettings, given: frozenset[str]) -> tuple[Text, PolicyStore]:
+def text_and_policies(settings: RouterSettings, given: frozenset[str], directory: str = "") -> tuple[Text, PolicyStore]:
     """Return the tokenizer with its template, and the policies; raises what `EXPECTED` names."""
-    text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
+    tokens = settings.tokens
+    text = load_text(directory or tokens.text or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})

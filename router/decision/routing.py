@@ -32,6 +32,7 @@ from router.journal.records import Recorder, Recorders, RefusedRequest
 from router.request.latency import Arrival, latency_of
 
 _MOVES_MAX = 256
+_NOTES_MAX = 64
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
 """Trust in ranks of which the index predicts the reuse, and has no doubt."""
 
@@ -316,28 +317,21 @@ class Routing:
     def readiness(self) -> Readiness:
         """Return whether the router takes requests now, and why not.
 
-        A disconnected log is no reason: requests are routed from memory.
-        """
-        reasons = self.unready()
-        notes = [] if self.state.fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
-        ranks = [rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks]
-        if any(view.stale == "index_behind" for view in self._index.overlap((), ranks)):
-            notes.append("the process with the index stands still: predictions are made of what it knew")
-        return Readiness(not reasons, reasons, notes)
-
-    def unready(self) -> list[str]:
-        """Return why requests would be refused or routed blindly now; empty if there is no problem.
-
-        An overfull rank is served by what fitted in the index: a full index is no reason to take no requests.
+        It does once the log was read and a rank can serve. What makes predictions worse is a note: a probe must not
+        take all routers away for one worker.
         """
         now_s, fleet = self.clock.now(), self.state.fleet
         fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
         every = [rank for worker in fit for rank in worker.registration.ranks]
         ranks = [rank for rank in every if not self.state.breakers.unfit(rank, now_s)]
-        views = zip(ranks, self._index.overlap((), ranks), strict=True)
-        blind = [f"{rank}: {view.stale}" for rank, view in views if is_blind(view.stale)]
+        stale = {str(rank): view.stale for rank, view in zip(ranks, self._index.overlap((), ranks), strict=True)}
+        notes = [] if fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
+        if "index_behind" in stale.values():
+            notes.append("the process with the index stands still: predictions are made of what it knew")
+        notes += [f"{rank}: {reason}" for rank, reason in stale.items() if is_blind(reason)]
         progress = self._index.catching_up()
-        return [*([progress] if progress else []), *(blind if ranks else ["no worker is fit"])]
+        reasons = [*([progress] if progress else []), *([] if ranks else ["no worker is fit"])]
+        return Readiness(not reasons, reasons, notes[:_NOTES_MAX])
 
     def trust(self) -> dict[WorkerRank, Trust]:
         """Return the trust in what is known of each rank of the fleet."""

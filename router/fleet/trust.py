@@ -7,6 +7,7 @@
     it reuses less than the index says (calibration.py) DEGRADED   the index's                0.5
     it reuses what was not predicted                    FALLBACK   what was routed to it      1
     no stream was received, or the index has no room    FALLBACK   what was routed to it      1
+    its engine publishes no KV events                   FALLBACK   what was routed to it      1
     no parity: its hashes cannot be compared            FALLBACK   what was routed to it      1
 
 Parity: the worker registered the block size, hash scheme, canary, tokenizer, template and rule for images that prompts
@@ -25,6 +26,7 @@ _NOTHING_KNOWN = {
     "never_heard": "no KV events heard",
     "refused": "no room in the index",
     "underpredicted": "underpredicted",
+    "no_events": "no events",
 }
 _DOUBTS = {"log_away": "event log away"}
 """Reasons of the index as explanations show them; the others are shown unchanged."""

@@ -39,6 +39,7 @@ _DOUBT_OF = {
     "no KV events heard; approximate": "never_heard",
     "no room in the index; approximate": "refused",
     "underpredicted; approximate": "underpredicted",
+    "no events; approximate": "no_events",
     "event log away": "log_away",
 }
 _UNHEARD = (0, "")

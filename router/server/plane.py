@@ -110,7 +110,7 @@ class HttpPlane:
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
         if reason := lowered(self.limits, self.capacity, files):
-            _log.warning("connections_bound_lowered", reason=reason)
+            _log.info("connections_bound_lowered", reason=reason)
         if listening:
             self._acceptor.adopt(listening)
         else:

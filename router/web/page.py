@@ -44,11 +44,15 @@ class WebPage:
     @property
     def paths(self) -> frozenset[str]:
         """The paths of all files, which need no token."""
-        return frozenset({ROOT.rstrip("/"), *self._files})
+        return frozenset({"/", ROOT.rstrip("/"), *self._files})
 
     def routes(self) -> list[web.RouteDef]:
-        """Return a route for each file; `/ui` leads to `/ui/`."""
-        return [web.get(ROOT.rstrip("/"), _to_root), *(web.get(path, self._file) for path in self._files)]
+        """Return a route for each file; `/` and `/ui` lead to `/ui/`."""
+        return [
+            web.get("/", _to_root),
+            web.get(ROOT.rstrip("/"), _to_root),
+            *(web.get(path, self._file) for path in self._files),
+        ]
 
     async def _file(self, request: web.Request) -> web.Response:
         file = self._files[request.path]

@@ -220,7 +220,8 @@ class Truth:
             trust = {WorkerRank(each.worker_id, each.dp_rank): each.trust for each in decision.candidates}
             assert trust == dict.fromkeys(live, "EXACT"), f"{router.name}: {decision}"
             assert not any(each.predicted_blocks for each in decision.candidates), f"{router.name}: {decision}"
-            assert router.routing.unready() == [], f"{router.name}: {router.routing.unready()}"
+            readiness = router.routing.readiness()
+            assert (readiness.reasons, readiness.notes) == ([], []), f"{router.name}: {readiness}"
 
     def _check_traffic(self) -> None:
         allowed = self._log_blocks * (2 if self._world.setup.hop_b.double_ratio else 1)

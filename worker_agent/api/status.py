@@ -43,10 +43,14 @@ class StatusApi:
     """The endpoints. The process is healthy while it answers; stale ranks do not make it unhealthy."""
 
     def __init__(
-        self, consolidators: Sequence[Consolidator], version: str, *, sources: Callable[[], list[dict[str, Any]]] = list
+        self,
+        consolidators: Callable[[], Sequence[Consolidator]],
+        version: str,
+        *,
+        sources: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         """`sources` returns the status of the sources that this process polls."""
-        self._consolidators, self._version, self._sources = tuple(consolidators), version, sources
+        self._consolidators, self._version, self._sources = consolidators, version, sources
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -63,7 +67,7 @@ class StatusApi:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok", **streams_status(self._consolidators), "sources": self._sources()})
+        return json_response({"status": "ok", **streams_status(self._consolidators()), "sources": self._sources()})
 
     async def _show_version(self, _: web.Request) -> web.Response:
         return json_response({"version": self._version})

@@ -68,7 +68,7 @@ async def _begun(
     Projection(registry, ConsolidatorMetrics(heads).families)
     Projection(registry, lambda: log_families(log.statistics()))
     Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
-    api = StatusApi(heads, version("kv-router"))
+    api = StatusApi(lambda: heads, version("kv-router"))
     app = api.app(registry, token=control.token.get_secret_value())
     http = HttpServer(
         app, control.host, control.port, hosts=control.host_names(), connections_max=CONTROL_CONNECTIONS_MAX

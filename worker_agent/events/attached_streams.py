@@ -13,7 +13,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.config import EventsSection
-from worker_agent.engines.attached.config import PublisherSection, WorkerHeadSection, WorkerStreamsSection
+from worker_agent.engines.attached.config import PublisherSection, WorkerHeadSection
 from worker_agent.engines.attached.consolidators import foreign_consolidator, new_epoch
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -54,7 +54,6 @@ class EventStreams:
         self.rules: TrtllmRules | None = None
         self.path: EventPath | None = None
         if polled is None:
-            assert isinstance(worker, WorkerStreamsSection)
             self.consolidator = foreign_consolidator(worker, events, log, context, clock, tracing)
             return
         self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)

@@ -22,6 +22,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import NO_EVENTS
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
@@ -33,6 +34,7 @@ from worker_agent.events.dialects.engine_wire import (
     split_frames,
     split_replay,
 )
+from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_cursor import Delivery, SourceCursor
 
 _HWM_MESSAGES = 4
@@ -42,6 +44,8 @@ _POLL_S = 0.1
 _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
 """After so long without a connection to the publisher its state is in doubt."""
+NO_EVENTS_S = 30.0
+"""After so long, or if there never was a connection, the publisher is taken for one that does not exist."""
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
@@ -76,6 +80,7 @@ class EngineEventSubscriber:
         self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
         self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
         self._disconnected_since_s: float | None = clock.now()
+        self._was_connected = False
         self._log = RateLimitedLog(_log, clock)
         self._live = _socket(context, zmq.SUB)
         self._live.subscribe(topic.encode())
@@ -100,8 +105,13 @@ class EngineEventSubscriber:
         """Return why messages may be missing; empty if no reason is known."""
         if self._cursor.is_unanswered:
             return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
-        if self._disconnected_since_s is not None and self._clock.now() - self._disconnected_since_s >= _DISCONNECTED_S:
-            return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
+        if self._disconnected_since_s is not None:
+            for_s = self._clock.now() - self._disconnected_since_s
+            is_missing = for_s >= (NO_EVENTS_S if self._was_connected else _DISCONNECTED_S)
+            if is_missing and self._origin.source == ENGINE:
+                return f"{NO_EVENTS}: {self._origin}: publisher {self._publish_endpoint} cannot be reached"
+            if for_s >= _DISCONNECTED_S:
+                return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
         is_read = self._cursor.is_settled and not self._moved.locked()
         return "" if is_read else f"{self._origin}: messages are missing, until a replay brings them"
 
@@ -139,7 +149,7 @@ class EngineEventSubscriber:
     async def _on_line_event(self, deliver: Deliver) -> None:
         event = parse_monitor_message(await self._line.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._disconnected_since_s = None
+            self._disconnected_since_s, self._was_connected = None, True
             await self._deliver(self._cursor.on_connect(), deliver)
             return
         self._log.info("publisher_disconnected", publisher=str(self._origin))

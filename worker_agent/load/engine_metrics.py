@@ -93,10 +93,11 @@ NAMES: Mapping[EngineKind, MetricNames] = {
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """vLLM's `cache_config_info`; 0 for missing labels."""
+    """vLLM's `cache_config_info`; 0 for missing labels. `engines` is the number of data-parallel ranks."""
 
     block_size: int = 0
     num_gpu_blocks: int = 0
+    engines: int = 0
 
 
 def read_loads(
@@ -146,12 +147,9 @@ def reads_asleep(kind: EngineKind, samples: Iterable[Sample]) -> bool:
 def read_cache_config(samples: Iterable[Sample]) -> CacheConfig:
     """Return the cache configuration of the first of vLLM's engines."""
     name = NAMES["vllm"].cache_config
-    reported = min(
-        (sample.labels for sample in samples if sample.name == name),
-        key=lambda labels: (len(labels.get("engine", "")), labels.get("engine", "")),
-        default={},
-    )
-    return CacheConfig(_label_count(reported, "block_size"), _label_count(reported, "num_gpu_blocks"))
+    by_engine = {sample.labels.get("engine", ""): sample.labels for sample in samples if sample.name == name}
+    first = min(by_engine.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
+    return CacheConfig(_label_count(first, "block_size"), _label_count(first, "num_gpu_blocks"), len(by_engine))
 
 
 def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int, ...]) -> dict[int, dict[str, float]]:

@@ -113,6 +113,8 @@ async def speaking_for(worker: str, nats_url: str, *arguments: str) -> AsyncIter
                 worker,
                 "--nats-url",
                 nats_url,
+                "--text",
+                "byte",
                 *arguments,
             ),
             *("--set", "engine.metrics_poll_s=0.05", "--set", "telemetry.log_level=warning"),

@@ -143,7 +143,7 @@ class EngineDouble(ABC):
         if (answer := self.refusal(body) or self.phase_answer(request.path, body)) is not None:
             return answer
         if not body.get("stream"):
-            return web.json_response({"choices": [{"text": "ab"}], "usage": {"prompt_tokens": 1}})
+            return web.json_response({"choices": [{"text": "ab"}], "usage": await self.computed(body)})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "x-engine": "double"})
         await response.prepare(request)
         try:
@@ -166,6 +166,11 @@ class EngineDouble(ABC):
         """Return the answer of a prefill server, or an error; None where the generation goes on here."""
         del path, body
         return None
+
+    async def computed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Compute the prompt, and return the usage."""
+        del body
+        return {"prompt_tokens": 1}
 
     def failed(self, status: int, message: str) -> web.Response:
         return web.json_response({"error": {"message": message, "code": status}}, status=status)
@@ -251,6 +256,8 @@ class SglangDouble(PrometheusDouble):
     """SGLang's HTTP server, started with `--enable-metrics`. An old one has `/get_server_info` alone."""
 
     is_old: bool = False
+    kv_events_config: str | None = None
+    """`--kv-events-config` as it was given."""
 
     def routes(self) -> list[web.RouteDef]:
         paths = ["/get_server_info"] if self.is_old else ["/get_server_info", "/server_info"]
@@ -271,6 +278,8 @@ class SglangDouble(PrometheusDouble):
                 "max_req_input_len": self.max_model_len - 6,
                 "internal_states": [{} for _ in self.ranks],
                 "version": "0.5.9",
+                "tokenizer_path": self.model,
+                "kv_events_config": self.kv_events_config,
             }
         )
 

@@ -120,7 +120,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
             *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
             *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
             *("--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
-            *("--url", base_url, "--nats-url", broker.url),
+            *("--url", base_url, "--text", "byte", "--nats-url", broker.url),
         ):
             rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2, 3, 4, 5, 6], BLOCK_SIZE)
             await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 3)
@@ -180,7 +180,7 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     double.adapters = ("law",)
     double.served_paths = ("/v1/chat/completions", "/v1/responses")
     async with double.serving() as engine, fleet_events(log) as told:
-        command = ("attach", "--engine", "vllm", "--worker-id", WORKER, "--url", engine.url)
+        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte")
         async with running(*command, "--nats-url", broker.url) as process:
             await process.line_with("waiting_for_engine")
             engine.is_healthy = True
@@ -199,7 +199,7 @@ async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_al
     broker: Broker, log: EventLog
 ) -> None:
     async with VllmDouble().serving() as engine, fleet_events(log) as told:
-        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte", "--nats-url", broker.url)
         async with running(*command) as process:
             await eventually(lambda: told)
             engine.is_healthy = False
@@ -222,7 +222,19 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     awaited = (f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0', 'outcome="ok",what="metrics"')
     async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
         ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
-        command = ("attach", "--engine", kind, "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        command = (
+            "attach",
+            "--engine",
+            kind,
+            "--worker-id",
+            WORKER,
+            "--url",
+            engine.url,
+            "--text",
+            "byte",
+            "--nats-url",
+            broker.url,
+        )
         async with running(*command, *ranks) as process:
             if isinstance(engine, TrtllmServeDouble):
                 engine.iterate()
@@ -279,9 +291,14 @@ async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog)
             worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
-        log_found = asyncio.Event()
+        connections = [0]
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
-        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
+        watch = HealthWatch(
+            client,
+            Membership(registration, worker_id, clock, asyncio.Event()),
+            clock,
+            log_connections=lambda: connections[0],
+        )
         health.status = 503
         running_watch = group.create_task(watch.run(stop))
 
@@ -330,7 +347,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
                 event_source="vllm", loras=loras[0],
             )  # fmt: skip
 
-        async def describe() -> WorkerRegistered:
+        async def describe(_: bool) -> WorkerRegistered:
             return registration()
 
         async def probe(times: int) -> None:
@@ -339,10 +356,17 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
                 await clock.advance(PROBE_PERIOD_S)
             await eventually(lambda: clock.sleepers)
 
-        log_found = asyncio.Event()
+        connections = [0]
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
-        membership = Membership(registration(), worker_id, clock, log_found)
-        watch = HealthWatch(client, membership, clock, log_found, describe=describe, is_asleep=lambda: sleeps[0])
+        membership = Membership(registration(), worker_id, clock, asyncio.Event())
+        watch = HealthWatch(
+            client,
+            membership,
+            clock,
+            log_connections=lambda: connections[0],
+            describe=describe,
+            is_asleep=lambda: sleeps[0],
+        )
         health.status = 200
         running_watch = group.create_task(watch.run(stop))
         await probe(12)
@@ -368,9 +392,14 @@ async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_d
             worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
-        log_found = asyncio.Event()
+        connections = [0]
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
-        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
+        watch = HealthWatch(
+            client,
+            Membership(registration, worker_id, clock, asyncio.Event()),
+            clock,
+            log_connections=lambda: connections[0],
+        )
         health.status = 404
         with capture_logs() as lines:
             running_watch = group.create_task(watch.run(stop))

@@ -218,9 +218,9 @@ async def test_a_rank_that_asked_to_be_left_alone_is_unfit_for_its_time() -> Non
     bench = Bench()
     pressed = AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="back_pressure", retry_after_s=3.0)
     bench.routing.apply(pressed)
-    assert bench.routing.unready() == ["no worker is fit"]
+    assert bench.routing.readiness().reasons == ["no worker is fit"]
     await bench.clock.advance(3.0)
-    assert bench.routing.unready() == []
+    assert bench.routing.readiness().reasons == []
 
 
 # ---------------------------------------------------------------- siblings of a burst
@@ -320,9 +320,9 @@ def test_the_trust_of_every_rank_of_the_fleet_is_known_without_a_request() -> No
 def test_an_index_that_is_catching_up_makes_the_router_unready_and_says_how_far_it_is() -> None:
     bench = Bench()
     bench.index.progress = "index at 40 of 100"
-    assert bench.routing.unready() == ["index at 40 of 100"]
+    assert bench.routing.readiness().reasons == ["index at 40 of 100"]
     bench.index.progress = ""
-    assert bench.routing.unready() == []
+    assert bench.routing.readiness().reasons == []
 
 
 def test_a_disconnected_log_is_noted_and_excludes_no_rank() -> None:
@@ -335,10 +335,10 @@ def test_a_disconnected_log_is_noted_and_excludes_no_rank() -> None:
     assert bench.routing.readiness().notes == []
 
 
-@pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind"])
-def test_a_rank_that_is_routed_to_blindly_makes_the_router_unready(stale: str) -> None:
-    assert Bench(stale=stale).routing.unready() == [f"w0/0: {stale}"]
+@pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind", "no_events"])
+def test_a_rank_that_is_routed_to_blindly_is_noted_and_leaves_the_router_ready(stale: str) -> None:
+    assert Bench(stale=stale).routing.readiness() == Readiness(ready=True, reasons=[], notes=[f"w0/0: {stale}"])
 
 
-def test_a_full_index_does_not_make_the_router_unready() -> None:
-    assert Bench(stale="overfull").routing.unready() == []
+def test_a_full_index_is_not_noted() -> None:
+    assert Bench(stale="overfull").routing.readiness().notes == []

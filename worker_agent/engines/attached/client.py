@@ -65,10 +65,21 @@ class EngineClient:
         assert self._session is not None
         await self._session.close()
 
-    async def get(self, what: What, path: str, *, bytes_max: int = ANSWER_BYTES_MAX, answer_s: float = 0.0) -> bytes:
-        """Return the answer to GET `path`, or raise `EngineUnanswered`; count either. `answer_s` 0: the default."""
+    async def get(
+        self,
+        what: What,
+        path: str,
+        *,
+        bytes_max: int = ANSWER_BYTES_MAX,
+        answer_s: float = 0.0,
+        posted: bytes | None = None,
+    ) -> bytes:
+        """Return the answer to GET `path`, or to POST of `posted`, or raise `EngineUnanswered`; count either.
+
+        `answer_s` 0: the default.
+        """
         try:
-            answer = await self._answer(path, bytes_max, answer_s or self._answer_s)
+            answer = await self._answer(path, bytes_max, answer_s or self._answer_s, posted)
         except EngineUnanswered as error:
             self.requests_total[what, error.outcome] += 1
             raise
@@ -80,11 +91,15 @@ class EngineClient:
         self.requests_total[what, "ok"] -= 1
         self.requests_total[what, "unreadable"] += 1
 
-    async def _answer(self, path: str, bytes_max: int, answer_s: float) -> bytes:
+    async def _answer(self, path: str, bytes_max: int, answer_s: float, posted: bytes | None) -> bytes:
         assert self._session is not None
         url, timeout = f"{self._base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
         try:
-            async with self._session.get(url, allow_redirects=False, timeout=timeout) as response:
+            method, headers = ("GET", {}) if posted is None else ("POST", {"Content-Type": "application/json"})
+            sent = self._session.request(
+                method, url, data=posted, headers=headers, allow_redirects=False, timeout=timeout
+            )
+            async with sent as response:
                 if response.status != _OK:
                     raise EngineUnanswered("status", f"status {response.status}")
                 return await _bounded(response, bytes_max)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -10,6 +11,7 @@ from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
+from worker_agent.engines.attached.facts import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 from worker_agent.events.publisher_config import RANK, PublisherSection
 from worker_agent.load.engine_metrics import EngineKind
@@ -17,7 +19,6 @@ from worker_agent.load.engine_metrics import EngineKind
 __all__ = [
     "BLOCK_SIZES",
     "POLL",
-    "PUBLISH_DEFAULT",
     "AttachSettings",
     "AttachedEngineSection",
     "ConsolidateSettings",
@@ -28,8 +29,8 @@ __all__ = [
 
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
 POLL = "poll"
-PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
-"""The default endpoint of vLLM and SGLang. Source: `docs/SOURCES.md` E3.5."""
+PUBLISH_PORT = 5557
+"""The default of vLLM and SGLang. Source: `docs/SOURCES.md` E3.5."""
 BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
 """The engines' default block sizes. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
 
@@ -91,7 +92,9 @@ class ConsolidateSettings(Settings):
 class AttachedEngineSection(Section):
     """The attached engine; sizes are per rank. An empty or 0 field is taken from the engine, if it reports it."""
 
-    kind: EngineKind = Field("vllm", description="which engine it is")
+    kind: Literal["auto", "vllm", "sglang", "trtllm-serve"] = Field(
+        "auto", description="which engine it is; auto: as it says, without an address vllm"
+    )
     base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
     api_key: SecretStr = Field(SecretStr(""), description="what the engine wants of its clients as a bearer token")
     requests: Literal["auto", "direct", "forward"] = Field(
@@ -115,11 +118,20 @@ class AttachedEngineSection(Section):
         description="OpenAI endpoints that it serves: chat, completions, responses, embeddings; empty: as its"
         " /openapi.json says, else chat and completions",
     )
-    text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
+    text: str = Field(
+        "",
+        description="tokenizer and template: a local model directory, or `byte`; empty: the directory that the engine"
+        " states, if it is readable here",
+    )
     block_size: int = Field(
         0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else 16, 1 or 32 by kind"
     )
-    dp_ranks: int = Field(1, ge=1, le=64, description="data-parallel ranks; beyond 1 each publishes on its own port")
+    dp_ranks: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="data-parallel ranks, beyond 1 each with a publisher of its own; 0: as the engine says, else 1",
+    )
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
     total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
     max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
@@ -127,8 +139,8 @@ class AttachedEngineSection(Section):
     max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
     publish_endpoint: str = Field(
         "",
-        description="PUB socket of rank 0, rank r: port + r; `poll`: trtllm-serve's /kv_cache_events; "
-        f"empty: `poll` of trtllm-serve, else {PUBLISH_DEFAULT}",
+        description="PUB socket of rank 0, rank r: port + r; `poll`: trtllm-serve's /kv_cache_events; `none`: it has no"
+        f" events; empty: as the engine says, else `poll` of trtllm-serve, port {PUBLISH_PORT} of others",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
@@ -148,7 +160,7 @@ class AttachedEngineSection(Section):
 
     @model_validator(mode="after")
     def _ports_apart(self) -> "AttachedEngineSection":
-        if self.is_polled:
+        if self.publish_endpoint == POLL:
             return self._checked_poll()
         addresses = [publisher.endpoint for publisher in self.publishers()]
         addresses += [publisher.replay_endpoint for publisher in self.publishers() if publisher.replay_endpoint]
@@ -157,7 +169,7 @@ class AttachedEngineSection(Section):
         return self
 
     def _checked_poll(self) -> "AttachedEngineSection":
-        if self.kind != "trtllm-serve":
+        if self.kind not in ("trtllm-serve", "auto"):
             raise ValueError(f"publish_endpoint: found 'poll', allowed of trtllm-serve alone, not of {self.kind}")
         if not self.base_url:
             raise ValueError("base_url: found '', allowed http://host:port where /kv_cache_events is polled")
@@ -168,7 +180,7 @@ class AttachedEngineSection(Section):
     @property
     def is_polled(self) -> bool:
         """Whether the engine is polled for its events, instead of publishing them."""
-        return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
+        return self.publish_endpoint == POLL
 
     @property
     def is_forwarded(self) -> bool:
@@ -177,12 +189,35 @@ class AttachedEngineSection(Section):
             return self.dp_ranks > 1 and self.kind != "trtllm-serve"
         return self.requests == "forward"
 
+    @property
+    def engine_kind(self) -> EngineKind:
+        """Which engine it is, of a settled section."""
+        return "vllm" if self.kind == "auto" else self.kind
+
+    def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
+        """Return the section with what the engine says, or is known by default, in place of what was not set.
+
+        The engine's own host is believed: its address was set.
+        """
+        kind = self.kind if self.kind != "auto" else facts.kind or "vllm"
+        found: dict[str, object] = {"kind": kind, "dp_ranks": self.dp_ranks or facts.dp_ranks or 1}
+        if not self.publish_endpoint:
+            default = POLL if kind == "trtllm-serve" else f"tcp://*:{PUBLISH_PORT}"
+            publish = facts.publish_endpoint or default
+            found |= {"publish_endpoint": self._at_its_host(publish), "allow_remote": True}
+            if publish not in (POLL, NO_EVENTS_ENDPOINT):
+                found["replay_endpoint"] = self.replay_endpoint or self._at_its_host(facts.replay_endpoint)
+        return type(self).model_validate(self.model_dump(exclude_unset=True) | found)
+
+    def _at_its_host(self, endpoint: str) -> str:
+        host = urlsplit(self.base_url).hostname or "127.0.0.1"
+        return endpoint.replace("//*:", f"//[{host}]:" if ":" in host else f"//{host}:")
+
     def publishers(self) -> tuple[PublisherSection, ...]:
-        """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled."""
-        if self.is_polled:
+        """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled, or has no events."""
+        if self.publish_endpoint in ("", POLL, NO_EVENTS_ENDPOINT):
             return ()
-        found = self.publish_endpoint or PUBLISH_DEFAULT
-        publish = checked_endpoint("publish_endpoint", found, allow_remote=self.allow_remote)
+        publish = checked_endpoint("publish_endpoint", self.publish_endpoint, allow_remote=self.allow_remote)
         replay = self.replay_endpoint and checked_endpoint(
             "replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote
         )
@@ -194,7 +229,7 @@ class AttachedEngineSection(Section):
                 topic=self.topic,
                 allow_remote=self.allow_remote,
             )
-            for dp_rank in range(self.dp_ranks)
+            for dp_rank in range(max(1, self.dp_ranks))
         )
 
 
@@ -216,8 +251,9 @@ class AttachSettings(Settings):
             id=self.worker.id,
             model=engine.model or model,
             instance=instance,
-            block_size=engine.block_size or block_size or BLOCK_SIZES[engine.kind],
+            block_size=engine.block_size or block_size or BLOCK_SIZES[engine.engine_kind],
             dp_ranks=tuple(range(engine.dp_ranks)),
             is_eagle=engine.is_eagle,
         )
-        return head if engine.is_polled else WorkerStreamsSection(**head.model_dump(), publishers=engine.publishers())
+        publishers = engine.publishers()
+        return WorkerStreamsSection(**head.model_dump(), publishers=publishers) if publishers else head

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import zmq.asyncio
 
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.fleet import EventSource, WorkerRegistered
+from kv_protocol.fleet import NO_EVENTS, EventSource, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_runtime.clock import Clock
@@ -21,6 +21,7 @@ from worker_agent.engines.attached.config import (
     AttachedEngineSection,
     AttachSettings,
     PublisherSection,
+    WorkerHeadSection,
     WorkerStreamsSection,
 )
 from worker_agent.engines.attached.facts import EngineFacts
@@ -40,26 +41,36 @@ def new_epoch() -> int:
 
 
 def foreign_consolidator(
-    worker: WorkerStreamsSection,
+    worker: WorkerHeadSection,
     events: StreamsSection,
     log: EventLog,
     context: zmq.asyncio.Context,
     clock: Clock,
     tracing: EventTracing | None = None,
 ) -> Consolidator:
-    """Return the consolidator of the worker's streams, with a subscriber for each of its publishers."""
+    """Return the consolidator of the worker's streams, with a subscriber for each of its publishers, if it has any."""
+    publishers = worker.publishers if isinstance(worker, WorkerStreamsSection) else ()
     core = Consolidation(
         worker.dp_ranks,
         worker.block_size,
         worker.instance or secrets.token_hex(8),
         new_epoch,
-        origins=[Origin(each.source, each.dp_rank) for each in worker.publishers],
+        origins=[Origin(each.source, each.dp_rank) for each in publishers],
         is_eagle=worker.is_eagle,
         outbox_bytes_max=events.outbox_bytes_max,
         ring_bytes_max=events.batch_ring_bytes_max,
     )
-    readers = [_reader(publisher, context, clock) for publisher in worker.publishers]
-    return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id, tracing=tracing)
+    readers = [_reader(publisher, context, clock) for publisher in publishers]
+    return Consolidator(
+        core,
+        readers,
+        log,
+        clock,
+        model=worker.model,
+        worker_id=worker.id,
+        source_stale=None if publishers else lambda _: NO_EVENTS,
+        tracing=tracing,
+    )
 
 
 def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
@@ -94,7 +105,7 @@ def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> Engi
         max_seq_len=engine.max_seq_len,
         api_endpoints=engine.api_endpoints,
     )
-    return configured.with_more(reported).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
+    return configured.with_more(reported).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.engine_kind]))
 
 
 def foreign_registration(
@@ -128,7 +139,7 @@ def foreign_registration(
             loras=facts.loras,
             taints=settings.worker.taints,
             transfer_domain=settings.worker.transfer_domain,
-            event_source=_EVENT_SOURCES[engine.kind],
+            event_source=_EVENT_SOURCES[engine.engine_kind],
             accepts_token_ids=engine.is_forwarded,
             version=facts.version or version("kv-router"),
             endpoint=settings.worker.endpoint_name,
@@ -145,5 +156,5 @@ def _stream_token_ids(engine: AttachedEngineSection, api_endpoints: tuple[str, .
     vLLM continues streams at its completions endpoint. A vLLM before 0.10.2 ignores the wish, and tells none. SGLang
     refuses the wish in streams of chats with 400. Source: `docs/ENGINES.md`.
     """
-    tells = engine.kind == "vllm" and engine.stream_token_ids and "completions" in api_endpoints
+    tells = engine.engine_kind == "vllm" and engine.stream_token_ids and "completions" in api_endpoints
     return "vllm" if tells else ""

@@ -1,8 +1,8 @@
 """Registers an attached engine while its HTTP `/health` answers.
 
-The table is in `attachment.py`. Before each registration, and every `DESCRIBE_PERIOD_S`, the engine is queried again:
-it may have restarted with another cache, or loaded an adapter. An engine that sleeps leaves at once: it answers /health
-and computes nothing. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
+The table is in `attachment.py`. Before each registration the engine is queried again, for it may have restarted with
+another cache, and at each probe of its models: it may have loaded an adapter. An engine that sleeps leaves at once: it
+answers /health and computes nothing. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from worker_agent.fleet.membership import Membership
 
 _log = structlog.get_logger("attached")
 
-Describe = Callable[[], Awaitable[WorkerRegistered | None]]
-DESCRIBE_PERIOD_S = 10.0
+Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
 
 
 class HealthWatch:
-    """Probes the engine, registers it and withdraws it. `log_found` is set after each reconnection to the log.
+    """Probes the engine, registers it and withdraws it. `log_connections` counts the connections to the log.
 
-    `describe` returns the current registration; None: the engine cannot join as it is.
+    `describe(anew)` returns the current registration; None: the engine cannot join as it is. Unless `anew`, it may
+    read names and adapters alone.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class HealthWatch:
         client: EngineClient,
         membership: Membership,
         clock: Clock,
-        log_found: asyncio.Event,
         *,
+        log_connections: Callable[[], int],
         describe: Describe | None = None,
         is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client, self._membership, self._describe = client, membership, describe
-        self._clock, self._log_found = clock, log_found
-        self._is_asleep, self._described_s = is_asleep, clock.now()
+        self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
+        self._is_asleep = is_asleep
         self._attachment = Attachment()
         self._is_logged = False
 
@@ -64,29 +64,25 @@ class HealthWatch:
             await self._membership.leave(reason)
 
     async def _probe(self) -> None:
-        is_log_new = self._log_found.is_set()
-        self._log_found.clear()
+        before, self._log_seen = self._log_seen, self._log_connections()
+        is_log_new = self._log_seen != before
         problem = await self._problem()
         is_asleep = not problem and self._is_asleep()
         problem = "it sleeps" if is_asleep else problem
         step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new, is_asleep=is_asleep)
         self._log_problem(problem)
-        if step == "register" and await self._described() is not None and await self._membership.register():
+        if step == "register" and await self._described(anew=True) is not None and await self._membership.register():
             self._attachment.entered()
         elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
             self._attachment.left()
-        elif self._is_due() and await self._described():
+        elif self._attachment.is_in and not problem and await self._described(anew=False):
             await self._membership.register()
 
-    def _is_due(self) -> bool:
-        return self._attachment.is_in and self._clock.now() >= self._described_s + DESCRIBE_PERIOD_S
-
-    async def _described(self) -> bool | None:
+    async def _described(self, *, anew: bool) -> bool | None:
         """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
         if self._describe is None:
             return False
-        self._described_s = self._clock.now()
-        registration = await self._describe()
+        registration = await self._describe(anew)
         return None if registration is None else self._membership.renew(registration)
 
     def _log_problem(self, problem: str) -> None:

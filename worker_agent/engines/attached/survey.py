@@ -1,5 +1,8 @@
 """Queries an attached engine's facts over HTTP, and combines the answers."""
 
+from typing import Literal
+
+import msgspec
 import structlog
 
 from kv_protocol.errors import MalformedMessage
@@ -17,33 +20,60 @@ from worker_agent.engines.attached.facts import (
 from worker_agent.load.engine_metrics import NAMES, EngineKind, read_cache_config
 from worker_agent.load.metrics_text import samples_in
 
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+_tokens = msgspec.json.Decoder(_Tokens)
 _log = structlog.get_logger("engine_survey")
 
 
-def metrics_answer_s(kind: EngineKind) -> float:
+def metrics_answer_s(kind: EngineKind | Literal[""]) -> float:
     """Return the timeout of this kind of engine's metrics; 0: the client's default."""
     return WAITED_ANSWER_S if kind == "trtllm-serve" else 0.0
 
 
 class EngineSurvey:
-    """Queries one engine of a kind."""
+    """Queries one engine. `kind` is empty until it is known."""
 
-    def __init__(self, kind: EngineKind, client: EngineClient, *, metrics_path: str) -> None:
-        self._kind, self._client, self._metrics_path = kind, client, metrics_path
+    def __init__(self, kind: EngineKind | Literal[""], client: EngineClient, *, metrics_path: str) -> None:
+        self.kind: EngineKind | Literal[""] = kind
+        self._client, self._metrics_path = client, metrics_path
 
-    async def query(self) -> EngineFacts | None:
-        """Return the engine's current facts; None while it is not healthy."""
+    async def query(self, known: EngineFacts | None = None) -> EngineFacts | None:
+        """Return the engine's current facts; None while it is not healthy.
+
+        Of what is `known` only its names and adapters are read again.
+        """
         try:
             await self._client.get("health", "/health")
         except EngineUnanswered:
             return None
         facts = await self._request("models", "/v1/models")
+        if known is not None:
+            read = facts.served_names or facts.loras
+            return msgspec.structs.replace(known, served_names=facts.served_names, loras=facts.loras) if read else known
+        self.kind = self.kind or facts.kind
         facts = facts.with_more(await self._request("info", "/openapi.json"))
         return facts.with_more(await self._own())
 
+    async def token_ids(self, prompt: str, model: str) -> list[int] | None:
+        """Return the engine's ids of a prompt; None if it does not tokenize.
+
+        Source: vllm-project/vllm, `vllm/entrypoints/serve/tokenize/protocol.py` (`TokenizeCompletionRequest`).
+        """
+        asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
+        try:
+            return _tokens.decode(await self._client.get("info", "/tokenize", posted=asked)).tokens
+        except (EngineUnanswered, msgspec.MsgspecError, ValueError):
+            return None
+
     async def _own(self) -> EngineFacts:
         """Return the facts that only this kind of engine has."""
-        if self._kind == "sglang":
+        if not self.kind:
+            return EngineFacts()
+        if self.kind == "sglang":
             facts = await self._request("info", "/server_info")
             return facts if facts != EngineFacts() else await self._request("info", "/get_server_info")
         cache = await self._request("metrics", self._metrics_path)
@@ -51,7 +81,7 @@ class EngineSurvey:
 
     async def _request(self, what: What, path: str) -> EngineFacts:
         try:
-            answer_s = metrics_answer_s(self._kind) if what == "metrics" else 0.0
+            answer_s = metrics_answer_s(self.kind) if what == "metrics" else 0.0
             return self._read(what, path, await self._client.get(what, path, answer_s=answer_s))
         except EngineUnanswered as error:
             _log.info("engine_does_not_say", path=path, reason=str(error))
@@ -69,7 +99,7 @@ class EngineSurvey:
             return facts_of_version(body)
         if what == "info":
             return facts_of_server_info(body)
-        if self._kind == "vllm":
+        if self.kind == "vllm":
             return facts_of_cache_config(read_cache_config(samples_in(body, [NAMES["vllm"].cache_config])))
         rows = iteration_rows(body) if body.lstrip()[:1] == b"[" else []
         return facts_of_iteration_stats(rows[-1]) if rows else EngineFacts()

@@ -1,0 +1,1 @@
+"""Engines that this router attaches itself (`router --worker`): their addresses, lists of them, and their life."""

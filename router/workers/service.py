@@ -1,0 +1,240 @@
+"""Attaches engines in the router's own process, as `worker-agent attach` does it elsewhere.
+
+    listed          in `workers`, or in the list `workers_from`: attached while it stands there
+    added           over `POST /v1/workers`: attached until it is removed, or the router ends
+    not attached    the reason is logged once, and it is tried again every `RETRY_S`; no other worker is concerned
+
+The agent's modules are imported when the first engine comes.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from prometheus_client.core import Metric
+
+from kv_protocol.fleet_gate import FleetGate
+from kv_runtime.clock import Clock
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, gauge
+from kv_runtime.text.loading import load_text, local_directory
+from kv_runtime.text.model import Text
+from router.config import RouterSettings
+from router.workers.address import WORKERS_MAX, WorkerAddress, worker_address
+from router.workers.listing import WorkerList
+
+if TYPE_CHECKING:
+    from worker_agent.attached_worker import AttachedWorker, Host
+
+RETRY_S = 5.0
+_WAIT_S = 1.0
+
+_log = structlog.get_logger("workers")
+
+
+class _Kept:
+    """One engine; `attached` while it is tried or represented."""
+
+    def __init__(self, address: WorkerAddress, *, is_listed: bool) -> None:
+        self.address, self.is_listed = address, is_listed
+        self.stop = asyncio.Event()
+        self.problem = ""
+        self.attached: AttachedWorker | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self.attached is not None and bool(self.attached.consolidators)
+
+
+class AttachedWorkers:
+    """The engines of this process. `report` receives a line and the model for each that is attached.
+
+    `texts` are those that are loaded, by their directory.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        log: EventLog,
+        clock: Clock,
+        texts: Mapping[str, Text],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._settings, self._event_log, self._clock, self._report = settings, log, clock, report
+        self._texts = dict(texts)
+        self._kept = {each.worker_id: _Kept(each, is_listed=True) for each in map(worker_address, settings.workers)}
+        self._list = WorkerList(settings.workers_from) if settings.workers_from else None
+        self._group: asyncio.TaskGroup | None = None
+        self._host: Host | None = None
+        self._cleanup = ExitStack()
+
+    def add(self, text: str) -> str:
+        """Attach the engine of this address, and return its worker id; raise `ValueError` if that is not possible."""
+        address = worker_address(text)
+        if address.worker_id in self._kept:
+            raise ValueError(f"found {address.worker_id}, which is attached already, allowed another id")
+        if len(self._kept) >= WORKERS_MAX:
+            raise ValueError(f"found one more engine, allowed {WORKERS_MAX}")
+        self._start(_Kept(address, is_listed=False))
+        return address.worker_id
+
+    def remove(self, worker_id: str) -> bool:
+        """Let the engine leave the fleet; return False if it is none of these."""
+        kept = self._kept.get(worker_id)
+        if kept is not None:
+            kept.stop.set()
+        return kept is not None
+
+    def waiting(self) -> list[dict[str, str]]:
+        """Return the engines that are not attached, and why not."""
+        return [
+            {"worker_id": name, "url": each.address.url, "reason": each.problem or "it does not answer"}
+            for name, each in self._kept.items()
+            if not each.is_attached
+        ]
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics: those of agents, and how many engines are attached."""
+        attached = [each.attached for each in self._kept.values() if each.attached is not None and each.is_attached]
+        counts = {"attached": len(attached), "waiting": len(self._kept) - len(attached)}
+        meaning = "Engines that the router attaches itself, by whether they are attached"
+        yield gauge("attached_engines", meaning, ("state",), [((state,), float(n)) for state, n in counts.items()])
+        if attached:
+            from worker_agent.events.metrics import ConsolidatorMetrics  # noqa: PLC0415 - as the agent's other modules
+
+            yield from ConsolidatorMetrics([one for each in attached for one in each.consolidators]).families()
+            yield from _merged(family for each in attached for family in each.families())
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the engines attached until `stop` is set; then let them leave."""
+        with self._cleanup:
+            async with asyncio.TaskGroup() as self._group:
+                for kept in tuple(self._kept.values()):
+                    self._start(kept)
+                while not stop.is_set():
+                    await until(stop, self._follow_list())
+                for kept in self._kept.values():
+                    kept.stop.set()
+
+    async def _follow_list(self) -> None:
+        """Attach what came to the list, let go what left it, and wait until it is to be read again."""
+        if self._list is None:
+            await asyncio.Event().wait()
+            return
+        found = await self._list.read()
+        if found is not None:
+            listed = {each.worker_id: each for each in found}
+            for worker_id, kept in self._kept.items():
+                if kept.is_listed and listed.get(worker_id) != kept.address:
+                    kept.stop.set()
+            for worker_id, address in listed.items():
+                if worker_id not in self._kept:
+                    self._start(_Kept(address, is_listed=True))
+        await self._clock.sleep(self._list.period_s)
+
+    def _start(self, kept: _Kept) -> None:
+        self._kept[kept.address.worker_id] = kept
+        if self._group is not None:  # else `run` starts it
+            self._group.create_task(self._keep(kept), name=f"worker {kept.address.worker_id}")
+
+    async def _keep(self, kept: _Kept) -> None:
+        """Attach the engine, again and again, until it is let go."""
+        from worker_agent.attached_worker import AttachedWorker  # noqa: PLC0415 - not every router needs the agent
+
+        worker_id = kept.address.worker_id
+        while not kept.stop.is_set():
+            try:
+                settings = agent_settings(kept.address, self._settings)
+                kept.attached = AttachedWorker(settings, self._opened_host(), partial(self._attached, kept))
+                await kept.attached.run(kept.stop)
+            except Exception as error:  # noqa: BLE001 - one engine's error must not end the others
+                reason = str(error) if not isinstance(error, ConfigurationError) else "; ".join(error.problems)
+                if reason != kept.problem:
+                    _log.warning("worker_not_attached", worker=worker_id, url=kept.address.url, reason=reason)
+                kept.problem = reason
+            kept.attached = None
+            await until(kept.stop, self._clock.sleep(RETRY_S))
+        if self._kept.get(worker_id) is kept:
+            del self._kept[worker_id]
+
+    def _attached(self, kept: _Kept, line: str, model: str) -> None:
+        kept.problem = ""
+        self._report(line, model)
+
+    def _opened_host(self) -> "Host":
+        if self._host is None:
+            import zmq.asyncio  # noqa: PLC0415 - likewise
+
+            from worker_agent.attached_worker import Host  # noqa: PLC0415 - likewise
+
+            context = zmq.asyncio.Context()
+            self._cleanup.callback(context.destroy, linger=0)
+            gate = FleetGate(self._settings.nats.fleet_secrets)
+            self._host = Host(self._event_log, context, self._clock, gate, self._text)
+        return self._host
+
+    def _text(self, path: str) -> Text:
+        if path not in self._texts:
+            self._texts[path] = load_text(path)
+        return self._texts[path]
+
+
+def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed
+    """Return the settings with which an agent would attach this engine."""
+    from worker_agent.engines.attached.config import AttachSettings  # noqa: PLC0415 - not every router needs the agent
+
+    return AttachSettings.model_validate(
+        {
+            "worker": {"id": address.worker_id},
+            "engine": {
+                "kind": address.engine,
+                "base_url": address.url,
+                "api_key": settings.data.worker_token,
+                "text": settings.tokens.text,
+                "publish_endpoint": address.kv_events,
+                "replay_endpoint": address.replay_endpoint,
+                "allow_remote": True,
+            },
+        }
+    )
+
+
+async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio.Event) -> str:
+    """Return the first directory that an engine states and this machine has; wait until an engine answers.
+
+    Raises:
+        ConfigurationError: those that answer state none; it has the command to run.
+    """
+    from worker_agent.attached_worker import reported_facts  # noqa: PLC0415 - likewise
+
+    listed = await WorkerList(settings.workers_from).read() if settings.workers_from else ()
+    addresses = [*map(worker_address, settings.workers), *(listed or ())]
+    is_logged = False
+    while not stop.is_set():
+        tries = (reported_facts(agent_settings(each, settings)) for each in addresses)
+        answers = [each for each in await asyncio.gather(*tries) if each is not None]
+        if found := next(filter(None, (local_directory(each.directory) for each in answers)), ""):
+            return found
+        if answers:
+            stated = ", ".join(repr(each.directory) for each in answers if each.directory) or "none"
+            problem = f"tokens.text: found {stated} that the engines state, and none of it on this machine"
+            raise ConfigurationError([f"{problem}, allowed the model's directory: router --worker URL --text DIR"])
+        if not is_logged:
+            _log.warning("waiting_for_workers", urls=[each.url for each in addresses])
+            is_logged = True
+        await until(stop, clock.sleep(_WAIT_S))
+    return ""
+
+
+def _merged(families: Iterable[Family]) -> Iterator[Family]:
+    """Yield one family of each name, with the samples of all."""
+    found: dict[str, Family] = {}
+    for each in families:
+        merged = found.setdefault(each.name, Metric(each.name, each.documentation, each.type))
+        merged.samples += each.samples
+    yield from found.values()
