@@ -54,7 +54,6 @@ class FleetShape(NamedTuple):
     `more_settings` are further ones of some workers, by their ids.
     `router_module` is what runs as the router: a test may plant a fault in it.
     `ids` are those of the workers; without them w0, w1, ....
-    `agents` are arguments of `worker-agent attach` by worker id.
     `nats_servers` keep the log together; 0: the router has a server of its own.
     Of several `routers` the first has the ports.
     Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
@@ -68,7 +67,6 @@ class FleetShape(NamedTuple):
     router_module: str = "router"
     more_settings: Mapping[str, tuple[str, ...]] = {}
     ids: tuple[str, ...] = ()
-    agents: Mapping[str, tuple[str, ...]] = {}
     nats_servers: int = 0
     routers: int = 1
     port: int = 0
@@ -295,7 +293,7 @@ class FleetProcesses:
         self.data_url, self.control_url = self.router_urls["router"]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
         ids = self._shape.ids or tuple(f"w{number}" for number in range(self._shape.workers))
-        await asyncio.gather(*map(self.start_worker, ids), *map(self.start_agent, self._shape.agents))
+        await asyncio.gather(*map(self.start_worker, ids))
         try:
             await self.until_ready()
         except TimeoutError:
@@ -316,12 +314,6 @@ class FleetProcesses:
         url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         return url
 
-    async def start_agent(self, worker_id: str) -> None:
-        """Start the agent of an engine that runs already. The router may not know it yet (`until_ready`)."""
-        command = [sys.executable, "-m", "worker_agent", "attach", "--worker-id", worker_id]
-        command += ["--nats-url", self.nats_url, "--port", "0", *self._shape.agents[worker_id]]
-        await self.add_worker(self._process(worker_id, command))
-
     async def add_worker(self, worker: ChildProcess, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start another worker, which ends with the fleet; `variables` as `ChildProcess.start` has them."""
         self.workers[worker.name] = worker
@@ -330,7 +322,7 @@ class FleetProcesses:
     async def start_again(self, name: str) -> None:
         """Start a process that ended; a router and a nats-server have the addresses that they had."""
         if name in self.workers:
-            await (self.start_agent(name) if name in self._shape.agents else self.start_worker(name))
+            await self.start_worker(name)
         else:
             await self.all[name].start(self._group)
 

@@ -3,7 +3,6 @@
     router up --workers 4                                  a router with its nats-server, four simulated workers
     router up --prefill 1 --decode 2                       both phases on workers of their own
     router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
-    router up --attach vllm=http://127.0.0.1:8100,kv-events=tcp://127.0.0.1:5557 --text DIR   an agent
 
 Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. If no
 router runs, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.
@@ -12,9 +11,8 @@ router runs, and without `--restart`, all end. The exit status is 1 if the fleet
 import asyncio
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -24,33 +22,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
-_AGENT_FLAGS = ("dp-ranks", "kv-events", "model", "replay-endpoint", "served-name", "worker-id")
 _RESTART_S = 1.0
-
-
-class AttachedEngine(NamedTuple):
-    """An engine that runs already, and flags of its agent by name."""
-
-    engine: str
-    url: str
-    flags: Mapping[str, str]
-
-
-def _engines(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[AttachedEngine, ...]:
-    """Return the engines of ENGINE=URL[,FLAG=VALUE...]."""
-    return tuple(map(_engine, values))
-
-
-def _engine(value: str) -> AttachedEngine:
-    first, *rest = value.split(",")
-    engine, _, url = first.partition("=")
-    flags = {name: text for name, _, text in (each.partition("=") for each in rest)}
-    if not engine or not url.startswith(("http://", "https://")):
-        raise click.BadParameter(f"found {first!r}, allowed ENGINE=http://host:port")
-    for name, text in flags.items():
-        if name not in _AGENT_FLAGS or not text:
-            raise click.BadParameter(f"found {name}={text}, allowed {', '.join(_AGENT_FLAGS)} with a value")
-    return AttachedEngine(engine, url, flags)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "KVROUTER_UP", "show_default": True})
@@ -59,14 +31,6 @@ def _engine(value: str) -> AttachedEngine:
 )
 @click.option("--prefill", type=click.IntRange(0, 64), default=0, help="simulated workers that compute prompts")
 @click.option("--decode", type=click.IntRange(0, 64), default=0, help="simulated workers that decode")
-@click.option(
-    "--attach",
-    "attached",
-    multiple=True,
-    metavar="ENGINE=URL[,FLAG=VALUE...]",
-    callback=_engines,
-    help=f"an agent beside an engine; any number; flags: {', '.join(_AGENT_FLAGS)}",
-)
 @click.option("--text", default="byte", help="tokenizer and template: `byte`, or the model's directory")
 @click.option("--mode", default="kv", help="how a worker is chosen")
 @click.option("--model", default="sim-8b", help="the simulated workers' model")
@@ -84,13 +48,12 @@ def _engine(value: str) -> AttachedEngine:
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="directory; without it a new one in /tmp"
 )
-@click.option("--restart", "is_restarted", is_flag=True, help="start a worker or agent again that ends by itself")
+@click.option("--restart", "is_restarted", is_flag=True, help="start a worker again that ends by itself")
 def up(
     *,
     workers: int | None,
     prefill: int,
     decode: int,
-    attached: tuple[AttachedEngine, ...],
     text: str,
     logs: Path | None,
     settings: tuple[str, ...],
@@ -104,15 +67,14 @@ def up(
                router up --prefill 1 --decode 2
     """  # noqa: D301
     if workers is None:
-        workers = 0 if prefill or decode or attached else 4
+        workers = 0 if prefill or decode else 4
     if bool(prefill) != bool(decode):
         raise click.UsageError("found one of --prefill and --decode, allowed both or none")
     if shape["routers"] > 1 and not shape["nats_servers"]:
         raise click.UsageError("found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers")
     roles = roles_of(aggregated=workers, prefill=prefill, decode=decode)
-    agents = _agents(attached, text)
-    if not roles and not agents:
-        raise click.UsageError("found no worker, allowed --workers, --prefill with --decode, or --attach")
+    if not roles:
+        raise click.UsageError("found no worker, allowed --workers, or --prefill with --decode")
     for name in ("port", "control_port", "nats_port"):
         shape[name] = shape[name] or free_ports(1)[0]  # a process that is started again has the address that it had
     directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))
@@ -120,25 +82,12 @@ def up(
     fleet = FleetShape(
         workers=0,
         ids=tuple(roles),
-        agents=agents,
         more_settings=settings_of(roles),
         router_settings=(f"tokens.text={text}", *settings),
         log_directory=directory,
         **shape,
     )
     _run(_Up(fleet, is_restarted=is_restarted))
-
-
-def _agents(attached: tuple[AttachedEngine, ...], text: str) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of each agent by worker id, which is the engine's name and a number where none is given."""
-    found = dict[str, tuple[str, ...]]()
-    for number, each in enumerate(attached):
-        flags = {name: value for name, value in each.flags.items() if name != "worker-id"}
-        arguments = ["--engine", each.engine, "--url", each.url, "--text", text]
-        for name, value in flags.items():
-            arguments += [f"--{name}", value]
-        found[each.flags.get("worker-id", f"{each.engine}{number}")] = tuple(arguments)
-    return found
 
 
 def _run(fleet: "_Up") -> None:
@@ -176,8 +125,6 @@ class _Up:
             await self._watch(fleet)
 
     def _what(self, name: str) -> str:
-        if name in self._shape.agents:
-            return f"agent of {self._shape.agents[name][3]}"
         if name not in self._shape.more_settings:
             return "nats-server"
         return f"simulated, {self._shape.more_settings[name][0].partition('=')[2]}"

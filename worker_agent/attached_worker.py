@@ -142,7 +142,7 @@ class AttachedWorker:
         """Return the engine, and settle the settings by what it says; None without an address, or on `stop`."""
         settings = self._settings.engine
         if not settings.base_url:
-            self._settle(EngineFacts())
+            self._settings = self._settings.settled(EngineFacts())
             return None
         text = self._host.load_text(settings.text) if settings.text else None
         api_key = settings.api_key.get_secret_value()
@@ -152,7 +152,7 @@ class AttachedWorker:
         reported = await self._first_facts(survey, stop)
         if reported is None:
             return None
-        self._settle(reported)
+        self._settings = self._settings.settled(reported)
         facts = attached_facts(self._settings.engine, reported)
         text = text or self._host.load_text(self._directory(facts))
         await self._check_text(survey, facts, text)
@@ -177,9 +177,6 @@ class AttachedWorker:
                 is_logged = True
             await until(stop, self._host.clock.sleep(_WAIT_S))
         return None
-
-    def _settle(self, facts: EngineFacts) -> None:
-        self._settings = self._settings.model_copy(update={"engine": self._settings.engine.settled(facts)})
 
     def _directory(self, facts: EngineFacts) -> str:
         directory = local_directory(facts.directory)

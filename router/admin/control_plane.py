@@ -48,7 +48,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.admin.rows import evidence_row, explained, trusted, worker_row
+from router.admin.rows import event_flag, evidence_row, explained, trusted, worker_row
 from router.attribution.service import Savings
 from router.compiled import hot_path
 from router.decision.kept_prompts import KeptPrompts
@@ -239,6 +239,7 @@ class ControlPlane:
                     **trusted(rank, trust[rank]),
                     "evidence": evidence_row(evidence.get(rank)),
                     "unfit": breakers.unfit(rank, now_s),
+                    "event_flag": event_flag(registration, trust[rank]),
                 }
                 for rank in registration.ranks
             ]

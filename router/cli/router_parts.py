@@ -50,6 +50,7 @@ from router.drain.handover import Handover
 from router.drain.recent_prompts import RecentPrompts
 from router.drain.warming import Warming
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
+from router.fleet.event_origins import EventOrigins
 from router.fleet.feeds import RouterFeeds
 from router.fleet.rates_store import RatesStore
 from router.fleet.registry import TextDigests
@@ -148,6 +149,7 @@ class RouterParts:
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
         self._savings = Savings(settings.report, self._clock, "" if place is None else f"serving-{place.number}")
         self._passed, self._routed = PassedRequests(), RoutedCounts()
+        self._origins = EventOrigins(state.fleet, self._index, self._clock)
         self._routing = self._router(state, policies.initial)
         self._planner = Planner(self._routing, self._offered.loads, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -225,7 +227,7 @@ class RouterParts:
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
-            differs=self._parity.differs,
+            differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
             savings=self._savings,
             passed=self._passed,
@@ -292,6 +294,7 @@ class RouterParts:
                 self._savings.attribution,
                 self._passed,
                 self._routed,
+                self._origins,
                 *(each for each in (self._journal, self._replicas) if each is not None),
                 self._shadows,
             ),
@@ -397,6 +400,7 @@ class RouterParts:
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
+            Part("event-origins", self._origins.run, 2),
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
             *(watches(self._routing, self._clock, 2) if self._place is None else [self._own_doubts()]),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),

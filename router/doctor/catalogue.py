@@ -159,6 +159,11 @@ _PARITY: _Entries = {
         "its engine makes other token ids of a chat than the router: chats of the model are routed by their text",
         "what the engine was started with, also at the router: template, tokenizer, template variables (`tokens.text`)",
     ),
+    "parity.kv_events": (
+        "error",
+        "the blocks of its requests appear at another worker: predictions of both are wrong",
+        "each engine's own event address: two were swapped, or one was copied (`kv-events`, `--kv-events`)",
+    ),
     "parity.images": (
         "error",
         "images become different tokens: no prefix with images is found, and ranks that differ are FALLBACK",

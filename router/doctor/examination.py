@@ -33,7 +33,7 @@ CHECKS: tuple[Callable[[FleetFacts], Iterable[Finding]], ...] = (
     router_checks.planes,
     router_checks.routers,
     parity_checks.parity,
-    parity_checks.prompts,
+    parity_checks.observed,
     parity_checks.versions,
     _pairing,
     event_checks.events,

@@ -101,6 +101,7 @@ class ParityBroken(msgspec.Struct, frozen=True):
     worker_id: str
     field: str
     allowed: str
+    found: str = ""
 
 
 class RouterLook(msgspec.Struct, frozen=True, kw_only=True):

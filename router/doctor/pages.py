@@ -71,6 +71,7 @@ class _RankRow(msgspec.Struct, frozen=True):
 class _Differs(msgspec.Struct, frozen=True):
     field: str
     allowed: str | int
+    found: str | int | float = ""
 
 
 class _WorkerRow(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ class Workers(msgspec.Struct, frozen=True):
     def broken(self) -> tuple[ParityBroken, ...]:
         """Return every field in which a worker differs from how the router hashes prompts."""
         return tuple(
-            ParityBroken(worker.registration.worker_id, each.field, str(each.allowed))
+            ParityBroken(worker.registration.worker_id, each.field, str(each.allowed), str(each.found))
             for worker in self.workers
             for each in worker.differs
         )

@@ -40,11 +40,12 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
                 yield Finding(f"parity.{field}", model, words)
 
 
-def prompts(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the workers whose engine tokenizes a chat to other ids than a router."""
-    told = [broken for router in facts.routers for broken in router.broken if broken.field == "prompt_ids"]
-    for worker_id, ours in {each.worker_id: each.allowed for each in told}.items():
-        yield Finding("parity.prompt_ids", worker_id, f"the router has {ours}, the engine another id")
+def observed(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the workers whose engine tokenizes a chat to other ids than a router, or whose events are another's."""
+    told = {(each.field, each.worker_id): each for router in facts.routers for each in router.broken}
+    for (field, worker_id), broken in told.items():
+        if field in ("prompt_ids", "kv_events"):
+            yield Finding(f"parity.{field}", worker_id, f"found {broken.found}, allowed {broken.allowed}")
 
 
 def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:

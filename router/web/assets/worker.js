@@ -48,11 +48,16 @@ export class WorkerView {
       registered && registration(registered),
       registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
-      ...ranks.filter((rank) => rank.unfit || rank.trustReason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trustReason].filter(Boolean).join("; ")}`)),
+      ...ranks.filter((rank) => rank.unfit || rank.trustReason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trustReason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
       h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.decisions.filter((each) => each.worker_id === this.id))),
     ];
   }
+}
+
+function eventFlag(registered, rank) {
+  const flag = registered?.ranks.find((each) => each.dp_rank === rank.dpRank)?.event_flag;
+  return flag && h("p", null, "Its engine publishes KV events with ", h("span", { class: "mono wrap" }, flag));
 }
 
 function registration({ registration: found, draining, unfit }) {

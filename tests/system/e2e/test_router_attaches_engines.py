@@ -158,3 +158,35 @@ async def test_engines_come_and_go_while_requests_flow(tmp_path: Path) -> None:
                 assert response.status == 202
             await routed.until_trust({"b": known})
             assert (await routed.complete("abc" * 100)).worker == "b"
+
+
+@pytest.mark.asyncio
+async def test_event_addresses_that_were_swapped_are_named_within_32_requests() -> None:
+    async with engines(ComputingVllm, ComputingVllm) as (first, second):
+        flags = worker(first, "a", **{"kv-events": second.events})
+        flags += worker(second, "b", **{"kv-events": first.events})
+        async with router(*flags) as routed:
+            await routed.until_trust({"a": ("EXACT", ""), "b": ("EXACT", "")})
+            for number in range(32):
+                assert (await routed.complete(f"{number} " * 100)).status == 200
+
+            async def are_named() -> bool:
+                _, found = await routed.get("/v1/workers")
+                return [each["differs"] for each in found["workers"]] == [
+                    [{"field": "kv_events", "found": "those of b/0", "allowed": "those of a/0"}],
+                    [{"field": "kv_events", "found": "those of a/0", "allowed": "those of b/0"}],
+                ]
+
+            await routed.until(are_named)
+
+
+@pytest.mark.asyncio
+async def test_a_router_that_cannot_read_the_model_s_directory_says_what_to_run() -> None:
+    async with engines(ComputingVllm) as (engine,):
+        command = (sys.executable, "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0")
+        process = ChildProcess("router", [*command, *worker(engine, "a")])
+        async with asyncio.TaskGroup() as group:
+            await process.start(group)
+            assert await process.until_ended() == 1
+        assert "allowed the model's directory: router --worker URL --text DIR" in process.output
+        assert "Traceback" not in process.output

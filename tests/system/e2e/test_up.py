@@ -101,8 +101,6 @@ def test_without_its_router_a_fleet_ends() -> None:
         (("--prefill", "1"), 2, "found one of --prefill and --decode, allowed both or none"),
         (("--workers", "0"), 2, "found no worker, allowed --workers"),
         (("--routers", "2"), 2, "found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers"),
-        (("--attach", "vllm"), 2, "found 'vllm', allowed ENGINE=http://host:port"),
-        (("--attach", "vllm=http://127.0.0.1:1,speed=9"), 2, "found speed=9, allowed dp-ranks, kv-events"),
         (("--set", "data.drain_s=-1"), 1, "data.drain_s"),
         (("--worker-set", "engine.nothing=1"), 1, "engine.nothing"),
     ],

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_template import TextError
-from kv_runtime.text.loading import load_text
+from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 
@@ -464,3 +464,19 @@ def test_a_detokenizer_does_not_wait_for_ever_for_what_is_no_character(write: Wr
     detokenizer = load_text(write(space_prefixed())).detokenizer()
     told = [detokenizer.push([0xFF]) for _ in range(100)]
     assert sum(map(len, told)) >= 90
+
+
+def test_a_model_s_directory_is_found_by_its_path_or_its_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--org--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs/main").write_text("abc123\n")
+    assert local_directory("org/model") == "", "its files are not here"
+    (kept / "snapshots/abc123").mkdir(parents=True)
+    assert local_directory("org/model") == str(kept / "snapshots/abc123")
+    assert local_directory(str(kept)) == str(kept)
+    (kept / "refs/main").write_text("../..")
+    absent = ("org/model", "org/other", "../model", "/absent", "", "a/b/c")
+    assert [local_directory(name) for name in absent] == [""] * len(absent)

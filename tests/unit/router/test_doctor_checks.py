@@ -55,9 +55,10 @@ def differing(field: str, *values: object) -> FleetFacts:
     return facts(told("w0", **{field: values[0]}), told("w1", **{field: values[1]}))
 
 
-def by_router(field: str, allowed: str) -> FleetFacts:
+def by_router(field: str, allowed: str, found: str = "") -> FleetFacts:
     """The workers agree, and their router has something else."""
-    return facts(routers=(router(broken=(ParityBroken("w0", field, allowed), ParityBroken("w1", field, allowed))),))
+    broken = tuple(ParityBroken(worker_id, field, allowed, found) for worker_id in ("w0", "w1"))
+    return facts(routers=(router(broken=broken),))
 
 
 def of_mode(mode: str, facts_: FleetFacts, *, reads_overlap: bool = False) -> FleetFacts:
@@ -157,7 +158,10 @@ CASES: dict[str, Case] = {
     "parity.canary": Case(differing("canary", told("w0").canary, 5), "w1", "found 5, here it is"),
     "parity.tokenizer_digest": Case(by_router("tokenizer_digest", "t-2"), "m", f"t-2: router {ROUTER}"),
     "parity.prompt_ids": Case(
-        by_router("prompt_ids", "token 3: 7"), "w0", "the router has token 3: 7, the engine another id"
+        by_router("prompt_ids", "token 3: 7", "8"), "w0", "found 8, allowed token 3: 7"
+    ),
+    "parity.kv_events": Case(
+        by_router("kv_events", "those of w0/0", "those of w1/0"), "w0", "found those of w1/0, allowed those of w0/0"
     ),
     "parity.template_digest": Case(differing("template_digest", "a", "b"), "m", "a: w0; b: w1"),
     "parity.images": Case(

@@ -49,7 +49,7 @@ def test_workers_are_read_with_their_ranks_and_differences() -> None:
     )
     workers = decoded(body, Workers, "/v1/workers")
     assert workers.statuses() == (RankStatus(rank("w0/0"), "FALLBACK", "r", ""),)
-    assert workers.broken() == (ParityBroken("w0", "block_size", "16"),)
+    assert workers.broken() == (ParityBroken("w0", "block_size", "16", "32"),)
 
 
 def test_gaps_repairs_and_resyncs_of_a_rank_are_one_figure() -> None:

@@ -56,7 +56,7 @@ def test_of_too_many_paths_those_that_clients_use_are_stated() -> None:
 
 def test_a_server_that_says_only_names_says_only_names() -> None:
     body = b'{"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "tensorrt_llm"}]}'
-    assert facts_of_models(body) == EngineFacts(served_names=("m",))
+    assert facts_of_models(body) == EngineFacts(kind="trtllm-serve", served_names=("m",))
 
 
 def test_sglang_says_tokens_and_means_blocks() -> None:
@@ -118,3 +118,38 @@ def test_what_was_known_before_stays_and_the_rest_is_added() -> None:
 def test_anything_else_is_malformed(read: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(MalformedMessage, match="/"):
         read(body)
+
+
+@pytest.mark.parametrize(
+    ("card", "kind", "directory"),
+    [
+        ({"owned_by": "vllm", "root": "/models/llama"}, "vllm", "/models/llama"),
+        ({"owned_by": "sglang", "root": "llama"}, "sglang", ""),
+        ({"owned_by": "tensorrt_llm"}, "trtllm-serve", ""),
+        ({"owned_by": "somebody", "root": "/models/llama"}, "", ""),
+    ],
+)
+def test_a_card_says_whose_engine_it_is_and_vllm_s_where_the_model_lies(
+    card: dict[str, str], kind: str, directory: str
+) -> None:
+    said = facts_of_models(json.dumps({"data": [{"id": "llama", **card}]}).encode())
+    assert (said.kind, said.directory) == (kind, directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "sockets"),
+    [
+        ({}, ("", "")),
+        ({"kv_events_config": None}, ("none", "")),
+        ({"kv_events_config": '{"publisher": "null"}'}, ("none", "")),
+        ({"kv_events_config": '{"publisher": "zmq"}'}, ("tcp://*:5557", "")),
+        (
+            {"kv_events_config": '{"publisher":"zmq","endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2","topic":""}'},
+            ("tcp://*:1", "tcp://*:2"),
+        ),
+    ],
+)
+def test_sglang_says_where_its_event_sockets_are(config: dict[str, str | None], sockets: tuple[str, str]) -> None:
+    said = facts_of_server_info(json.dumps({"tokenizer_path": "/models/qwen", **config}).encode())
+    assert (said.publish_endpoint, said.replay_endpoint) == sockets
+    assert said.directory == "/models/qwen"

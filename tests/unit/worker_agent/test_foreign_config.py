@@ -26,7 +26,8 @@ def consolidate(**worker: Any) -> ConsolidateSettings:
 
 def attach(**engine: Any) -> tuple[PublisherSection, ...]:
     flags = {f"engine.{name}": value for name, value in engine.items()}
-    streams = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **flags}).streams("i")
+    settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **flags})
+    streams = settings.settled(EngineFacts()).streams("i")
     return streams.publishers if isinstance(streams, WorkerStreamsSection) else ()
 
 
@@ -71,7 +72,7 @@ def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
     labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
     settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **labels})
     facts = EngineFacts(served_names=("m",), block_size=16)
-    registered = foreign_registration(settings, facts, ByteText(), "i", "http://h:1")
+    registered = foreign_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
     assert (registered.taints, registered.transfer_domain) == (("spot",), "rack-1")
 
 
@@ -105,7 +106,7 @@ def test_several_ranks_have_a_port_each_for_events_and_for_replays() -> None:
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
-        ({"replay_endpoint": "tcp://*:5559", "dp_ranks": 3}, "replay_endpoint: found 'tcp://*:5559'"),
+        ({"replay_endpoint": "tcp://127.0.0.1:5559", "dp_ranks": 3}, "replay_endpoint: found 'tcp://127.0.0.1:5559'"),
         ({"publish_endpoint": "tcp://*:65535", "dp_ranks": 2}, "port 65536 of rank 1"),
         ({"publish_endpoint": "tcp://h:1"}, "publish_endpoint: found 'tcp://h:1'"),
         ({"kind": "tgi"}, "engine.kind: found 'tgi'"),
@@ -165,3 +166,30 @@ def test_an_engine_that_says_nothing_has_its_kinds_blocks(kind: str, block_size:
 def test_a_block_size_that_is_not_the_engines_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"engine\.block_size: found 16, allowed 32, which is the engine's"):
         attached_facts(engine_section(block_size=16), EngineFacts(block_size=32))
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "settled"),
+    [
+        ({}, {"kind": "vllm"}, ("vllm", 1, "tcp://10.0.0.5:5557", "")),
+        ({}, {"kind": "trtllm-serve"}, ("trtllm-serve", 1, "poll", "")),
+        (
+            {},
+            {"kind": "sglang", "dp_ranks": 2, "publish_endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:9"},
+            ("sglang", 2, "tcp://10.0.0.5:1", "tcp://10.0.0.5:9"),
+        ),
+        ({}, {"kind": "sglang", "publish_endpoint": "none"}, ("sglang", 1, "none", "")),
+        (
+            {"kind": "vllm", "dp_ranks": 3, "publish_endpoint": "tcp://127.0.0.1:7"},
+            {"kind": "sglang", "dp_ranks": 2, "publish_endpoint": "tcp://*:1"},
+            ("vllm", 3, "tcp://127.0.0.1:7", ""),
+        ),
+    ],
+    ids=["vllm by default", "trtllm-serve is polled", "as sglang says", "no events", "what is set counts"],
+)
+def test_what_is_not_set_is_as_the_engine_says(
+    given: dict[str, Any], said: dict[str, Any], settled: tuple[str, int, str, str]
+) -> None:
+    found = AttachedEngineSection(base_url="http://10.0.0.5:8100", **given).settled(EngineFacts(**said))
+    assert (found.kind, found.dp_ranks, found.publish_endpoint, found.replay_endpoint) == settled
+    assert len(found.publishers()) == (found.dp_ranks if found.publish_endpoint.startswith("tcp") else 0)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ApiEndpoint
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
@@ -160,7 +161,7 @@ class AttachedEngineSection(Section):
 
     @model_validator(mode="after")
     def _ports_apart(self) -> "AttachedEngineSection":
-        if self.publish_endpoint == POLL:
+        if self.is_polled:
             return self._checked_poll()
         addresses = [publisher.endpoint for publisher in self.publishers()]
         addresses += [publisher.replay_endpoint for publisher in self.publishers() if publisher.replay_endpoint]
@@ -180,7 +181,7 @@ class AttachedEngineSection(Section):
     @property
     def is_polled(self) -> bool:
         """Whether the engine is polled for its events, instead of publishing them."""
-        return self.publish_endpoint == POLL
+        return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
 
     @property
     def is_forwarded(self) -> bool:
@@ -243,6 +244,17 @@ class AttachSettings(Settings):
     nats: NatsSection = _NATS
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
+
+    def settled(self, facts: EngineFacts) -> "AttachSettings":
+        """Return the settings with what the engine says, or is known by default, in place of what was not set.
+
+        Raises:
+            ConfigurationError: the engine's word does not fit what is set.
+        """
+        try:
+            return self.model_copy(update={"engine": self.engine.settled(facts)})
+        except ValidationError as error:
+            raise ConfigurationError([f"engine: {each['ctx']['error']}" for each in error.errors()]) from error
 
     def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
         """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""

@@ -1,0 +1,109 @@
+"""Finds workers whose KV events are another worker's: the event addresses of two engines were swapped.
+
+    the new blocks of a request appear    what follows
+    ----------------------------------    -----------------------------------------------------------
+    at the rank that got it               its events are its own: its stream is not watched any longer
+    at one other rank alone               a vote; with `VOTES` the rank is named, with the other one
+    nowhere, for `_GIVEN_UP_S`            nothing: the prompt was not computed, or its engine is slow
+
+Requests at ranks that are not EXACT, and prompts whose blocks are all known, show nothing.
+"""
+
+import asyncio
+from collections import Counter, deque
+from typing import ClassVar, NamedTuple
+
+import structlog
+
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from router.decision.routing import OverlapIndex
+from router.decision.verdict import Taken
+from router.fleet.registry import Fleet
+from router.fleet.trust import Disparity
+from router.journal.records import Recordable
+from router.prompt.chains import BLOCK_BYTES
+
+VOTES = 4
+_WATCHED_MAX = 64
+_PERIOD_S = 1.0
+_AFTER_S, _GIVEN_UP_S = 2.0, 30.0
+"""Between a decision and the first look for its blocks, and the last."""
+
+_log = structlog.get_logger("router")
+
+
+class _Sent(NamedTuple):
+    """A request whose blocks beyond the first `held` were known of no rank."""
+
+    at_s: float
+    rank: WorkerRank
+    epoch: int
+    hashes: bytes
+    held: int
+
+
+class EventOrigins:
+    """A recorder of a router, and a part of its process."""
+
+    reads: ClassVar[tuple[type, ...]] = (Taken,)
+
+    def __init__(self, fleet: Fleet, index: OverlapIndex, clock: Clock) -> None:
+        self._fleet, self._index, self._clock = fleet, index, clock
+        self._sent: deque[_Sent] = deque(maxlen=_WATCHED_MAX)
+        self._own: dict[WorkerRank, int] = {}
+        """The epoch of each stream that is the rank's own."""
+        self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
+
+    def record(self, what: Recordable) -> None:
+        """A decision counts if it shows whose events its worker's are."""
+        if type(what) is not Taken or self._own.get((verdict := what.verdict).winner) == verdict.epoch:
+            return
+        hashes = verdict.request.sequence_hashes
+        if verdict.trust == "EXACT" and verdict.request.phase != "decode" and not verdict.view.is_blank:
+            held = int(verdict.view.overlap[-1].max())
+            if len(hashes) > held * BLOCK_BYTES:
+                self._sent.append(_Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held))
+
+    def differs(self, worker_id: str) -> tuple[Disparity, ...]:
+        """Return that the worker's events are those of another one; empty as far as is known."""
+        for rank, votes in self._votes.items():
+            ((other, count),) = votes.most_common(1)
+            if rank.worker_id == worker_id and count >= VOTES:
+                return (Disparity("kv_events", f"those of {other}", f"those of {rank}"),)
+        return ()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look for the blocks of requests until `stop` is set."""
+        while not stop.is_set():
+            self.look()
+            await until(stop, self._clock.sleep(_PERIOD_S))
+
+    def look(self) -> None:
+        """Look once."""
+        now_s = self._clock.now()
+        ranks = tuple(rank for worker in self._fleet.workers() for rank in worker.registration.ranks)
+        self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
+        self._votes = {rank: votes for rank, votes in self._votes.items() if rank in ranks}
+        waiting = list(self._sent)
+        self._sent.clear()
+        for sent in waiting:
+            if sent.rank not in ranks or now_s - sent.at_s >= _GIVEN_UP_S:
+                continue
+            if now_s - sent.at_s < _AFTER_S or not self._is_judged(sent, ranks):
+                self._sent.append(sent)
+
+    def _is_judged(self, sent: _Sent, ranks: tuple[WorkerRank, ...]) -> bool:
+        depths = self._index.columns(sent.hashes, ranks).depths[-1].tolist()
+        found = [rank for rank, depth in zip(ranks, depths, strict=True) if depth > sent.held]
+        if sent.rank in found:
+            self._own[sent.rank] = sent.epoch
+            if self._votes.pop(sent.rank, Counter()).total() >= VOTES:
+                _log.info("engine_events_are_its_own", worker=sent.rank.worker_id, dp_rank=sent.rank.dp_rank)
+        elif len(found) == 1:
+            votes = self._votes.setdefault(sent.rank, Counter())
+            votes[found[0]] += 1
+            if votes[found[0]] == VOTES:
+                _log.error("engine_events_of_another", worker=sent.rank.worker_id, found=str(found[0]))
+        return bool(found)

@@ -1,0 +1,89 @@
+"""Addresses of engines that a router attaches, and lists of them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from router.config import RouterSettings
+from router.workers.address import WorkerAddress, worker_address
+from router.workers.listing import WorkerList
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://10.0.0.1:8100/", WorkerAddress("http://10.0.0.1:8100", "10-0-0-1-8100")),
+        ("https://GPU.example", WorkerAddress("https://GPU.example", "gpu-example-443")),
+        ("http://[::1]:80", WorkerAddress("http://[::1]:80", "1-80")),
+        (
+            "http://a:1,engine=sglang,kv-events=none,replay-endpoint=tcp://a:2,id=w0",
+            WorkerAddress("http://a:1", "w0", "sglang", "none", "tcp://a:2"),
+        ),
+    ],
+)
+def test_an_address_has_a_name_and_options(text: str, expected: WorkerAddress) -> None:
+    assert worker_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.1:8100", "allowed http(s)://host:port"),
+        ("http://user:secret@a:1", "found an address with a user"),
+        ("http://a:99999", "allowed http(s)://host:port"),
+        ("http://a:1?x=1", "allowed http(s)://host:port"),
+        ("http://a:1,kv-event=none", "kv-event='none', allowed engine, kv-events, replay-endpoint, id"),
+        ("http://a:1,id=", "id='', allowed"),
+        ("http://a:1,id=UPPER", "id: found 'UPPER'"),
+    ],
+)
+def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        RouterSettings(workers=(text,))
+    assert found in str(error.value.errors()[0]["msg"])
+    assert "secret" not in str(error.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": ("http://a:1", "http://a:1/")},
+        {"workers": ("http://a:1",), "data": {"processes": 2}},
+        {"workers_from": "dns://name"},
+        {"workers_from": "dns://name:0"},
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"workers|dns"):
+        RouterSettings.model_validate(given)
+
+
+@pytest.mark.asyncio
+async def test_a_list_in_a_file_is_read_as_it_is_now_and_kept_while_it_is_unreadable(tmp_path: Path) -> None:
+    file = tmp_path / "workers"
+    file.write_text("# ours\nhttp://a:1,id=a\n\nhttp://b:2\n")
+    listed = WorkerList(str(file))
+    assert await listed.read() == (WorkerAddress("http://a:1", "a"), WorkerAddress("http://b:2", "b-2"))
+    file.write_text("a:1\n")
+    with capture_logs() as lines:
+        assert [await listed.read() for _ in range(3)] == [None] * 3
+        file.unlink()
+        assert await listed.read() is None
+    assert [line["event"] for line in lines] == ["worker_list_unreadable"] * 2
+    file.write_text("")
+    assert await listed.read() == ()
+
+
+@pytest.mark.asyncio
+async def test_a_list_of_a_name_has_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def getaddrinfo(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert name == "engines"
+        return [(0, 0, 0, "", (host, port)) for host in ("10.0.0.2", "::1", "10.0.0.1", "10.0.0.2")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    found = await WorkerList("dns://engines:8000").read()
+    assert found is not None
+    assert [each.url for each in found] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[::1]:8000"]
