@@ -144,7 +144,7 @@ class AttachedWorker:
         if not settings.base_url:
             self._settings = self._settings.settled(EngineFacts())
             return None
-        text = self._host.load_text(settings.text) if settings.text else None
+        text = await self._loaded(settings.text) if settings.text else None
         api_key = settings.api_key.get_secret_value()
         client = await cleanup.enter_async_context(EngineClient(settings.base_url, api_key=api_key))
         kind = "" if settings.kind == "auto" else settings.kind
@@ -154,7 +154,7 @@ class AttachedWorker:
             return None
         self._settings = self._settings.settled(reported)
         facts = attached_facts(self._settings.engine, reported)
-        text = text or self._host.load_text(self._directory(facts))
+        text = text or await self._loaded(self._directory(facts))
         await self._check_text(survey, facts, text)
         foreign_registration(self._settings, facts, text, self._instance, client.base_url)
         return _Engine(client, survey, facts, text)
@@ -177,6 +177,9 @@ class AttachedWorker:
                 is_logged = True
             await until(stop, self._host.clock.sleep(_WAIT_S))
         return None
+
+    async def _loaded(self, directory: str) -> Text:
+        return await asyncio.to_thread(self._host.load_text, directory)
 
     def _directory(self, facts: EngineFacts) -> str:
         directory = local_directory(facts.directory)

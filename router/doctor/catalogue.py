@@ -277,7 +277,7 @@ _ROUTERS: _Entries = {
     ),
     "router.not_ready": (
         "error",
-        "a balancer sends it nothing; requests that come all the same are refused, or routed by an index that is not read yet",
+        "a balancer sends it nothing; requests that come all the same are refused, or routed by half an index",
         "see the reason: an index that catches up is done soon; else look at the findings of its workers",
     ),
     "router.open": (

@@ -26,7 +26,14 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.text.loading import load_text
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.engine_doubles import EngineDouble, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
+from tests.system.integration.engine_doubles import (
+    EngineDouble,
+    Fault,
+    Rank,
+    SglangDouble,
+    TrtllmServeDouble,
+    VllmDouble,
+)
 from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
@@ -192,6 +199,19 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     assert (registered.block_size, registered.total_kv_blocks, registered.max_seq_len) == (16, 500, 4096)
     assert registered.api_endpoints == ("chat", "responses")
     assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_tokenizes_is_not_taken_for_one_of_bytes(broker: Broker) -> None:
+    double = VllmDouble(
+        served_paths=("/v1/completions", "/tokenize"), faults={"/tokenize": Fault(body=b'{"tokens":[7]}')}
+    )
+    async with double.serving() as engine:
+        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte", "--nats-url", broker.url)
+        async with running(*command) as process:
+            assert await process.until_ended() == 1
+    assert "engine.text: found 'byte', allowed the directory of m: --text DIR" in process.output
+    assert "Traceback" not in process.output
 
 
 @pytest.mark.asyncio
