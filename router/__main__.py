@@ -97,18 +97,12 @@ def main(
     run(flags, file=file, assignments=assignments, print_config=print_config)
 
 
-@main.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print what completes this command in a shell: eval "$(router completion bash)"."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(main, {}, "router", "_ROUTER_COMPLETE").source())
-
-
 for _command in (
+    LazyCommand(
+        "completion",
+        "router.cli.completion:completion",
+        'Print what completes this command in a shell: eval "$(router completion bash)".',
+    ),
     LazyCommand(
         "doctor",
         "router.cli.doctor:doctor",

@@ -30,7 +30,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import Family
-from kv_runtime.text.byte_model import BYTE_MODEL
+from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
 from kv_runtime.text.loading import local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
@@ -53,6 +53,8 @@ from worker_agent.load.attached import EngineLoads
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
+_ONLY_A_NAME = EngineFacts(served_names=("model",))
+"""Stands for an engine's answer while settings are checked before the engine answers."""
 _PROBED_TEXT = "What is 2 + 2?"
 
 _log = structlog.get_logger("attach")
@@ -67,6 +69,16 @@ class Host(NamedTuple):
     gate: FleetGate
     load_text: Callable[[str], Text]
     tracing: Tracing | None = None
+
+
+def check(settings: AttachSettings) -> None:
+    """Raise `ConfigurationError` for what is wrong whatever the engine says."""
+    engine = settings.engine
+    if not engine.base_url and not engine.model:
+        raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
+    if engine.base_url:
+        facts = attached_facts(settings.settled(_ONLY_A_NAME).engine, _ONLY_A_NAME)
+        foreign_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
 
 
 async def reported_facts(settings: AttachSettings) -> EngineFacts | None:
@@ -156,7 +168,6 @@ class AttachedWorker:
         facts = attached_facts(self._settings.engine, reported)
         text = text or await self._loaded(self._directory(facts))
         await self._check_text(survey, facts, text)
-        foreign_registration(self._settings, facts, text, self._instance, client.base_url)
         return _Engine(client, survey, facts, text)
 
     async def _first_facts(self, survey: EngineSurvey, stop: asyncio.Event) -> EngineFacts | None:

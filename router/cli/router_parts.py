@@ -21,6 +21,7 @@ from kv_runtime.extras import require
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, nats_server_families
+from kv_runtime.process import print_lines
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
@@ -367,12 +368,12 @@ class RouterParts:
 
     def _on_attached(self, line: str, model: str) -> None:
         """Print what was found of an engine, and once a command that shows the reuse of a prompt."""
-        print(f"worker         {line}", flush=True)  # noqa: T201 - as the lines before it
+        print_lines(f"worker         {line}")
         if not self._is_shown:
             self._is_shown = True
             body = json.dumps({"model": model, "max_tokens": 16, "messages": [{"role": "user", "content": _TRIED}]})
             url = f"http://{self._settings.data.host}:{self.data.port}/v1/chat/completions"
-            print(f"try it twice   curl -i {url} -d '{body}'", flush=True)  # noqa: T201 - likewise
+            print_lines(f"try it twice   curl -i {url} -d '{body}'")
 
     def _take_changed_policy(self) -> None:
         """Take the policy and the shadows that the other processes have; later changes come to the control plane."""

@@ -49,6 +49,7 @@ from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
+from router.workers.service import AttachedWorkers
 from tests.unit.router.samples import state
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.engines.attached.metrics import AttachMetrics
@@ -161,6 +162,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(savings_families, savings_families(Attribution(AttributionLimits())))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
     journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     yield from _families_of(journal_families, journal_families(journal))
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)

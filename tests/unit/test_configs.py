@@ -12,6 +12,7 @@ from bench.up import up
 from indexer.config import IndexerSettings
 from kv_runtime.config.loading import load_settings
 from kv_runtime.config.sections import Settings
+from router.__main__ import main
 from router.config import RouterSettings
 from tests.support.paths import ROOT
 from worker_agent.config import AgentSettings
@@ -48,10 +49,11 @@ def called(script: Path, directory: Path, *arguments: str, **variables: str) -> 
 
 
 @pytest.mark.parametrize("script", sorted(CONFIGS.glob("launch/*.sh")), ids=lambda script: script.name)
-def test_a_launch_script_calls_router_up_with_flags_that_it_has(script: Path, tmp_path: Path) -> None:
-    command, *flags = called(script, tmp_path, "--port", "0", TEXT="/model")
-    assert (command, flags[-2:]) == ("up", ["--port", "0"])
-    assert isinstance(up.make_context("up", flags), click.Context)
+def test_a_launch_script_calls_router_or_router_up_with_flags_that_it_has(script: Path, tmp_path: Path) -> None:
+    words = called(script, tmp_path, "--port", "0", TEXT="/model")
+    command, flags = (up, words[1:]) if words[0] == "up" else (main, words)
+    assert flags[-2:] == ["--port", "0"]
+    assert isinstance(command.make_context("", list(flags)), click.Context)
 
 
 @pytest.mark.parametrize(

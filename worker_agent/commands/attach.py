@@ -24,7 +24,7 @@ from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
 from worker_agent.api.status import StatusApi
 from worker_agent.api.tracing import SERVICE
-from worker_agent.attached_worker import AttachedWorker, Host
+from worker_agent.attached_worker import AttachedWorker, Host, check
 from worker_agent.engines.attached.config import AttachSettings
 from worker_agent.events.metrics import ConsolidatorMetrics
 
@@ -37,6 +37,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
     Raises: as `AttachedWorker.run`, and `PortUsed` for the status page's port.
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
+    check(settings)
     async with AsyncExitStack() as cleanup:
         log = await EventLog.connect(
             settings.nats.url,

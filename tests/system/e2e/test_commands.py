@@ -35,8 +35,8 @@ def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tm
 def test_the_router_has_every_section() -> None:
     sections = yaml.safe_load(run("router", "--print-config").out)
     expected = (
-        "nats data picker control index policy ledger queue failures handover tokens disaggregation journal live state"
-        " planner shadow report telemetry tracing"
+        "workers workers_from nats data picker control index policy ledger queue failures handover tokens disaggregation"
+        " journal live state planner shadow report telemetry tracing"
     )
     assert list(sections) == expected.split()
 
@@ -58,7 +58,7 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
     refused = run("router", "--config", str(file), "--set", "ledger.lease_s=x", KVROUTER_NOPE="1")
     assert refused.code == 1
     for words in (
-        "KVROUTER_NOPE: unknown; allowed: nats, data, ",
+        "KVROUTER_NOPE: unknown; allowed: workers, workers_from, nats, data, ",
         "policy.temperature: found -1",
         "policy.mode: found 'best'",
         "allowed kv, kv-blocks, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct",

@@ -147,7 +147,7 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
     control.plane.join("w1", "http://127.0.0.1:1", block_size=32, tokenizer_digest="x", canary=canary(32))
     control.plane.index.stale[rank("w0/1")] = "log_away"
     first, second = json.loads((await control.get("/v1/workers")).body)["workers"]
-    w0 = {"worker_id": "w0", "evidence": None, "unfit": ""}
+    w0 = {"worker_id": "w0", "evidence": None, "unfit": "", "event_flag": ""}
     assert first["ranks"] == [
         {**w0, "dp_rank": 0, "trust": "EXACT", "trust_reason": ""},
         {**w0, "dp_rank": 1, "trust": "DEGRADED", "trust_reason": "event log away"},

@@ -64,7 +64,7 @@ async def served(token: str = TOKEN) -> AsyncIterator[tuple[aiohttp.ClientSessio
 @pytest.mark.asyncio
 async def test_every_file_is_served_without_the_token_under_a_strict_policy() -> None:
     async with served() as (session, url):
-        for path in sorted(WebPage().paths - {"/ui"}):
+        for path in sorted(WebPage().paths - {"/", "/ui"}):
             async with session.get(url + path) as response:
                 body = await response.read()
                 assert response.status == 200, path

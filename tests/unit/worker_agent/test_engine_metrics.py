@@ -135,8 +135,8 @@ def test_no_number_makes_a_report_that_may_not_be(running: float, waiting: float
 
 def test_the_cache_is_that_of_the_first_engine() -> None:
     names = [NAMES["vllm"].cache_config]
-    assert read_cache_config(samples_in(VLLM, names)) == CacheConfig(block_size=16, num_gpu_blocks=1000)
-    assert read_cache_config(samples_in(b"vllm:cache_config_info 1.0\n", names)) == CacheConfig()
+    assert read_cache_config(samples_in(VLLM, names)) == CacheConfig(block_size=16, num_gpu_blocks=1000, engines=2)
+    assert read_cache_config(samples_in(b"vllm:cache_config_info 1.0\n", names)) == CacheConfig(engines=1)
     assert read_cache_config([]) == CacheConfig()
 
 
