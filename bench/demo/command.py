@@ -1,5 +1,6 @@
 """`router demo`: the command."""
 
+import shutil
 import sys
 
 import click
@@ -23,7 +24,8 @@ def demo(keep: bool, observe: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
     if observe:
         _find_programs()
-    show = Demo(Console(), workers=workers, shape=WorkloadShape(), seed=seed)
+    program = "router" if shutil.which("router") else sys.argv[0]
+    show = Demo(Console(), program=program, workers=workers, shape=WorkloadShape(), seed=seed)
     try:
         run_process(lambda stop: show.run(stop, keep=keep, observe=observe))
     except (DemoStopped, ProcessFailed) as error:

@@ -1,33 +1,34 @@
 """`router demo`: one workload through the real thing twice, first round-robin, then by KV overlap; one table.
 
 Every hop is real: nats-server, router and workers are processes; only the engines are simulated, with timing fitted to
-an H200. Latency is measured at the client, so a busy machine blurs it: where an event loop lags, it is marked invalid.
+an H200. Latency is measured at the client, so a busy machine blurs it: `figures.py` says when it is not shown.
 """
 
 import asyncio
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import aiohttp
+from prometheus_client import generate_latest
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.demo.figures import BLOCK_SIZE, LAG_QUANTILES, SPEED, Run, rows
 from bench.demo.monitoring import monitoring
 from bench.demo.replay import Player
 from bench.demo.workload import WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape
-from bench.report import LAG_LIMIT_S, ShownFigures, figures, lag_p99_s, machine_line
+from bench.report import lag_counts, lag_s, machine_line
 from bench.streaming_client import Measured
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
-from router.decision.policies import MODES as MODES_OF_THE_ROUTER
+from kv_runtime.telemetry import LoopLag, new_registry
 
 MODEL = "sim-8b"
-BLOCK_SIZE = 32
-SPEED = 1.0
 MODES = ("round-robin", "kv")
 _WORKER_SETTINGS = (
     f"engine.block_size={BLOCK_SIZE}",
@@ -37,25 +38,16 @@ _WORKER_SETTINGS = (
 )
 
 
-class ModeResult(NamedTuple):
-    """One mode's run."""
-
-    mode: str
-    figures: ShownFigures
-    lag_p99_s: float
-    cpu_s: dict[str, float]
-    explanation: str
-
-
 class DemoStopped(Exception):
     """The demonstration was stopped before it had printed its table."""
 
 
 class Demo:
-    """The demonstration; `seed` makes it the same workload every time."""
+    """The demonstration; `seed` makes it the same workload every time. `program`: how to call `router`."""
 
-    def __init__(self, console: Console, *, workers: int, shape: WorkloadShape, seed: int) -> None:
+    def __init__(self, console: Console, *, program: str, workers: int, shape: WorkloadShape, seed: int) -> None:
         self._console = console
+        self._program = program
         self._workers = workers
         self._shape = shape
         self._seed = seed
@@ -77,39 +69,42 @@ class Demo:
     async def _run(self, stop: asyncio.Event, *, keep: bool, observe: bool) -> None:
         total = self._shape.conversations * self._shape.turns
         self._console.print(
-            f"{self._workers} simulated workers, {total} requests of {self._shape.conversations} conversations, "
-            f"twice. {machine_line()}"
+            f"{self._workers} simulated workers at {SPEED:.0%} of an H200's speed, {total} requests of "
+            f"{self._shape.conversations} conversations, twice. {machine_line()}"
         )
-        results = []
+        runs = list[Run]()
         for mode in MODES:
             settings = ("telemetry.log_level=warning", f"policy.seed={self._seed}")
             shape = FleetShape(self._workers, mode, MODEL, _WORKER_SETTINGS, settings)
             async with FleetProcesses(shape) as fleet:
-                results.append(await self._play(fleet, mode))
+                runs.append(await self._play(fleet, mode))
                 if mode == MODES[-1]:
-                    self._show(results)
+                    if keep or observe:
+                        self._show(runs, f"{fleet.control_url}/ui/", f"{self._program} top {fleet.control_url}")
+                    else:
+                        self._show(runs, "http://127.0.0.1:8001/ui/, of the next command", f"{self._program} up")
                     self._is_shown = True
                     if observe:
                         await self._observe(fleet, stop)
                     elif keep:
                         await self._stay(fleet, stop)
 
-    async def _play(self, fleet: FleetProcesses, mode: str) -> ModeResult:
+    async def _play(self, fleet: FleetProcesses, mode: str) -> Run:
         columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        registry, is_over = new_registry(), asyncio.Event()
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(mode, total=self._shape.conversations * self._shape.turns)
             player = Player(fleet.data_url, MODEL, self._clock, lambda: progress.advance(task))
             cpu_before, lags_before = fleet.cpu_s(), await fleet.lags()
-            measured = await player.play(list(conversations(self._shape, self._seed)), self._shape.answer_tokens)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(LoopLag(registry, self._clock).run(is_over))
+                measured = await player.play(list(conversations(self._shape, self._seed)), self._shape.answer_tokens)
+                is_over.set()
             used = {name: seconds - cpu_before[name] for name, seconds in fleet.cpu_s().items()}
-            lags = await fleet.lags()
-        return ModeResult(
-            mode,
-            figures(measured, speed=SPEED, block_size=BLOCK_SIZE),
-            max(lag_p99_s(lags_before[url], lags[url]) for url in lags),
-            used,
-            await self._explanation(fleet, measured),
-        )
+            lags = {url: (lags_before[url], lag) for url, lag in (await fleet.lags()).items()}
+        lags["client"] = Counter(), lag_counts(generate_latest(registry).decode())
+        worst_s = {q: max(lag_s(*each, q) for each in lags.values()) for q in LAG_QUANTILES.values()}
+        return Run(mode, measured, worst_s, used, await self._explanation(fleet, measured))
 
     async def _explanation(self, fleet: FleetProcesses, measured: list[Measured]) -> str:
         """Return the words of the decision that reused most."""
@@ -120,16 +115,17 @@ class Demo:
         ):
             return str((await response.json()).get("explanation", ""))
 
-    def _show(self, results: list[ModeResult]) -> None:
+    def _show(self, runs: list[Run], page_url: str, command: str) -> None:
         table = Table(title="the same workload, two policies")
         table.add_column("")
-        for result in results:
-            table.add_column(result.mode, justify="right")
-        for name, cells in _rows(results):
+        for run in runs:
+            table.add_column(run.mode, justify="right")
+        for name, cells in rows(runs):
             table.add_row(name, *cells)
         self._console.print(table)
-        self._console.print("\n[bold]One decision, in words[/bold]")
-        self._console.print(results[-1].explanation, highlight=False, markup=False)
+        lines = ["\n[bold]One decision, in words[/bold] (ms of this machine)", escape(runs[-1].explanation), ""]
+        lines += [*(run.sentence for run in runs), f"Web page: {page_url}", f"Next:     {command}"]
+        self._console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
     async def _observe(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
         jobs = {"kv-router": [fleet.control_url], "kv-router-agents": list(fleet.worker_urls.values())}
@@ -153,30 +149,3 @@ class Demo:
             self._console.print(f"  {process.name}: pid {process.pid}")
         self._console.print("Ctrl-C ends it.")
         await until(stop, asyncio.Event().wait())
-
-
-def _exact(result: ModeResult) -> str:
-    if not MODES_OF_THE_ROUTER[result.mode].reads_overlap:
-        return "not asked for"
-    return f"{result.figures.exact_predictions} of {result.figures.requests}"
-
-
-def _rows(results: list[ModeResult]) -> list[tuple[str, list[str]]]:
-    return [
-        ("requests", [f"{r.figures.requests}" for r in results]),
-        ("errors", [f"{r.figures.errors}" for r in results]),
-        ("hit rate", [f"{r.figures.hit_rate:.1%}" for r in results]),
-        ("TTFT p50, simulated ms", [_ttft(r, r.figures.ttft_p50_ms) for r in results]),
-        ("TTFT p99, simulated ms", [_ttft(r, r.figures.ttft_p99_ms) for r in results]),
-        ("tokens saved", [f"{r.figures.tokens_saved:,}" for r in results]),
-        ("imbalance (max / mean)", [f"{r.figures.imbalance:.2f}" for r in results]),
-        ("overlap predicted exactly", [_exact(r) for r in results]),
-        ("CPU router, s", [f"{r.cpu_s['router']:.1f}" for r in results]),
-        ("CPU nats-server, s", [f"{r.cpu_s['nats-server']:.1f}" for r in results]),
-        ("CPU workers, s", [f"{r.cpu_s['workers']:.1f}" for r in results]),
-        ("event-loop lag p99, worst process, ms", [f"<= {r.lag_p99_s * 1000:.1f}" for r in results]),
-    ]
-
-
-def _ttft(result: ModeResult, value_ms: float) -> str:
-    return f"{value_ms:.0f}" if result.lag_p99_s <= LAG_LIMIT_S else f"invalid ({value_ms:.0f})"

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.index.report import commit, machine
-from bench.report import lag_p99_s
+from bench.report import lag_s
 from bench.streaming_client import Measured
 from bench.sweep import results
 from bench.sweep.endpoint import endpoint_of, version_of
@@ -96,7 +96,7 @@ def _check(inputs: RunInputs, measured: Sequence[Measured], phase: str) -> None:
 
 
 def _worst(before: dict[str, Counter[float]], after: dict[str, Counter[float]]) -> float | None:
-    return max((lag_p99_s(before[url], after[url]) for url in after), default=None)
+    return max((lag_s(before[url], after[url], 0.99) for url in after), default=None)
 
 
 def _versions(served_by: str) -> dict[str, str]:
