@@ -35,8 +35,8 @@ def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tm
 def test_the_router_has_every_section() -> None:
     sections = yaml.safe_load(run("router", "--print-config").out)
     expected = (
-        "workers workers_from nats data picker control index policy ledger queue failures handover tokens disaggregation"
-        " journal live state planner shadow report telemetry tracing"
+        "workers workers_from nats data picker control index policy ledger queue failures handover tokens"
+        " disaggregation journal live state planner shadow report telemetry tracing"
     )
     assert list(sections) == expected.split()
 
