@@ -110,13 +110,6 @@ def test_a_message_is_a_count_and_its_batches_in_order() -> None:
     assert decode_message(message) == batches
 
 
-def test_parent_bytes_without_the_flag_mean_nothing() -> None:
-    batch, layout = STORED_ROOT
-    message = bytearray.fromhex("01 00" + layout)
-    message[2 + 36 : 2 + 44] = b"\xee" * 8
-    assert decode_message(bytes(message)) == [batch]
-
-
 def test_splitmix64_gives_the_reference_outputs() -> None:
     states = (0, GOLDEN_GAMMA, 2 * GOLDEN_GAMMA % 2**64)
     assert tuple(splitmix64(state) for state in states) == SPLITMIX64_OF_SEED_0

@@ -10,7 +10,6 @@ from tests.contract.engines import (
     BLOCK_SIZE,
     BLOCKS,
     IMPLEMENTATIONS,
-    LONGEST,
     PROMPT,
     RunEngine,
     outputs,
@@ -29,15 +28,6 @@ __all__ = ["trtllm"]
 def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
     made: RunEngine = request.param(trtllm)
     return made
-
-
-@pytest.mark.asyncio
-async def test_it_describes_itself_with_its_real_sizes(run_engine: RunEngine) -> None:
-    async with run_engine() as running:
-        told = running.engine.describe()
-        assert running.engine.describe() == told
-    assert (told.block_size, told.total_kv_blocks, told.max_seq_len) == (BLOCK_SIZE, BLOCKS, LONGEST)
-    assert (told.max_num_seqs, told.dp_ranks) == (8, (0,))
 
 
 @pytest.mark.asyncio

@@ -1,14 +1,12 @@
 """What every engine does in each role, whichever it is: the same assertions for all. Planted bugs fail them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.contract import engines
 from tests.contract.engines import (
     BLOCK_SIZE,
     DESCRIPTION,
@@ -20,10 +18,8 @@ from tests.contract.engines import (
     request,
     rows_until,
     simulated,
-    simulator,
     tokens_of,
 )
-from tests.support.planting import inside
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
@@ -32,7 +28,7 @@ from worker_agent.engine_args.rules import Role
 from worker_agent.engines.port import Engine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EngineError, EngineOutput, RequestRefused
+from worker_agent.engines.types import EngineOutput, RequestRefused
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import Media, content_digest
 
@@ -252,75 +248,14 @@ async def test_only_an_encoder_encodes(run_engine: RunEngine, role: Role) -> Non
 
 
 # ------------------------------------------------------------------------------------------------ planted bugs
-class NeverFrees(Simulator):
-    """Planted bug: what was fetched stays held."""
-
-    def hand_over(self, transfer_id: int) -> bool:
-        del transfer_id
-        return True
-
-
-class FreesAtOnce(Simulator):
-    """Planted bug: a context is freed with its last iteration."""
-
-    def flush_events(self) -> None:
-        super().flush_events()
-        if self.role == "prefill":
-            self.expire(float("inf"))
-
-
-class TellsFirstTokenTwice(Simulator):
-    """Planted bug: the prefill engine's token is told by the decode engine, and computed again."""
-
-    def submit(self, request: Any, now_s: float, choice: int = 0) -> None:
-        super().submit(request, now_s, choice)
-        waiting = inside(self._ranks[0], "_waiting").get(request.request_id)
-        if waiting is not None and request.handoff is not None:
-            waiting.request = msgspec.structs.replace(
-                waiting.request,
-                handoff=msgspec.structs.replace(request.handoff, first_gen_tokens=request.handoff.first_gen_tokens * 2),
-            )
-
-
-def of_class(kind: type[Simulator]) -> Callable[[Role], Simulator]:
-    return lambda role: kind(DESCRIPTION, role=role, transfers=TRANSFERS)
-
-
-def without_roles(_: Role) -> Simulator:
-    """Planted bug: the engine ignores its role, and so requires no handoff."""
-    return simulator("aggregated")
-
-
 def other_model_after_the_transfer(role: Role) -> Simulator:
     """Planted bug: the decode engine goes on with another sequence."""
     source = TokenSource(seed=int(role == "decode"))
     return Simulator(DESCRIPTION, role=role, transfers=TRANSFERS, token_source=source)
 
 
-async def _continuation(run_engine: RunEngine) -> None:
-    await test_two_engines_say_what_one_would_have_said(run_engine, STEPS)
-
-
-FAILURES = (AssertionError, EngineError, pytest.fail.Exception)
-Fact = Callable[[RunEngine], Awaitable[None]]
-PLANTED: list[tuple[Callable[[Role], Simulator], Fact]] = [
-    (without_roles, test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_prompt),
-    (without_roles, test_a_prefill_engine_makes_one_token_and_says_where_its_kv_is),
-    (of_class(NeverFrees), test_handed_over_blocks_are_held_until_they_are_fetched),
-    (of_class(NeverFrees), test_a_decode_request_that_is_given_up_at_once_still_frees_the_prefill_engine),
-    (of_class(FreesAtOnce), test_handed_over_blocks_are_held_until_they_are_fetched),
-    (of_class(TellsFirstTokenTwice), _continuation),
-    (other_model_after_the_transfer, _continuation),
-]
-
-
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("make", "fact"), PLANTED)
 @pytest.mark.planted
-async def test_the_suite_fails_on_a_planted_bug(
-    make: Callable[[Role], Simulator], fact: Fact, trtllm: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "ROW_WAIT_S", 0.2)
-    with pytest.raises((*FAILURES, BaseExceptionGroup)) as caught:
-        await fact(simulated(trtllm, make))
-    assert isinstance(caught.value, FAILURES) or caught.group_contains(FAILURES)
+async def test_the_suite_fails_on_a_planted_bug(trtllm: Fake) -> None:
+    with pytest.raises(AssertionError):
+        await test_two_engines_say_what_one_would_have_said(simulated(trtllm, other_model_after_the_transfer), STEPS)

@@ -17,7 +17,6 @@ from tests.system.integration.event_path import NATS, batches_in, connected, has
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin, OriginStatistics
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.dialects.batches import DecoderCounts
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 
 
@@ -135,16 +134,6 @@ async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
         await engine.tell(EngineCleared())
         await engine.until_read()
         assert (engine.path.consolidator.stale(0), held(engine)) == ("", set())
-
-
-@pytest.mark.asyncio
-async def test_events_are_counted_by_kind(start: StartEngine, log: EventLog) -> None:
-    named = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
-    async with start(log) as engine:
-        await engine.tell(stored(1, 2), named, EngineRemoved(block_hashes=(2,)))
-        await engine.tell(EngineCleared())
-        await engine.until_read()
-        assert counted(engine).decoded == DecoderCounts(stored=2, names_only=1, removed=1, cleared=1)
 
 
 @pytest.mark.asyncio

@@ -77,14 +77,6 @@ def test_sequence_hashes_equal_the_peers(vector: Vector) -> None:
     assert found == vector["sequence_hashes_u64"]
 
 
-@each("sequence_hash_vectors")
-def test_a_chain_goes_on_from_any_of_its_blocks(vector: Vector) -> None:
-    local, expected = vector["block_hashes_u64"], vector["sequence_hashes_u64"]
-    assert [hashing.chain(local[at:], expected[at - 1]) for at in range(1, len(local))] == [
-        expected[at:] for at in range(1, len(local))
-    ]
-
-
 @each("zmq_ingest_vectors")
 def test_what_the_peer_makes_of_an_engines_event_is_what_we_make_of_it(vector: Vector) -> None:
     assert local_hashes(vector) == vector["tokens_hashes_u64"]

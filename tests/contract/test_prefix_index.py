@@ -1,13 +1,12 @@
 """What every prefix index does with what ranks hold."""
 
 from collections.abc import Sequence
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 
 from indexer.index.prefix_index import Depths, PrefixIndex
 from kv_protocol.events import TIERS, Tier
-from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (
     DISK,
     EXTERNAL,
@@ -19,7 +18,6 @@ from tests.contract.indexes import (
     chain,
     held,
     is_proven,
-    load,
     with_ranks,
 )
 
@@ -76,16 +74,6 @@ def test_any_number_of_ranks_shares_a_prefix(make_index: MakeIndex, ranks: int) 
     assert index.statistics().ranks == ranks // 2
 
 
-@pytest.mark.parametrize("rank", [0, 1, 63, 64, 255, 256, 4095])
-def test_the_number_of_a_rank_is_the_callers(make_index: MakeIndex, rank: int) -> None:
-    index, path = make_index(), chain(2)
-    index.register(rank)
-    index.store(rank, None, path, HOST, 0)
-    assert index.overlaps(path) == {rank: (0, 2, 2, 2)}
-    index.clear(rank)
-    assert index.overlaps(path) == {}
-
-
 # ------------------------------------------------------------------------------------------------- tiers
 
 
@@ -112,19 +100,6 @@ def test_depth_t_counts_blocks_that_lie_on_one_of_the_tiers_up_to_t(
     assert index.overlaps(path)[0] == depths
 
 
-def test_every_placing_of_three_blocks_matches_as_the_definition_says(index: PrefixIndex) -> None:
-    path = chain(3)
-    for placing in product(range(16), repeat=3):
-        rows = [HeldBlock(path[at], path[at - 1] if at else None, bits) for at, bits in enumerate(placing) if bits]
-        load(index, 0, rows)
-        depths = [
-            next((at for at, bits in enumerate(placing) if not bits & (2 << tier) - 1), len(placing)) for tier in TIERS
-        ]
-        expected = {0: tuple(depths)} if depths[EXTERNAL] else {}
-        assert index.overlaps(path) == expected, placing
-    assert index.statistics().nodes == 3
-
-
 def test_a_tier_move_is_a_store_on_the_new_and_a_removal_from_the_old(index: PrefixIndex) -> None:
     path = chain(3)
     index.store(0, None, path, GPU, 0)
@@ -143,15 +118,6 @@ def test_a_tier_move_is_a_store_on_the_new_and_a_removal_from_the_old(index: Pre
     assert (index.statistics().duplicate_blocks_total, index.statistics().unknown_removals_total) == (0, 0)
 
 
-def test_a_move_that_is_told_the_other_way_round_ends_the_same(index: PrefixIndex) -> None:
-    path = chain(4)
-    index.store(0, None, path, GPU, 0)
-    index.remove(0, path[1:3], GPU)
-    assert index.overlaps(path) == {0: both(1)}
-    index.store(0, path[0], path[1:3], DISK, 0)
-    assert index.overlaps(path) == {0: (1, 1, 4, 4)}
-
-
 # ------------------------------------------------------------------------------------------------- holes
 
 
@@ -168,36 +134,12 @@ def test_a_refilled_hole_gives_the_whole_depth_back(index: PrefixIndex, hole: in
     assert index.statistics().duplicate_blocks_total == 0
 
 
-@pytest.mark.parametrize("refills", list(permutations(range(1, 4))), ids=str)
-def test_several_holes_are_refilled_in_any_order(index: PrefixIndex, refills: tuple[int, ...]) -> None:
-    path = chain(5)
-    index.store(0, None, path, GPU, 0)
-    index.remove(0, path[1:4], GPU)
-    missing = {1, 2, 3}
-    for at in refills:
-        index.store(0, path[at - 1], [path[at]], GPU, 0)
-        missing.remove(at)
-        assert index.overlaps(path) == {0: both(min(missing, default=5))}
-    assert index.statistics().nodes == 5
-
-
 def test_a_hole_refilled_on_another_tier_is_a_hole_on_its_own(index: PrefixIndex) -> None:
     path = chain(4)
     index.store(0, None, path, GPU, 0)
     index.remove(0, [path[1]], GPU)
     index.store(0, path[0], [path[1]], DISK, 0)
     assert index.overlaps(path) == {0: (1, 1, 4, 4)}
-
-
-def test_a_hole_of_one_rank_does_not_affect_others(index: PrefixIndex) -> None:
-    path = chain(4)
-    for rank in (0, 1):
-        index.store(rank, None, path, GPU, 0)
-    index.remove(0, [path[1]], GPU)
-    assert index.overlaps(path) == {0: both(1), 1: both(4)}
-    index.drop(1)
-    assert index.overlaps(path) == {0: both(1)}
-    assert index.statistics().nodes == 4, "no rank holds the hole's block, and it stays, because blocks follow it"
 
 
 # ------------------------------------------------------------------------------------------------- counted no-ops
@@ -217,14 +159,6 @@ def test_a_duplicate_changes_nothing_and_is_counted(index: PrefixIndex) -> None:
     assert is_proven(index, 0)
     index.remove(0, path, GPU)
     assert index.statistics().nodes == 0, "one removal ends what was stored twice"
-
-
-def test_another_rank_or_another_tier_is_no_duplicate(index: PrefixIndex) -> None:
-    path = chain(2)
-    for rank, tier in product((0, 1), TIERS):
-        index.store(rank, None, path, tier, 0)
-    assert index.statistics().duplicate_blocks_total == 0
-    assert index.statistics().held_blocks == 4
 
 
 def test_a_removal_of_what_is_not_held_changes_nothing_and_is_counted(index: PrefixIndex) -> None:
@@ -263,17 +197,6 @@ def test_zero_and_the_largest_number_are_hashes_like_others(index: PrefixIndex, 
     assert index.statistics().nodes == 0
 
 
-def test_what_was_given_is_not_kept(index: PrefixIndex) -> None:
-    path = chain(3)
-    given = list(path)
-    index.store(0, None, given, GPU, 0)
-    given.clear()
-    assert index.overlaps(path) == {0: both(3)}
-    index.remove(0, given := path[1:], GPU)
-    given.clear()
-    assert index.overlaps(path) == {0: both(1)}
-
-
 # ------------------------------------------------------------------------------------------------- clear, drop
 
 
@@ -305,9 +228,3 @@ def test_a_dropped_rank_is_unknown_and_comes_back_empty(index: PrefixIndex) -> N
     index.register(0)
     assert (held(index, 0), index.digest(0, GPU).block_count) == ({}, 0)
     assert index.overlaps(path) == {1: both(3)}
-
-
-def test_registering_a_known_rank_keeps_what_it_holds(index: PrefixIndex) -> None:
-    index.store(0, None, chain(2), GPU, 0)
-    index.register(0)
-    assert index.overlaps(chain(2)) == {0: both(2)}

@@ -10,7 +10,7 @@ from indexer.index.prefix_index import RANK_MAX, PrefixIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import TIERS, Batch, Stored
-from tests.contract.indexes import GPU, HOST, TTL_S, U64_MAX, MakeIndex, both, chain, held, with_ranks
+from tests.contract.indexes import GPU, HOST, U64_MAX, both, chain, held
 
 PATH = [*chain(3), 0, U64_MAX]
 Given = Callable[[list[int]], Any]
@@ -65,17 +65,6 @@ def test_hashes_come_as_numbers_or_in_a_buffer(index: PrefixIndex, form: Given) 
     assert list(many) == [5, 0, 0] * 4 + [2, 0, 0] * 4
     index.remove(0, form(PATH[1:]), GPU)
     assert index.overlaps(form(PATH)) == {0: both(1)}
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_no_hashes_at_all_change_nothing(index: PrefixIndex, form: Given) -> None:
-    before = state(index)
-    index.store(0, None, form([]), GPU, 0)
-    index.store(0, 5, form([]), GPU, 0)
-    index.remove(0, form([]), GPU)
-    assert index.overlaps(form([])) == {}
-    assert index.match(form([]), array("i", [7] * 12)) == 0
-    assert state(index) == before
 
 
 @pytest.mark.parametrize("given", NO_HASHES.values(), ids=NO_HASHES)
@@ -146,16 +135,6 @@ def test_a_capacity_that_is_no_u32_is_refused(index: PrefixIndex, capacity_block
     assert state(index) == before
 
 
-@pytest.mark.parametrize("capacity_blocks", [0, 1, 100_000])
-def test_a_capacity_says_nothing_of_what_is_held(index: PrefixIndex, capacity_blocks: int) -> None:
-    index.register(7, capacity_blocks)
-    index.register(7, 3)
-    index.store(7, None, PATH, HOST, 0)
-    assert index.overlaps(PATH) == {7: (0, 5, 5, 5)}
-    index.drop(7)
-    assert (index.statistics().nodes, index.statistics().ranks) == (0, 3)
-
-
 MESSAGE = encode_message([Batch(1, 1, Stored((1,)))])
 
 
@@ -198,34 +177,6 @@ def test_every_number_of_the_rows_is_written(index: PrefixIndex) -> None:
     assert set(out) == {0}
 
 
-def test_the_rows_agree_with_the_depths_whatever_the_ranks(make_index: MakeIndex) -> None:
-    index, path = with_ranks(make_index(), 0), chain(40)
-    for at in range(40):
-        index.register(at * 97)
-        index.store(at * 97, None, path[: at + 1], TIERS[at % 4], 0)
-    columns = 39 * 97 + 1
-    out = array("i", [5] * 4 * columns)
-    assert index.match(path, out) == 40
-    found = {
-        rank: tuple(out[tier * columns + rank] for tier in TIERS) for rank in range(columns) if out[3 * columns + rank]
-    }
-    assert found == index.overlaps(path)
-    assert len(found) == 40
-
-
-def test_rows_may_lie_in_two_dimensions(index: PrefixIndex) -> None:
-    index.store(1, None, PATH, GPU, 0)
-    out = array("i", [7] * 12)
-    assert index.match(PATH, memoryview(out).cast("B").cast("i", shape=[4, 3])) == 5
-    assert list(out) == [0, 5, 0] * 4
-
-
-def test_an_index_without_ranks_needs_no_columns(make_index: MakeIndex) -> None:
-    index = make_index()
-    assert index.match(PATH, array("i")) == 0
-    index.match_many([PATH, PATH], array("i"))
-
-
 NO_ROWS: dict[str, Any] = {
     "read-only": bytes(48),
     "a column too few": array("i", [7] * 8),
@@ -255,35 +206,6 @@ def test_a_buffer_without_equal_rows_for_each_of_many_queries_is_refused(index: 
         index.match_many([PATH, PATH], array("i", [7] * numbers))
 
 
-def test_no_queries_write_nothing(index: PrefixIndex) -> None:
-    out = array("i", [7] * 12)
-    index.match_many([], out)
-    assert list(out) == [7] * 12
-
-
-def test_what_many_queries_are_told_is_what_each_is_told(index: PrefixIndex) -> None:
-    index.store(0, None, PATH, GPU, 0)
-    index.store(2, None, PATH[:3], HOST, 0)
-    queries = [PATH[:length] for length in range(6)] + [[404], PATH[1:], [*PATH[:2], 404]]
-    many = array("i", [9] * 16 * len(queries))
-    index.match_many(queries, many)
-    for at, query in enumerate(queries):
-        index.match(query, one := array("i", [8] * 16))
-        assert many[16 * at : 16 * (at + 1)] == one, query
-
-
-def test_digests_of_buckets_add_up_to_the_whole(index: PrefixIndex) -> None:
-    index.store(0, None, chain(600), GPU, 0)
-    index.remove(0, chain(600)[:50], GPU)
-    buckets = index.bucket_digests(0, GPU)
-    assert len(buckets) == 256
-    assert all(0 <= bucket <= U64_MAX for bucket in buckets)
-    assert sum(buckets) % 2**64 == index.digest(0, GPU).digest
-    assert index.bucket_digests(0, HOST) == (0,) * 256
-    index.clear(0)
-    assert index.bucket_digests(0, GPU) == (0,) * 256
-
-
 @pytest.mark.parametrize("limit", [-1, -(2**70)])
 def test_a_limit_below_nothing_is_refused(index: PrefixIndex, limit: int) -> None:
     with pytest.raises(LimitExceeded, match=f"^limit: found {limit}, allowed "):
@@ -294,10 +216,3 @@ def test_a_limit_below_nothing_is_refused(index: PrefixIndex, limit: int) -> Non
 def test_an_order_that_there_is_not_is_refused(index: PrefixIndex, order_by: Any) -> None:
     with pytest.raises(LimitExceeded, match=f"^order_by: found '{order_by}', allowed blocks, holders, last_stored$"):
         index.prefixes(1, order_by)
-
-
-def test_parked_time_is_the_callers(make_index: MakeIndex) -> None:
-    index = with_ranks(make_index(parked_ttl_s=TTL_S))
-    index.store(0, 7, [8], GPU, -1e6)
-    assert index.expire(-1e6 + TTL_S / 2) == set()
-    assert index.expire(-1e6 + TTL_S) == {0}

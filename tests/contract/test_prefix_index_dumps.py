@@ -117,36 +117,6 @@ def test_a_repair_replaces_the_named_buckets_and_nothing_else(index: PrefixIndex
     assert held(index, 1).keys() == set(path)
 
 
-def test_a_repair_of_no_bucket_or_with_the_same_rows_changes_nothing(index: PrefixIndex) -> None:
-    forest(index)
-    before, counted = held(index, 0), index.statistics()
-    repair(index, 0, bytes(32))
-    repair(index, 0, b"\xff" * 32, *dumped(index, 0))
-    assert held(index, 0) == before
-    now = index.statistics()
-    assert (now.nodes, now.duplicate_blocks_total) == (counted.nodes, counted.duplicate_blocks_total)
-    assert is_proven(index, 0)
-
-
-def test_a_repair_of_all_buckets_is_a_load(index: PrefixIndex, make_index: MakeIndex) -> None:
-    source = with_ranks(make_index())
-    forest(source)
-    index.store(0, None, chain(9, seed=7), GPU, 0)
-    repair(index, 0, b"\xff" * 32, *dumped(source, 0))
-    assert held(index, 0) == held(source, 0)
-    assert index.statistics().nodes == source.statistics().nodes
-
-
-def test_a_repaired_block_of_an_unknown_parent_is_held_and_reachable_once_that_is(
-    index: PrefixIndex,
-) -> None:
-    path = chain(2)
-    repair(index, 0, b"\xff" * 32, HeldBlock(path[1], path[0], 1))
-    assert (index.statistics().parked_blocks, index.overlaps(path)) == (0, {})
-    index.store(0, None, path[:1], GPU, 0)
-    assert index.overlaps(path) == {0: both(2)}
-
-
 def test_after_a_repair_nothing_of_the_rank_is_parked(index: PrefixIndex) -> None:
     path = chain(3)
     index.store(0, path[0], path[1:], GPU, 0)
@@ -232,10 +202,6 @@ def test_a_dump_comes_in_chunks(index: PrefixIndex, chunk_blocks: int) -> None:
     assert held(index, 1) == held(index, 0)
 
 
-def test_the_dump_of_nothing_is_no_chunk(index: PrefixIndex) -> None:
-    assert list(index.dump(0)) == []
-
-
 @pytest.mark.parametrize("chunk_blocks", [0, -1])
 def test_a_chunk_without_room_is_refused(index: PrefixIndex, chunk_blocks: int) -> None:
     forest(index)
@@ -256,33 +222,7 @@ def test_a_load_whose_chunks_turn_out_bad_leaves_all_as_before(index: PrefixInde
     assert (index.snapshot(), index.statistics()) == before
 
 
-@pytest.mark.parametrize("bits", range(1, 16))
-def test_a_row_is_held_on_each_of_its_tiers(index: PrefixIndex, bits: int) -> None:
-    load(index, 0, [HeldBlock(5, None, bits), HeldBlock(6, 5, 16 - bits)])
-    assert held(index, 0) == {5: (None, bits), 6: (5, 16 - bits)}
-    assert is_proven(index, 0)
-
-
-def test_a_row_told_twice_is_held_once(index: PrefixIndex) -> None:
-    load(index, 0, [HeldBlock(5, None, 3), HeldBlock(5, None, 1), HeldBlock(6, 5, 1), HeldBlock(5, 6, 4)])
-    assert held(index, 0) == {5: (None, 7), 6: (5, 1)}
-    now = index.statistics()
-    assert (now.duplicate_blocks_total, now.parent_conflicts_total) == (1, 1)
-
-
 # ------------------------------------------------------------------------------------------------- circles
-
-
-def test_a_row_that_names_itself_as_its_parent_has_an_unknown_one(index: PrefixIndex) -> None:
-    load(index, 0, [HeldBlock(5, 5, 1), HeldBlock(6, 5, 1)])
-    assert held(index, 0) == {5: (None, 1), 6: (5, 1)}
-    assert index.statistics().parent_conflicts_total == 1
-    assert index.self_check() == []
-    index.store(0, None, [4, 5], GPU, 0)
-    assert held(index, 0)[5] == (4, 1)
-    assert index.statistics().parent_conflicts_total == 1
-    index.clear(0)
-    assert index.statistics().nodes == 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 50])

@@ -8,7 +8,7 @@ import pytest
 from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
-from tests.contract.indexes import EXTERNAL, GPU, HOST, TTL_S, MakeIndex, both, chain, dumped, held, with_ranks
+from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, dumped, held, with_ranks
 
 PATH = chain(40_000)
 HASHES = array("Q", PATH)
@@ -49,12 +49,6 @@ def test_memory_grows_with_what_is_held_and_is_told_by_part(index: PrefixIndex) 
     assert all(size >= 0 for size in index.memory().values())
 
 
-def test_without_a_limit_nothing_is_refused(index: PrefixIndex) -> None:
-    index.store(0, None, HASHES, GPU, 0)
-    assert index.statistics().refused_blocks_total == 0
-    assert index.overfull() == set()
-
-
 def test_beyond_the_limit_new_blocks_are_refused_and_their_rank_is_overfull(tight: PrefixIndex) -> None:
     limit = used(tight)
     stored = fill(tight)
@@ -77,14 +71,6 @@ def test_the_limit_is_never_passed(make_index: MakeIndex) -> None:
         index.store(0, None, chain(5_000, seed=6), HOST, 0)
         assert used(index) <= memory_bytes_max
         assert index.overfull() == {0}
-
-
-def test_what_is_held_already_is_no_new_block(tight: PrefixIndex) -> None:
-    stored = fill(tight)
-    refused = tight.statistics().refused_blocks_total
-    tight.store(0, None, HASHES[:stored], GPU, 0)
-    assert tight.statistics().refused_blocks_total == refused
-    assert tight.statistics().duplicate_blocks_total == stored
 
 
 def test_removals_are_done_though_memory_is_used_up(tight: PrefixIndex) -> None:
@@ -114,25 +100,6 @@ def test_a_rank_that_begins_anew_is_not_overfull(tight: PrefixIndex, make_index:
     assert tight.overfull() == set()
 
 
-def test_a_restore_that_fits_leaves_no_rank_overfull(tight: PrefixIndex) -> None:
-    stored = fill(tight)
-    tight.store(1, None, chain(20_000, seed=4), GPU, 0)
-    tight.remove(0, HASHES[stored // 2 : stored], GPU)
-    assert tight.overfull() == {0, 1}
-    tight.restore(tight.snapshot(), 0)
-    assert tight.overfull() == set()
-    assert tight.overlaps(HASHES) == {0: both(stored // 2)}
-    assert tight.self_check() == []
-
-
-def test_a_clear_of_one_tier_leaves_the_rank_overfull(tight: PrefixIndex) -> None:
-    fill(tight)
-    tight.clear(0, GPU)
-    assert tight.overfull() == {0}
-    tight.clear(0)
-    assert tight.overfull() == set()
-
-
 def test_there_is_room_again_when_another_rank_is_gone(tight: PrefixIndex) -> None:
     stored = fill(tight, rank=1)
     tight.store(0, None, chain(20_000, seed=4), GPU, 0)
@@ -156,17 +123,6 @@ def test_a_dump_that_does_not_fit_leaves_the_rank_overfull(tight: PrefixIndex, m
     assert tight.self_check() == []
     tight.load(1, [], 0)
     assert (tight.overfull(), held(tight, 1)) == (set(), {})
-
-
-def test_a_row_of_several_tiers_is_refused_once(tight: PrefixIndex, make_index: MakeIndex) -> None:
-    whole = with_ranks(make_index(), 1)
-    for tier in (GPU, HOST, EXTERNAL):
-        whole.store(0, None, HASHES, tier, 0)
-    tight.load(1, whole.dump(0), 0)
-    rows = dumped(tight, 1)
-    assert {row.tiers for row in rows} == {(GPU, HOST, EXTERNAL)}
-    assert tight.overfull() == {1}
-    assert tight.statistics().refused_blocks_total == 40_000 - len(rows)
 
 
 def test_an_event_without_memory_is_told(tight: PrefixIndex) -> None:
@@ -224,13 +180,6 @@ def test_a_restore_fits_with_its_digests_or_is_refused(make_index: MakeIndex) ->
         assert used(index) <= memory_bytes_max
     assert restored > 0
     assert refused > 0
-
-
-def test_a_snapshot_that_fits_is_restored_under_a_limit(tight: PrefixIndex, make_index: MakeIndex) -> None:
-    part = with_ranks(make_index(), 1)
-    part.store(0, None, HASHES[:1_000], GPU, 0)
-    tight.restore(part.snapshot(), 0)
-    assert tight.overlaps(HASHES) == {0: both(1_000)}
 
 
 def test_a_parked_block_whose_turn_comes_is_held_or_refused(tight: PrefixIndex) -> None:
@@ -304,14 +253,3 @@ def test_a_chain_that_is_held_alike_again_has_no_more_parts_than_before(index: P
     index.remove(1, [block for block in PATH[:16] if 1 in index.holders(block)], GPU)
     assert held(index, 1) == {}
     assert index.structure() == before
-
-
-def test_structure_is_nothing_when_nothing_is_held_or_parked(index: PrefixIndex) -> None:
-    assert set(index.structure().values()) == {0}
-    index.store(0, None, PATH[:100], GPU, 0)
-    index.store(1, None, PATH[:50], HOST, 0)
-    index.store(2, 5, [6], GPU, 0)
-    assert all(index.structure().values())
-    for rank in range(3):
-        index.clear(rank)
-    assert set(index.structure().values()) == {0}

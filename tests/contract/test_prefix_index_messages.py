@@ -6,7 +6,6 @@ import pytest
 
 from indexer.index.prefix_index import PrefixIndex, RefusedEvent
 from kv_protocol.codec import (
-    BLOCKS_PER_EVENT_MAX,
     MESSAGE_BYTES_MAX,
     decode_frame,
     decode_message,
@@ -14,8 +13,8 @@ from kv_protocol.codec import (
     split_message,
 )
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from tests.contract.indexes import DISK, EXTERNAL, GPU, HOST, U64_MAX, MakeIndex, both, chain, held, is_proven
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored
+from tests.contract.indexes import DISK, EXTERNAL, GPU, HOST, U64_MAX, MakeIndex, chain, held, is_proven
 
 PATH = chain(5)
 EVENTS: list[Event] = [
@@ -65,31 +64,10 @@ def test_a_message_does_what_its_events_do(
     assert index.statistics().unknown_removals_total == twin.statistics().unknown_removals_total == 1
 
 
-def test_a_message_may_lie_at_any_address(index: PrefixIndex) -> None:
-    for shift in range(9):
-        index.clear(0)
-        assert index.apply_batch(0, memoryview(bytes(shift) + VALID)[shift:], 0) == []
-        assert index.overlaps(PATH) == {0: (2, 2, 4, 4)}
-
-
-def test_time_is_that_of_the_message(index: PrefixIndex) -> None:
-    index.apply_batch(0, encode_message([Batch(1, 1, Stored((8,), 7, 1))]), 100.0)
-    assert index.expire(104.9) == set()
-    assert index.expire(105.0) == {0}
-
-
 def test_hashes_of_zero_and_the_largest_number_are_applied(index: PrefixIndex) -> None:
     message = encode_message([Batch(1, 1, Stored((0, U64_MAX))), Batch(1, 2, Stored((5,), 0, 1))])
     assert index.apply_batch(0, message, 0) == []
     assert held(index, 0) == {0: (None, 1), U64_MAX: (0, 1), 5: (0, 1)}
-
-
-def test_the_largest_message_is_applied(index: PrefixIndex) -> None:
-    path = chain(BLOCKS_PER_EVENT_MAX)
-    assert index.apply_batch(0, encode_message([Batch(1, 1, Stored(tuple(path)))]), 0) == []
-    assert index.overlaps(path) == {0: both(BLOCKS_PER_EVENT_MAX)}
-    assert index.apply_batch(0, encode_message([Batch(1, 2, Removed(tuple(reversed(path))))]), 0) == []
-    assert index.statistics().nodes == 0
 
 
 FRAMING: dict[str, bytes] = {
@@ -218,10 +196,3 @@ def told_of(index: PrefixIndex, message: bytes) -> tuple[int, str] | None:
         return error.offset, error.reason
     assert len(refusals) <= 1
     return (refusals[0].offset, refusals[0].reason) if refusals else None
-
-
-def test_a_tier_is_cleared_and_no_other(index: PrefixIndex) -> None:
-    for tier in Tier:
-        index.store(0, None, PATH, tier, 0)
-    assert index.apply_batch(0, encode_message([Batch(1, 1, Cleared(HOST))]), 0) == []
-    assert held(index, 0)[PATH[0]] == (None, 0b1101)

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from indexer.index.prefix_index import RANK_MAX, PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Batch, Stored
-from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import GPU, TTL_S, U64_MAX, chain, forest, load
+from tests.contract.indexes import GPU, chain, forest
 
 NO_U64: list[Any] = [-1, 2**64, -(10**30), 10**30, 1.5, "1"]
 MESSAGE = encode_message([Batch(1, 1, Stored((1, 2)))])
@@ -39,31 +38,12 @@ def test_what_is_no_sequence_hash_has_neither_holders_nor_children(full: PrefixI
         assert refused.value.found == sequence_hash
 
 
-def test_holders_of_no_block_cannot_be_queried(full: PrefixIndex) -> None:
-    with pytest.raises(LimitExceeded, match=r"^sequence_hash: found None, allowed u64$"):
-        full.holders(None)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("parent", NO_U64)
 def test_what_is_no_sequence_hash_is_no_parent(full: PrefixIndex, parent: Any) -> None:
     before = state(full)
     with pytest.raises(LimitExceeded, match=r"^parent: found .*, allowed u64$"):
         full.store(0, parent, [1], GPU, 0)
     assert state(full) == before
-
-
-@pytest.mark.parametrize("rank", [3, RANK_MAX + 1, -1, 2**32, 2**32 + 1, 2**63, 2**64, 10**30, -(10**30)])
-def test_a_rank_that_is_unknown_is_dropped_whatever_its_number(full: PrefixIndex, rank: int) -> None:
-    before = state(full)
-    full.drop(rank)
-    assert state(full) == before
-
-
-@pytest.mark.parametrize("limit", [2**31, 2**32, 2**63, U64_MAX, 2**64, 10**30])
-def test_there_are_no_more_stretches_than_there_are(full: PrefixIndex, limit: int) -> None:
-    everything = full.prefixes(1000)
-    assert len(everything) > 4
-    assert full.prefixes(limit) == everything
 
 
 @pytest.mark.parametrize("now_s", [inf, -inf, nan], ids=str)
@@ -82,17 +62,6 @@ def test_a_time_that_is_not_finite_is_refused_and_changes_nothing(full: PrefixIn
         with pytest.raises(LimitExceeded, match=f"^now_s: found {now_s}, allowed a finite number$"):
             tell()
         assert state(full) == before
-
-
-def test_any_other_time_is_the_callers(full: PrefixIndex) -> None:
-    for at, now_s in enumerate((-1e300, 1e300, 0, -0.0, 5, 10**15)):
-        full.store(2, None, [at], GPU, now_s)
-        full.apply_batch(2, MESSAGE, now_s)
-        load(full, 2, [HeldBlock(at, None, 1)], now_s)
-        full.restore(full.snapshot(), now_s)
-    assert full.self_check() == []
-    full.restore(full.snapshot(), 0)
-    assert full.expire(TTL_S) == {1}
 
 
 @pytest.mark.parametrize("message", ["x", "", None, 7, [1, 2]], ids=repr)

@@ -7,9 +7,7 @@ import pytest
 from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import unpack_u64
-from kv_protocol.errors import LimitExceeded
-from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import GPU, HOST, chain, forest, load
+from tests.contract.indexes import GPU, HOST, chain, forest
 
 
 def nodes(outline: Outline, node: int | None = None) -> list[OutlineNode]:
@@ -30,13 +28,6 @@ def everything(outline: Outline) -> list[OutlineNode]:
     for node in found:  # which grows meanwhile
         found += behind(outline, node.last)
     return found
-
-
-def test_an_empty_index_has_no_nodes(index: PrefixIndex) -> None:
-    outline = index.outline()
-    assert (len(outline), outline.blocks, outline.child_count(None), nodes(outline)) == (0, 0, 0, [])
-    assert outline.find(5) is None
-    assert index.chain(5, 10) == b""
 
 
 def test_a_chain_is_one_node_whichever_ranks_hold_its_blocks(index: PrefixIndex) -> None:
@@ -109,22 +100,6 @@ def test_all_blocks_are_in_one_node_each(index: PrefixIndex) -> None:
         assert len(unpack_u64(index.chain(each.first, 100_000))) == each.blocks
 
 
-def test_blocks_without_a_known_parent_are_roots(index: PrefixIndex) -> None:
-    load(index, 0, [HeldBlock(8, 7, 1), HeldBlock(3, None, 1)])
-    assert {each.first for each in nodes(index.outline())} == {7, 3}
-    index.store(1, 3, [7], GPU, 0)
-    assert [(each.first, each.last) for each in nodes(index.outline())] == [(3, 8)]
-
-
-def test_an_outline_stays_as_it_was_made(index: PrefixIndex) -> None:
-    index.store(0, None, [1, 2], GPU, 0)
-    outline = index.outline()
-    index.store(0, 1, [9], GPU, 0)
-    index.remove(0, [2], GPU)
-    assert [(each.first, each.last) for each in nodes(outline)] == [(1, 2)]
-    assert [(each.first, each.last) for each in nodes(index.outline())] == [(1, 9)]
-
-
 def test_a_chain_is_told_from_any_of_its_blocks_to_the_fork(index: PrefixIndex) -> None:
     path = chain(300)
     for at in range(0, 300, 7):
@@ -134,17 +109,3 @@ def test_a_chain_is_told_from_any_of_its_blocks_to_the_fork(index: PrefixIndex) 
     assert unpack_u64(index.chain(path[60], 100)) == tuple(path[60:160])
     assert unpack_u64(index.chain(path[250], 1000)) == tuple(path[250:])
     assert index.chain(path[0], 0) == b""
-
-
-def test_what_is_no_hash_is_refused(index: PrefixIndex) -> None:
-    with pytest.raises(LimitExceeded):
-        index.chain(-1, 10)
-    with pytest.raises(LimitExceeded):
-        index.chain(1, -1)
-
-
-def test_making_an_outline_changes_nothing(index: PrefixIndex) -> None:
-    forest(index)
-    before = index.snapshot()
-    index.outline([PassedRequest(chain(1)[0], 1.0, 1.0)])
-    assert index.snapshot() == before

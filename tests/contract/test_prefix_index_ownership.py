@@ -66,37 +66,6 @@ def test_chunks_that_were_loaded_may_change(index: PrefixIndex) -> None:
     assert index.overlaps(PATH) == {0: both(30)}
 
 
-def test_columns_that_were_loaded_may_change(index: PrefixIndex) -> None:
-    rows = [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1), HeldBlock(5, 404, 1)]
-    (whole,) = block_columns(rows)
-    columns: list[Any] = [bytearray(whole.parents), bytearray(whole.hashes), bytearray(whole.tiers)]
-    index.load(0, [BlockColumns(*columns)], 0)
-    before = shown(index)
-    for column in columns:
-        column[:] = b"\xff" * len(column)
-        column.clear()
-    assert shown(index) == before
-    assert set(dumped(index, 0)) == set(rows)
-
-
-def test_room_for_depths_is_the_callers_again_after_a_match(index: PrefixIndex) -> None:
-    index.store(0, None, PATH, GPU, 0)
-    out, many = array("i", [7] * 12), array("i", [7] * 24)
-    index.match(PATH, out)
-    index.match_many([PATH, PATH[:3]], many)
-    for rows in (out, many):
-        rows.extend([1, 2, 3])  # a buffer with an exported view cannot grow
-    assert index.match(PATH, out[:12]) == 30
-
-
-def test_a_dump_that_was_taken_whole_stays_as_it_was(index: PrefixIndex) -> None:
-    index.store(0, None, PATH, GPU, 0)
-    chunks = list(index.dump(0, 7))
-    index.clear(0)
-    index.store(0, None, chain(9, seed=2), GPU, 0)
-    assert [row.sequence_hash for columns in chunks for row in columns.blocks()] == PATH
-
-
 def test_an_index_may_be_changed_by_the_iterator_of_the_chunks(make_index: MakeIndex) -> None:
     index = with_ranks(make_index())
 

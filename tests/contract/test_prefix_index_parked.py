@@ -7,7 +7,6 @@ import pytest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (
-    DISK,
     GPU,
     HOST,
     TTL_S,
@@ -57,24 +56,6 @@ def test_the_order_in_which_a_chain_is_told_does_not_matter(index: PrefixIndex, 
     assert is_proven(index, 0)
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
-def test_nor_does_it_among_ranks_and_tiers(index: PrefixIndex, order: tuple[int, ...]) -> None:
-    path, other = chain(3), chain(1, seed=2)
-    events = [
-        (0, None, path[:1], GPU),
-        (1, path[0], path[1:], DISK),
-        (2, path[1], other, HOST),
-        (2, path[0], path[1:2], GPU),
-    ]
-    for at in order:
-        rank, parent, blocks, tier = events[at]
-        index.store(rank, parent, blocks, tier, 0)
-    assert held(index, 0) == {path[0]: (None, 1)}
-    assert held(index, 1) == {path[1]: (path[0], 4), path[2]: (path[1], 4)}
-    assert held(index, 2) == {path[1]: (path[0], 1), other[0]: (path[1], 2)}
-    assert index.statistics().parked_blocks == 0
-
-
 def test_a_parked_block_told_again_is_parked_once(index: PrefixIndex) -> None:
     path = chain(3)
     for _ in range(3):
@@ -99,15 +80,6 @@ def test_a_parked_block_can_be_removed(index: PrefixIndex) -> None:
     assert index.statistics().parked_blocks == 1, "the last waits for the one that was removed"
     index.store(0, path[1], [path[2]], GPU, 0)
     assert index.overlaps(path) == {0: both(4)}
-
-
-def test_a_removal_of_a_parked_block_counts_the_others_that_are_unknown(index: PrefixIndex) -> None:
-    path = chain(3)
-    index.store(1, None, path, GPU, 0)
-    index.store(0, 12345, path[:1], GPU, 0)  # parked, though rank 1 holds the block behind no parent
-    index.remove(0, path, GPU)
-    assert index.statistics().parked_blocks == 0
-    assert index.statistics().unknown_removals_total == 2
 
 
 def test_clearing_a_tier_forgets_what_was_parked_on_it_and_no_more(index: PrefixIndex) -> None:
@@ -181,13 +153,6 @@ def test_beyond_the_bound_the_oldest_gives_way_and_its_rank_is_named(make_index:
     assert index.expire(1e9) == set()
 
 
-def test_with_no_room_at_all_nothing_is_parked(make_index: MakeIndex) -> None:
-    index, path = with_ranks(make_index(parked_blocks_max=0)), chain(3)
-    index.store(1, path[0], path[1:], GPU, 0)
-    assert index.statistics().parked_blocks == 0
-    assert index.expire(0) == {1}
-
-
 @pytest.mark.parametrize("end", ["clear", "clear of the tier", "drop", "load"])
 def test_a_rank_that_began_anew_is_not_named_for_what_it_lost_before(make_index: MakeIndex, end: str) -> None:
     index, path = with_ranks(make_index(parked_blocks_max=0)), chain(2)
@@ -204,10 +169,3 @@ def test_a_rank_that_began_anew_is_not_named_for_what_it_lost_before(make_index:
         case "load":
             load(index, 0, [HeldBlock(path[1], path[0], 2)])
     assert index.expire(1e9) == {1}
-
-
-def test_a_rank_is_named_for_a_loss_on_a_tier_that_was_not_cleared(make_index: MakeIndex) -> None:
-    index, path = with_ranks(make_index(parked_blocks_max=0)), chain(2)
-    index.store(0, path[0], path[1:], HOST, 0)
-    index.clear(0, GPU)
-    assert index.expire(0) == {0}

@@ -19,7 +19,6 @@ from tests.contract.indexes import (
     TTL_S,
     U64_MAX,
     MakeIndex,
-    both,
     chain,
     forest,
     held,
@@ -103,43 +102,6 @@ def test_a_restored_index_lives_on(index: PrefixIndex, make_reader: MakeIndex) -
     assert reader.self_check() == []
 
 
-def test_an_empty_index_is_restored_as_empty(index: PrefixIndex, make_index: MakeIndex) -> None:
-    snapshot = make_index().snapshot()
-    fill(index)
-    index.restore(snapshot, 0)
-    assert (index.statistics().ranks, index.statistics().nodes, index.statistics().parked_blocks) == (0, 0, 0)
-    assert set(index.structure().values()) == {0}
-
-
-def test_counters_are_not_restored(index: PrefixIndex) -> None:
-    empty = index.snapshot()
-    index.store(0, None, [1, 1], GPU, 0)
-    index.store(0, 5, [6], GPU, 0)
-    index.remove(0, [9], GPU)
-    before = index.statistics()
-    index.restore(empty, 0)
-    after = index.statistics()
-    for name in ("duplicate_blocks_total", "unknown_removals_total", "parked_blocks_total", "parent_conflicts_total"):
-        assert getattr(after, name) == getattr(before, name) == 1
-
-
-def test_what_was_lost_before_a_restore_is_forgotten(make_index: MakeIndex) -> None:
-    index = with_ranks(make_index(parked_blocks_max=0))
-    index.store(0, 5, [6], GPU, 0)
-    index.restore(index.snapshot(), 0)
-    assert index.expire(1e9) == set()
-
-
-def test_a_snapshot_comes_in_any_buffer(index: PrefixIndex) -> None:
-    index.store(0, None, chain(3), GPU, 0)
-    snapshot = index.snapshot()
-    assert isinstance(snapshot, bytes)
-    for form in (bytes, bytearray, memoryview):
-        index.clear(0)
-        index.restore(form(snapshot), 0)
-        assert index.overlaps(chain(3)) == {0: both(3)}
-
-
 # ------------------------------------------------------------------------------------------------- damage
 
 
@@ -175,13 +137,6 @@ def test_a_flipped_bit_is_refused_wherever_it_is(full: PrefixIndex) -> None:
     data = full.snapshot()
     for at in range(len(data)):
         refuses(full, data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
-
-
-@pytest.mark.parametrize("tail", [b"\0", b"\xff" * 8])
-def test_bytes_left_over_are_refused(full: PrefixIndex, tail: bytes) -> None:
-    data = full.snapshot()
-    refuses(full, data + tail, 16)
-    refuses(full, seal(bytes(unseal(data)) + tail), len(data))
 
 
 @pytest.mark.parametrize(

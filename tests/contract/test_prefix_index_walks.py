@@ -15,10 +15,6 @@ def stretch(blocks: list[int], **rest: object) -> Stretch:
     return Stretch(sequence_hash=blocks[-1], blocks=len(blocks), **fields | rest)  # type: ignore[arg-type]
 
 
-def test_an_empty_index_shows_nothing(index: PrefixIndex) -> None:
-    assert (index.children(None), index.children(5), index.holders(5), index.prefixes(9)) == ([], [], {}, [])
-
-
 def test_children_are_ordered_for_any_holders(index: PrefixIndex) -> None:
     index.store(0, None, [50, 40], GPU, 0)
     for rank, block in ((1, 70), (0, U64_MAX), (2, 0), (2, 60)):
@@ -28,13 +24,6 @@ def test_children_are_ordered_for_any_holders(index: PrefixIndex) -> None:
     assert index.children(40) == index.children(999) == []
     index.remove(2, [60, 0], HOST)
     assert index.children(50) == [40, 70, U64_MAX]
-
-
-def test_a_block_without_a_known_parent_is_no_child(index: PrefixIndex) -> None:
-    load(index, 0, [HeldBlock(8, 7, 1), HeldBlock(3, None, 1)])
-    assert (index.children(None), index.children(7)) == ([3, 7], [8])
-    index.store(1, 3, [7], GPU, 0)
-    assert (index.children(None), index.children(3)) == ([3], [7])
 
 
 def test_holders_are_named_with_their_tiers(index: PrefixIndex) -> None:
@@ -116,11 +105,6 @@ def test_the_first_are_the_first_of_all(index: PrefixIndex, order_by: PrefixOrde
     assert sum(each.blocks * len(each.holders) for each in everything) == index.statistics().held_blocks
 
 
-def test_blocks_are_what_is_asked_for_unless_told_otherwise(index: PrefixIndex) -> None:
-    forest(index)
-    assert index.prefixes(3) == index.prefixes(3, "blocks")
-
-
 def test_a_stretch_bears_the_time_of_its_last_store(index: PrefixIndex) -> None:
     path = chain(6)
     index.store(0, None, path[:3], GPU, 10.0)
@@ -137,12 +121,3 @@ def test_an_older_time_told_later_does_not_make_a_stretch_older(index: PrefixInd
     index.store(0, 2, [3], GPU, 5.0)
     index.store(1, None, [1, 2, 3], GPU, 4.0)
     assert [each.last_stored_s for each in index.prefixes(9)] == [10.0]
-
-
-def test_walking_changes_nothing(index: PrefixIndex) -> None:
-    forest(index)
-    before = index.snapshot()
-    index.prefixes(99)
-    index.children(None)
-    index.holders(chain(1)[0])
-    assert index.snapshot() == before

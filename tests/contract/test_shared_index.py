@@ -5,7 +5,6 @@ process with threads must not fork.
 """
 
 import signal
-from array import array
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -287,25 +286,8 @@ def test_numbers_beyond_the_readers_are_refused() -> None:
             SharedRegion(readers, REGION_BYTES)
 
 
-def test_names_and_slots_are_bounded() -> None:
-    index = writing(SharedRegion(1, REGION_BYTES))
-    with pytest.raises(ValueError, match=r"names: 2097153 bytes, allowed 2097152"):
-        index.write_names(bytes((2 << 20) + 1))
-    with pytest.raises(ValueError, match=r"slot: 4096, allowed 0\.\.4095"):
-        index.write_status(4096, 0, 0, 0)
-
-
 @pytest.mark.parametrize("method", ["publish", "write_names"])
 def test_an_index_in_its_own_memory_has_no_readers(method: str) -> None:
     told: MethodType = getattr(NativeIndex(), method)
     with pytest.raises(ValueError, match="region: found none"):
         told(*([SHARED_NAMES] if method == "write_names" else []))
-
-
-def test_a_reader_with_too_few_columns_is_told_how_many() -> None:
-    region = SharedRegion(1, REGION_BYTES)
-    index = writing(region)
-    index.register(70)
-    index.publish()
-    out = array("i", bytes(16 * 64))
-    assert region.reader(0).match(b"", out)[2] == 71

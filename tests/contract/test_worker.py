@@ -1,22 +1,24 @@
 """What every whole worker does, whatever its kind: the same assertions for all, on a real event log.
 
-Role by role: `test_worker_roles.py`; with images: `test_worker_images.py`; behind a router: `test_worker_routed.py`;
-bugs that all of this must find: `test_worker_planted.py`.
+Role by role: `test_worker_roles.py`; with images: `test_worker_images.py`; behind a router: `test_worker_routed.py`.
 """
 
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import Heartbeat, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.text.loading import load_text
+from tests.contract import workers
 from tests.contract.worker_kinds import KINDS, kinds_with
 from tests.contract.worker_kinds_real import REAL, roles_there
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground
 from tests.system.integration.agent_http import CHAT, COMPLETIONS
+from worker_agent.events.consolidation import Consolidation
 
 __all__ = ["ground"]
 
@@ -183,3 +185,23 @@ async def test_when_its_engine_dies_streams_end_as_broken_and_the_fleet_hears_of
         assert not is_whole or b'"error"' in stream.data, stream.data[-200:]
         await comes(lambda: isinstance(worker.told[-1], WorkerLeft), "that it is gone")
         assert [type(event) for event in worker.told] == [WorkerRegistered, WorkerLeft], "it was never said to drain"
+
+
+# -------------------------------------------------------------------------------------------------- a planted bug
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.planted
+async def test_a_worker_whose_mirror_is_not_what_it_published_is_found(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = Consolidation.heartbeat
+
+    def other(self: Consolidation, *arguments: Any) -> Heartbeat:
+        beat = heartbeat(self, *arguments)
+        tiers = tuple(msgspec.structs.replace(each, digest=each.digest ^ 1) for each in beat.tiers)
+        return msgspec.structs.replace(beat, tiers=tiers)
+
+    monkeypatch.setattr(Consolidation, "heartbeat", other)
+    monkeypatch.setattr(workers, "WAIT_S", 3.0)
+    async with KINDS["simulated"].start(ground, "aggregated", "planted") as worker:
+        with pytest.raises(AssertionError, match="equal digests"):
+            await test_the_index_holds_what_the_mirror_holds_after_any_traffic(worker)

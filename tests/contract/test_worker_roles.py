@@ -126,14 +126,6 @@ async def test_a_decode_worker_serves_alone_where_it_is_told_to(ground: Ground, 
         await decode.until_indexed(prompt)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", [name for name in kinds_with("decode") if KINDS[name].requires_handoff])
-async def test_a_decode_worker_refuses_a_request_without_a_handoff(ground: Ground, kind: str) -> None:
-    async with KINDS[kind].start(ground, "decode", f"strict-{kind}") as decode:
-        refused = await decode.ask(COMPLETIONS, {"prompt": decode.fresh_prompt(), "max_tokens": TOKENS})
-    assert (refused.status, refused.body["error"]["param"]) == (400, "disaggregated_params")
-
-
 # ---------------------------------------------------------------------------------------------------------- encode
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", kinds_with("encode"))

@@ -11,7 +11,7 @@
 Ranks are those of aggregated workers, all others have one. Routers speak no handoffs of vLLM's: it has one role here.
 `serve` and `attach` run whole, as they are composed, as tasks of this process; engines' servers beside them. That is
 where the fake lets decode engines take what prefill engines hold; TensorRT-LLM's engines as processes of their own are
-in `tests/system/e2e/test_trtllm_workers.py`. Real ones: `worker_kinds_real.py`.
+in `tests/system/e2e/test_serve_trtllm.py`. Real ones: `worker_kinds_real.py`.
 """
 
 import asyncio

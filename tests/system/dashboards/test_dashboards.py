@@ -2,19 +2,16 @@
 
 import json
 import re
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import promql_parser
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from dashboards.__main__ import built
-from dashboards.boards import BOARDS
 from dashboards.command import dashboards
 from dashboards.files import RULES, write
 from dashboards.panels import WIDTH
@@ -100,12 +97,6 @@ def test_ids_and_ref_ids_are_set_and_unique(name: str) -> None:
         assert len(set(ref_ids)) == len(ref_ids), panel["title"]
 
 
-def test_titles_are_unique_and_so_are_addresses() -> None:
-    for name in BOARD_NAMES:
-        assert Counter(panel["title"] for panel in panels(name)).most_common(1)[0][1] == 1
-    assert len({board(name)["uid"] for name in BOARD_NAMES}) == len(BOARD_NAMES) == len(BOARDS)
-
-
 @pytest.mark.parametrize("name", BOARD_NAMES)
 def test_no_panel_lies_on_another_or_leaves_the_grid(name: str) -> None:
     taken: set[tuple[int, int]] = set()
@@ -129,22 +120,6 @@ def test_every_query_asks_the_data_source_that_the_reader_chose(name: str) -> No
     found = data_sources(board(name))
     assert len(found) > len(panels(name))
     assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in found)
-
-
-@pytest.mark.parametrize("name", BOARD_NAMES)
-def test_variables_take_several_values_and_all(name: str) -> None:
-    source, *others, router = board(name)["templating"]["list"]
-    assert (source["type"], source["query"]) == ("datasource", "prometheus")
-    assert (router["type"], router["name"], router["query"]) == ("textbox", "router", "http://127.0.0.1:8001")
-    assert [each["name"] for each in others] == ["model", "worker"]
-    assert all(each["multi"] and each["includeAll"] and each["allValue"] == ".*" for each in others)
-
-
-@pytest.mark.parametrize("name", BOARD_NAMES)
-def test_dashboards_lead_to_one_another_with_time_and_variables(name: str) -> None:
-    (link,) = board(name)["links"]
-    assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
-    assert all(set(link["tags"]) <= set(board(other)["tags"]) for other in BOARD_NAMES)
 
 
 def data_links(name: str) -> list[tuple[str, str]]:
@@ -251,21 +226,7 @@ def test_histograms_over_time_are_heatmaps_of_buckets() -> None:
         assert all(str(each.name).endswith("_bucket") for each in selectors(target["expr"]))
 
 
-def test_provisioning_is_yaml_of_the_kind_that_grafana_reads() -> None:
-    folder = ROOT / "dashboards" / "provisioning"
-    provider = yaml.safe_load((folder / "dashboards" / "kv-router.yaml").read_text())
-    source = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())
-    assert (provider["apiVersion"], [each["type"] for each in provider["providers"]]) == (1, ["file"])
-    assert (source["apiVersion"], [each["type"] for each in source["datasources"]]) == (1, ["prometheus", "tempo"])
-
-
 @pytest.mark.parametrize("planted", ["rate(kvrouter_requests_total)", "sum by (le (up)", "kvrouter_x{a=}"])
 def test_what_is_no_promql_is_found(planted: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         list(selectors(planted))
-
-
-def test_selectors_within_functions_and_offsets_are_found() -> None:
-    expr = "sum by (a) (rate(x[$__rate_interval])) / (y offset 1m > 0) or vector(0)"
-    assert [each.name for each in selectors(expr)] == ["x", "y"]
-    assert isinstance(promql_parser.parse("x"), promql_parser.VectorSelector)

@@ -20,7 +20,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench.demo.monitoring import PROMETHEUS, ProgramMissing, program
 from bench.ports import free_ports
 from dashboards.alerts import GROUPS
 from dashboards.objectives import OBJECTIVES
@@ -226,11 +225,6 @@ def has_no_series(shown: Shown) -> bool:
     return any(str(each.name).removeprefix("kvrouter_") in WITHOUT_SERIES for each in selectors(shown.expr))
 
 
-def test_metrics_without_series_are_on_panels() -> None:
-    shown = {str(each.name).removeprefix("kvrouter_") for query in panel_queries() for each in selectors(query.expr)}
-    assert WITHOUT_SERIES.keys() <= shown
-
-
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("shown", panel_queries(), ids=str)
 async def test_every_query_of_every_panel_has_data(lived: Lived, shown: Shown) -> None:
@@ -361,12 +355,6 @@ async def test_a_planted_query_without_data_is_found(lived: Lived, planted: str,
         await lived.prometheus.range(planted, lived.began_s, lived.ended_s)
     with pytest.raises(NoData, match=complaint):
         await lived.prometheus.instant(planted, lived.ended_s)
-
-
-def test_a_missing_prometheus_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProgramMissing, match="Debian package `prometheus`"):
-        program(PROMETHEUS)
 
 
 def test_the_example_of_what_to_scrape_is_one_that_prometheus_reads() -> None:

@@ -2,13 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import promql_parser
 import pytest
-from click.testing import CliRunner
 
-from bench.demo.command import demo
 from dashboards.alerts import GROUPS
 from dashboards.objectives import FIRST_TOKEN_S, TOKEN_INTERVAL_S
 from dashboards.rules import RUNBOOKS, Alert, Record, alerts
@@ -86,15 +83,6 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 def test_objectives_of_time_are_bounds_of_their_histograms() -> None:
     assert FIRST_TOKEN_S in bounds("kvrouter_time_to_first_token_seconds")
     assert TOKEN_INTERVAL_S in bounds("kvrouter_inter_token_latency_seconds")
-
-
-def test_a_demo_that_cannot_be_watched_says_so_before_it_begins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = CliRunner().invoke(demo, ["--observe"])
-    assert result.exit_code == 1
-    assert "allowed: that of the Debian package `prometheus`" in result.output
 
 
 def test_a_metric_that_is_not_there_is_found() -> None:

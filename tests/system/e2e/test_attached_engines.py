@@ -5,7 +5,7 @@ The engines are doubles of vLLM's server; events are frames as vLLM publishes th
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import zmq.asyncio
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
 from tests.system.e2e.client import Answered, Client
-from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
+from tests.system.integration.engine_doubles import Rank, VllmDouble
 from tests.system.integration.event_path import PlayedSource, endpoint_of, zmq_context
 
 MODEL, BLOCK_SIZE = "llama", 16
@@ -66,16 +66,12 @@ class Cluster:
     async def complete(self, prompt: list[int], **more: Any) -> Answered:
         return await self.client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 4, **more})
 
-    async def until_routed(
-        self, prompt: list[int], worker: str, overlap_blocks: int, iterating: Sequence[TrtllmServeDouble] = ()
-    ) -> None:
-        """Return once the prompt would go to this worker, with so much of it found there; these engines work on."""
+    async def until_routed(self, prompt: list[int], worker: str, overlap_blocks: int) -> None:
+        """Return once the prompt would go to this worker, with so much of it found there."""
         routed: tuple[str, int] | None = None
         try:
             async with asyncio.timeout(WAIT_S):
                 while (routed := await self._routed(prompt)) != (worker, overlap_blocks):
-                    for engine in iterating:
-                        engine.iterate()
                     await SystemClock().sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
@@ -206,43 +202,3 @@ async def test_requests_go_where_attached_engines_hold_them_and_away_from_load()
         b.engine.is_healthy = False
         await cluster.until_routed(PROMPT, "va", 0)
         assert "Traceback" not in a.process.output + b.process.output
-
-
-@pytest.mark.asyncio
-async def test_the_rank_that_the_router_chose_is_the_one_that_the_engine_is_told() -> None:
-    async with running_cluster(va=2) as cluster:
-        at = cluster.attached["va"]
-        await at.store(CACHED, rank=1)
-        await cluster.until_routed(PROMPT, "va", 4)
-        answered = await cluster.complete(PROMPT)
-        assert (answered.status, answered.headers["x-dp-rank"], answered.overlap_blocks) == (200, "1", 4)
-        ((_, headers, body),) = at.engine.requests
-        assert headers["x-data-parallel-rank"] == "1"
-        assert "x-dp-rank" not in headers
-        assert msgspec.json.decode(body) == {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
-        at.engine.ranks = [Rank(), Rank(running=50)]
-        fresh = [99] * (3 * BLOCK_SIZE)
-        async with asyncio.timeout(WAIT_S):
-            while (await cluster.complete(fresh)).headers["x-dp-rank"] != "0":
-                await SystemClock().sleep(0.02)
-        assert at.engine.requests[-1][1]["x-data-parallel-rank"] == "0"
-
-
-@pytest.mark.asyncio
-async def test_an_engine_that_is_polled_is_routed_to_by_its_events_and_iterations() -> None:
-    first = TrtllmServeDouble(model=MODEL)
-    second = TrtllmServeDouble(model=MODEL)
-    prompt = [*[1] * first.block_size, *[2] * first.block_size, 5]
-    async with running_cluster() as cluster, first.serving(), second.serving():
-        arguments = ("--engine", "trtllm-serve", "--url")
-        async with (
-            speaking_for("ta", cluster.nats_url, *arguments, first.url),
-            speaking_for("tb", cluster.nats_url, *arguments, second.url),
-        ):
-            second.create(0)
-            second.store(1, [1, 2])
-            await cluster.until_routed(prompt, "tb", 2)
-            assert (await cluster.complete(prompt)).worker == "tb"
-            assert [path for path, _, _ in second.requests] == ["/v1/completions"]
-            second.ranks = [Rank(running=30)]
-            await cluster.until_routed([99] * 40, "ta", 0, (first, second))

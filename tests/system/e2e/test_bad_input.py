@@ -12,50 +12,21 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    ("path", "body", "status", "param", "words"),
+    ("path", "body", "status", "param"),
     [
-        (CHAT, b"{", 400, "body", "JSON"),
-        (CHAT, b"", 400, "body", "JSON"),
-        (CHAT, b"[1]", 400, "body", "object"),
-        (CHAT, b'\xff\xfe{"model"', 400, "body", "UTF-8"),
-        (CHAT, {"messages": HELLO}, 400, "model", "required"),
-        (CHAT, {"model": MODEL}, 400, "messages", "required"),
-        (CHAT, {"model": MODEL, "messages": []}, 400, "messages", "1 or more"),
-        (CHAT, {"model": 7, "messages": HELLO}, 400, "model", "found 7"),
-        (CHAT, {"model": "gpt-9", "messages": HELLO}, 404, "model", "allowed sim-8b"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 0}, 400, "max_tokens", "1..16777216"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": "9"}, 400, "max_tokens", 'found "9"'),
-        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 100_000}, 400, None, "max_seq_len"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "temprature": 1}, 400, "temprature", "parameters"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "temperature": 9}, 400, "temperature", "found 9"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "n": 0}, 400, "n", "found 0"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "min_p": 5}, 400, "min_p", "found 5, allowed a number, 0..1"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "tool_choice": "any"}, 400, "tool_choice", '"required"'),
-        (
-            CHAT,
-            {"model": MODEL, "messages": HELLO, "response_format": {"type": "xml"}},
-            400,
-            "response_format.type",
-            "json",
-        ),
-        (CHAT, {"model": MODEL, "messages": [{"role": "boss", "content": "x"}]}, 400, "messages[0].role", "boss"),
-        (CHAT, {"model": MODEL, "messages": [{"content": "x"}]}, 400, "messages[0].role", "allowed"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "kv_prompt_ids": "AAAA"}, 400, "kv_prompt_ids", "router"),
-        ("/v1/completions", {"model": MODEL, "prompt": [1, -1]}, 400, "prompt[1]", "found -1"),
-        ("/v1/completions", {"model": MODEL, "prompt": []}, 400, "prompt", "1 or more"),
-        ("/v1/completions", {"model": MODEL, "prompt": ""}, 400, "prompt", "1 or more"),
-        ("/v1/completions", {"model": MODEL, "prompt": {"a": 1}}, 400, "prompt", "found"),
-        ("/v1/nothing", {}, 404, None, "Not Found"),
+        (CHAT, b"{", 400, "body"),
+        (CHAT, {"model": MODEL, "messages": []}, 400, "messages"),
+        (CHAT, {"model": "gpt-9", "messages": HELLO}, 404, "model"),
+        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 100_000}, 400, None),
+        (CHAT, {"model": MODEL, "messages": HELLO, "kv_prompt_ids": "AAAA"}, 400, "kv_prompt_ids"),
+        ("/v1/completions", {"model": MODEL, "prompt": [1, -1]}, 400, "prompt[1]"),
+        ("/v1/nothing", {}, 404, None),
     ],
 )
-async def test_a_bad_request_is_named(
-    client: Client, path: str, body: Any, status: int, param: str | None, words: str
-) -> None:
+async def test_a_bad_request_is_named(client: Client, path: str, body: Any, status: int, param: str | None) -> None:
     answered = await client.post(path, body)
     error = answered.body["error"]
-    assert answered.status == status, error
-    assert error["param"] == param, error
-    assert words in error["message"]
+    assert (answered.status, error["param"]) == (status, param), error
     assert set(error) == {"message", "type", "param", "code"}
 
 

@@ -20,11 +20,8 @@ from bench.capture.capture import Capture, load_capture
 from bench.capture.check import CaptureFigures, check_capture
 from bench.capture.pipe import PipeDiffers
 from bench.capture.twin import Twin
-from indexer.index.reference import ReferenceIndex
-from kv_protocol.events import Tier
 from tests.support.forked import Ended, forked
 from tests.support.paths import RECORDINGS
-from worker_agent.events.outbox import Outbox
 
 GOLDEN = RECORDINGS / "capture_bs32.msgpack.gz"
 GOLDEN_FIGURES = {
@@ -250,11 +247,6 @@ def test_a_prompt_that_ends_within_a_block_is_counted_to_its_last_block(tmp_path
     assert (figures.exact, figures.under) == (2, 1)
 
 
-def test_a_capture_without_requests_is_read_through(tmp_path: Path) -> None:
-    frames = [(1.0, 0, [removed([4, 5])])]
-    assert figures_of(load_capture(written(tmp_path / "c", frames, []))) == CaptureFigures(unknown_removal=2)
-
-
 def test_a_hole_in_the_recording_is_a_loss_and_the_rest_is_read(tmp_path: Path) -> None:
     frames = [(1.0, 0, [stored([1], tokens(1, 4))]), (2.0, 0, []), (12.0, 0, [stored([2], tokens(5, 8))])]
     requests = [request(0, tokens(1, 5), 0), request(1, tokens(1, 5), 4), request(2, tokens(1, 5), 0)]
@@ -280,63 +272,12 @@ def test_a_publisher_a_rank_is_played_by_a_publisher_a_rank(tmp_path: Path) -> N
     assert figures_of(one) == CaptureFigures(requests=4, exact=1, explained=1, under=3)
 
 
-def test_people_get_a_table_that_says_what_figures_mean(tmp_path: Path) -> None:
-    path = written(tmp_path / "small", [(1.0, 0, [stored([1], tokens(1, 4))])], [request(0, tokens(1, 5), 4)], first=0)
-    done = run(str(path))
-    assert (done.code, done.err) == (0, "")
-    assert "small: predicted and reused" in done.out
-    shown = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.out.splitlines() if "│" in line]
-    assert [(name, value) for name, value, _ in shown] == [
-        ("block size", "4"),
-        ("frames", "1"),
-        ("rounds", "1"),
-        ("requests", "1"),
-        ("exact", "0"),
-        ("explained", "1"),
-        ("under", "1"),
-        ("over", "0"),
-        ("missing parent", "0"),
-        ("duplicate", "0"),
-        ("unknown removal", "0"),
-        ("refused", "0"),
-        ("unfit", "0"),
-        ("unknown name", "0"),
-    ]
-    assert all(meaning for name, _, meaning in shown if name != "requests")
-
-
 # ---------------------------------------------------------------- planted bugs
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.capture.pipe, "AGREE_S", 0.2)
-
-
-class IgnoresRemovals(ReferenceIndex):
-    """Keeps whatever it was told of."""
-
-    def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
-        del rank, hashes, tier
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.planted
-def test_an_index_that_ignores_removals_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.embedded.make_index", lambda _: ("python", IgnoresRemovals()))
-    with pytest.raises(PipeDiffers, match="lacks 0 blocks and has"):
-        figures_of(load_capture(GOLDEN))
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.planted
-def test_a_stream_that_loses_an_event_without_a_gap_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    add, added = Outbox.add, iter(range(1_000_000))
-    monkeypatch.setattr(
-        Outbox, "add", lambda self, event, **rest: add(self, event, **rest) if next(added) != 100 else None
-    )
-    with pytest.raises(PipeDiffers):
-        figures_of(load_capture(GOLDEN))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -346,17 +287,3 @@ def test_a_twin_that_skips_frames_is_found_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Twin, "steps", lambda self, frame: steps(self, frame) if frame.sequence != 50 else iter(()))
     with pytest.raises(PipeDiffers, match=r"has [1-9]"):
         figures_of(load_capture(GOLDEN))
-
-
-def test_frames_without_removals_give_other_figures(tmp_path: Path) -> None:
-    capture = msgspec.msgpack.decode(gzip.decompress(GOLDEN.read_bytes()))
-    for _, frame in capture["frames"]:
-        time_s, events, dp_rank = msgspec.msgpack.decode(frame[2])
-        frame[2] = msgspec.msgpack.encode(
-            [time_s, [event for event in events if event["type"] == "BlockStored"], dp_rank]
-        )
-    path = tmp_path / "deaf"
-    path.write_bytes(msgspec.msgpack.encode(capture))
-    figures = figures_of(load_capture(path))
-    assert (figures.exact, figures.over) == (445, 39)
-    assert figures.duplicate > 0

@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.forked import Ended, forked
 
@@ -30,26 +29,6 @@ def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tm
     file = tmp_path / "config.yaml"
     file.write_text(first.out)
     assert run(*command, "--config", str(file), "--print-config").out == first.out
-
-
-def test_the_router_has_every_section() -> None:
-    sections = yaml.safe_load(run("router", "--print-config").out)
-    expected = (
-        "workers workers_from nats data picker control index policy ledger queue failures handover tokens"
-        " disaggregation journal live state planner shadow report telemetry tracing"
-    )
-    assert list(sections) == expected.split()
-
-
-def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("policy: {temperature: 0.1, seed: 1, history_weight: 0.1}\n")
-    shown = run(
-        "router", "--config", str(file), "--set", "policy.temperature=0.3", "--print-config",
-        KVROUTER_POLICY__TEMPERATURE="0.2", KVROUTER_POLICY__SEED="2",
-    )  # fmt: skip
-    policy = yaml.safe_load(shown.out)["policy"]
-    assert (policy["temperature"], policy["seed"], policy["history_weight"]) == (0.3, 2, 0.1)
 
 
 def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path: Path) -> None:
@@ -112,31 +91,6 @@ def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
     assert "Traceback" not in refused.err
 
 
-def test_an_unknown_text_is_named() -> None:
-    refused = run(
-        "router", "--text", "meta-llama/Llama-3", "--set", "nats.port=0", "--port", "0", "--control-port", "0"
-    )
-    assert refused.code == 1
-    assert "meta-llama/Llama-3" in refused.err
-    assert "Traceback" not in refused.err
-
-
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        (("attach",), "engine.model: found '', allowed the model's name"),
-        (("attach", "--model", "m", "--url", "engine:8000"), "engine.base_url: found 'engine:8000'"),
-        (("attach", "--kv-events", "tcp://10.1.2.3:5557"), "publish_endpoint: found 'tcp://10.1.2.3:5557'"),
-        (("consolidate",), "workers: found none, allowed at least one"),
-    ],
-)
-def test_what_a_foreign_engine_may_not_be_is_named(command: tuple[str, ...], problem: str) -> None:
-    refused = run("worker_agent", *command)
-    assert refused.code == 1
-    assert problem in refused.err
-    assert "Traceback" not in refused.err
-
-
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
@@ -152,14 +106,3 @@ def test_what_the_indexer_s_commands_cannot_do_is_named_and_ends_with_2(command:
     assert refused.code == 2
     assert problem in refused.err
     assert "Traceback" not in refused.err
-
-
-def test_an_explained_configuration_loads_again(tmp_path: Path) -> None:
-    shown = run("router", "--print-config", "--explain").out
-    file = tmp_path / "config.yaml"
-    file.write_text(shown)
-    assert (
-        "  # port of the embedded server on 127.0.0.1; 0: any free one; whole number, at least 0, at most 65535\n"
-        in shown
-    )
-    assert run("router", "--config", str(file), "--print-config").out == run("router", "--print-config").out

@@ -165,25 +165,6 @@ async def test_only_offered_endpoints_are_picked(
         assert "gateway: it does not offer this endpoint" in refused.body["error"]["message"]
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_what_no_worker_serves_is_answered_by_the_picker(
-    fleet: FleetProcesses, session: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    async with running(fleet, Gateway(), tmp_path) as url:
-        client = Client(session, url, fleet.control_url)
-        async with session.get(f"{url}/v1/models") as response:
-            assert [each["id"] for each in (await response.json())["data"]] == [MODEL]
-        unknown = await client.post("/v1/completions", {"model": "nothing", "prompt": "x"})
-        assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
-        invalid = await complete(client, PROMPT, temperature="warm")
-        assert (invalid.status, invalid.body["error"]["param"]) == (400, "temperature")
-        async with session.get(f"{url}/nowhere") as response:
-            assert response.status == 404
-    async with running(fleet, Gateway("STREAMED", "NONE"), tmp_path) as url:
-        refused = await complete(Client(session, url, fleet.control_url), PROMPT)
-        assert (refused.status, refused.body["error"]["code"]) == (500, "gateway_body_mode")
-
-
 @pytest.mark.asyncio
 async def test_dead_workers_fail_their_requests_unless_the_gateway_goes_down_the_list(tmp_path: Path) -> None:
     settings = (*PICKER, "picker.fallbacks=2")

@@ -18,14 +18,6 @@ async def explained(*arguments: str) -> Ended:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_before_any_request_there_is_nothing_to_explain(fleet: FleetProcesses) -> None:
-    last = await explained("--last", "--router", fleet.control_url)
-    assert (last.code, last.err) == (2, f"router: {fleet.control_url} has taken no decision yet\n")
-    empty = await explained("--last", "--journal", "--nats-url", fleet.nats_url)
-    assert (empty.code, empty.err) == (2, "router: the journals have no decision to explain: 0 decisions\n")
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetProcesses, client: Client) -> None:
     target = {"router": {"ttft_target": 1}}  # ms: every answer is late
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "nvext": target}

@@ -74,21 +74,6 @@ async def test_verify_says_equal_and_ends_with_0(broker: Broker, log: EventLog) 
 
 
 @pytest.mark.asyncio
-async def test_verify_shows_the_differences_and_ends_with_1(broker: Broker, log: EventLog) -> None:
-    async with live(broker, log) as there:
-        there.scripted.blocks = {1: None, 2: 1, 8: 2, 9: 8}
-        words, told = await asyncio.gather(there.verified("--examples", "1"), there.verified("--json"))
-    assert (words.code, told.code) == (1, 1), words.err + told.err
-    assert words.out.splitlines() == [
-        "w0/0  differs  index at 1 of 00000007, mirror at 1, blocks: 3 gpu; 2 missing, 1 surplus",
-        "    missing  8 behind 2; index: not held; mirror: gpu",
-        "    surplus  3 behind 2; index: gpu; mirror: not held",
-        "1 ranks: 1 differs",
-    ]
-    assert (told.json["equal"], told.json["ranks"][0]["counts"]) == (False, {"missing": 2, "surplus": 1})
-
-
-@pytest.mark.asyncio
 async def test_verify_without_an_answer_ends_with_2_and_names_the_silent_party(broker: Broker, log: EventLog) -> None:
     async with live(broker, log, token="secret") as there:
         outcomes = await asyncio.gather(
@@ -292,15 +277,3 @@ async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log:
     assert b" 1 w0/0 " in await following.stdout.readline()
     following.send_signal(signal.SIGTERM)
     assert (await ended(following)).code == 0
-
-
-@pytest.mark.asyncio
-async def test_tail_refuses_what_is_not_there(broker: Broker, log: EventLog) -> None:
-    await ScriptedRank(log).store(1)
-    common = ("tail", "--nats-url", broker.url)
-    late, unreached = await asyncio.gather(
-        indexer(*common, "--from-seq", "2"), indexer("tail", "--nats-url", UNREACHABLE_URL)
-    )
-    assert (late.code, unreached.code) == (2, 2)
-    assert "from-seq: found 2, allowed 1..1: the oldest that is kept is message 1, of 2" in late.err
-    assert UNREACHABLE_URL in unreached.err

@@ -11,7 +11,6 @@ import pytest
 
 from bench.processes import FleetProcesses
 from tests.system.e2e.client import Client
-from tests.system.e2e.conftest import BLOCK_SIZE
 from tests.system.e2e.typed import typed
 
 PROMPT_TOKENS = 200
@@ -49,44 +48,6 @@ async def test_a_router_s_index_is_every_mirror_s_while_requests_are_served(
         [("w0", "equal"), ("w1", "equal")]
     ] * 2, told
     assert all(each["blocks"]["gpu"] > 0 for each in told[1]["ranks"])
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_past_of_a_fleet_is_what_its_live_index_was(fleet: FleetProcesses, client: Client) -> None:
-    await client.complete(list(range(PROMPT_TOKENS)))
-    for worker_id in fleet.workers:
-        await client.until_index_has(worker_id)
-    live, past = await asyncio.gather(
-        typed("-m", "indexer", "dump", "--index-url", fleet.control_url),
-        typed("-m", "indexer", "at", "--nats-url", fleet.nats_url, "--time", "0", "--json"),
-    )
-    places = [line for line in live.lines if "epoch" in line]
-    then = past.json
-    keys = ("worker_id", "dp_rank", "epoch", "seq", "blocks")
-    assert [{key: rank[key] for key in keys} for rank in then["ranks"]] == [
-        {key: place[key] for key in keys} for place in places
-    ]
-    assert [rank["notes"] for rank in then["ranks"]] == [[], []]
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_prefix_tree_shows_a_shared_prefix_its_forks_and_who_holds_them(
-    fleet: FleetProcesses, client: Client
-) -> None:
-    shared = [7] * 10 * BLOCK_SIZE
-    asked = [await client.complete([*shared, *([first] * 6 * BLOCK_SIZE), 1], max_tokens=1) for first in (100, 200)]
-    for worker_id in fleet.workers:
-        await client.until_index_has(worker_id)
-    client_heat = await client.control("/v1/prefix-tree?order_by=heat&limit=200")
-    [trunk] = [each for each in client_heat["nodes"] if each["children"] == 2 and each["blocks"] == 10]
-    assert (trunk["subtree_blocks"], trunk["depth_blocks"]) == (22, 10)
-    assert 0 < trunk["heat"] <= 2
-    assert {each["worker_id"] for each in trunk["ranks"]} == {answered.worker for answered in asked}
-    forks = await client.control(f"/v1/prefix-tree?behind={trunk['last']}")
-    assert [(each["blocks"], each["children"], each["holders"]) for each in forks["nodes"]] == [(6, 0, 1)] * 2
-    assert forks["path"] == [{"last": trunk["last"], "blocks": 10}]
-    assert sum(each["subtree_blocks"] for each in client_heat["nodes"]) <= client_heat["outline"]["blocks"]
-    assert (await client.control("/v1/prefix-tree?behind=1"))["error"]["param"] == "behind"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from bench.ports import free_ports
@@ -25,8 +24,8 @@ QUIET = ("telemetry.log_level=error", "index.memory_bytes_max=268435456")
 class Past:
     """A router, and a rank that does on its log what a test says."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, told: ScriptedRank, pid: int) -> None:
-        self._url, self._session, self.told, self.pid = url, session, told, pid
+    def __init__(self, url: str, session: aiohttp.ClientSession, told: ScriptedRank) -> None:
+        self._url, self._session, self.told = url, session, told
 
     async def call(self, path: str, status: int = 200, body: Any = None) -> Any:
         """Return the JSON of a GET, or with a body of a POST."""
@@ -55,11 +54,6 @@ class Past:
                 status = await self.call(f"/v1/moments/{status['id']}")
         return status
 
-    def restorers(self) -> int:
-        """Return how many processes restore or serve a moment."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        return sum("--serve" in child.cmdline() for child in children)
-
 
 @asynccontextmanager
 async def past(broker: Broker, processes: int) -> AsyncIterator[Past]:
@@ -68,11 +62,11 @@ async def past(broker: Broker, processes: int) -> AsyncIterator[Past]:
     async with connected(broker.url) as log, Children() as children:
         ports = ("--port", str(data), "--control-port", str(control), "--processes", str(processes))
         router = ("router", *ports, "--nats-url", broker.url)
-        child = await children.start_ours("router", *router, ready="control plane", settings=QUIET)
+        await children.start_ours("router", *router, ready="control plane", settings=QUIET)
         told = ScriptedRank(log)
         await told.start()
         async with aiohttp.ClientSession() as session:
-            yield Past(f"http://127.0.0.1:{control}", session, told, child.pid)
+            yield Past(f"http://127.0.0.1:{control}", session, told)
 
 
 async def test_the_tree_of_a_past_moment_has_what_was_removed_since(broker: Broker) -> None:
@@ -96,26 +90,3 @@ async def test_the_tree_of_a_past_moment_has_what_was_removed_since(broker: Brok
         assert earlier["message"].startswith("time: found ")
         refused = await shown.call(f"/v1/prefix-tree?moment={earlier['id']}", 409)
         assert (refused["error"]["code"], refused["error"]["message"]) == ("moment_not_ready", earlier["message"])
-
-
-async def test_two_moments_are_kept_and_the_least_recently_used_one_is_dropped(broker: Broker) -> None:
-    clock = SystemClock()
-    async with past(broker, 1) as shown:
-        times = []
-        for first in (10, 20, 30):
-            await shown.told.store(first)
-            times.append(clock.wall_ns() / 1e9)
-        first, second = [await shown.moment(at_s) for at_s in times[:2]]
-        assert await shown.roots(first["id"]) == {"10"}
-        assert (await shown.moment(times[0]))["id"] == first["id"]
-        third = await shown.moment(times[2])
-        kept = (await shown.call("/v1/moments"))["moments"]
-        assert [each["id"] for each in kept] == [first["id"], third["id"]]
-        assert await shown.roots(third["id"]) == {"10", "20", "30"}
-        gone = await shown.call(f"/v1/prefix-tree?moment={second['id']}", 404)
-        assert gone["error"]["code"] == "moment_unknown"
-        async with asyncio.timeout(WAIT_S):
-            while shown.restorers() > 2:
-                await clock.sleep(0.1)
-        for bad in (-1, 1e12, "yesterday"):
-            assert (await shown.call("/v1/moments", 400, {"at_s": bad}))["error"]["param"] == "at_s"

@@ -188,22 +188,6 @@ async def test_routers_may_run_in_the_same_process(tmp_path: Path) -> None:
                 await worker.end()
 
 
-def test_a_configuration_that_may_not_be_ends_it_with_every_problem(tmp_path: Path) -> None:
-    file = tmp_path / "pools.json"
-    file.write_text(json.dumps(CONFIG | {"num_agg_pools": 0, "enable_priority_retry": 1}))
-    ended = run("router", "pools", "--config", str(file), "--model-name", "m")
-    assert ended.code == 2
-    assert "num_agg_pools: found 0, allowed a whole number, 1..256" in ended.err
-    assert "enable_priority_retry: found 1, allowed true or false" in ended.err
-
-
-def test_a_pool_without_an_address_is_told_before_anything_is_bound() -> None:
-    file = ROOT / "configs" / "pools" / "local-agg.json"
-    ended = run("router", "pools", "--config", str(file), "--model-name", "m", "--pool", "fast=http://127.0.0.1:1")
-    assert ended.code == 2
-    assert "pools.namespaces.slow: found none, allowed routers or config, or a flag --pool" in ended.err
-
-
 def test_flags_are_read_from_the_peers_variables_and_old_names_are_warned_of() -> None:
     file = ROOT / "configs" / "pools" / "live-agg.json"
     ended = run(

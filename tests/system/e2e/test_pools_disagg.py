@@ -107,12 +107,6 @@ async def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
             yield Running(disagg, agg, whole, session)
 
 
-def text_of(events: bytes) -> str:
-    lines = [line[6:] for line in events.decode().split("\n") if line.startswith("data: {")]
-    deltas = (choice["delta"] for line in lines for choice in json.loads(line)["choices"])
-    return "".join(delta.get("content") or "" for delta in deltas)
-
-
 async def test_the_text_is_that_of_one_worker_and_nothing_is_prefilled_twice_though_a_pool_is_gone(
     running: Running,
 ) -> None:
@@ -129,14 +123,3 @@ async def test_the_text_is_that_of_one_worker_and_nothing_is_prefilled_twice_tho
         assert found["usage"]["completion_tokens"] == wanted["usage"]["completion_tokens"]
     after = [await running.attempts(*place) for place in places]
     assert [now - then for now, then in zip(after, before, strict=True)] == [len(PROMPTS), len(PROMPTS), 0]
-
-
-async def test_so_it_is_in_a_streamed_chat_and_where_one_token_is_all(running: Running) -> None:
-    for limit in (12, 1):
-        body = {"messages": [{"role": "user", "content": PROMPTS[3]}], "stream": True, "max_tokens": limit}
-        headers, events = await running.ask(running.disagg.url, "/v1/chat/completions", body)
-        _, expected = await running.ask(running.whole.data_url, "/v1/chat/completions", body)
-        assert headers["content-type"].startswith("text/event-stream")
-        assert text_of(events) == text_of(expected)
-        assert "x-pool" in headers
-        assert ("x-prefill-pool" in headers) == (limit > 1), "no decode pool fetches what is computed for one token"

@@ -64,30 +64,6 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     assert "hunter2" not in shown.out + shown.err
 
 
-def test_json_says_the_same_and_is_the_same_every_time(file: Path) -> None:
-    given = ["--extra-engine-args", str(file), "--override-engine-args", '{"enable_chunked_prefill": true}', "--json"]
-    first, second = run(*given), run(*given)
-    assert first.out == second.out
-    whole = json.loads(first.out)
-    assert whole["arguments"]["enable_chunked_prefill"] == {
-        "value": True,
-        "layer": "override",
-        "place": "--override-engine-args",
-    }
-    assert whole["arguments"]["env_overrides.HF_TOKEN"]["value"] == "**********"
-    assert [warning["path"] for warning in whole["warnings"]] == ["num_postprocess_workers"]
-    assert whole["replaced"] == []
-    assert "kv_cache_config.tokens_per_block" in whole["engine_defaults"]
-    assert "max_batch_size" not in whole["engine_defaults"]
-    assert (whole["role"], whole["world_size"], whole["attention_dp_size"]) == ("aggregated", 1, 1)
-
-
-def test_an_encode_worker_shows_what_the_encoder_takes() -> None:
-    shown = json.loads(run("--role", "encode", "--json").out)
-    assert list(shown["arguments"]) == ["model"]
-    assert shown["engine_defaults"] == ["max_batch_size", "tensor_parallel_size"]
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [
@@ -113,15 +89,6 @@ def test_what_may_not_be_ends_it_with_2_and_a_line_that_names_it(
     assert (refused.code, refused.out) == (2, "")
     assert words in refused.err
     assert "Traceback" not in refused.err
-
-
-def test_an_argument_of_a_newer_engine_passes_under_the_switch() -> None:
-    given = ["--trtllm.newer.argument", "5"]
-    assert run(*given).code == 2
-    passed = run(*given, "--allow-unknown-engine-args")
-    assert passed.code == 0
-    assert "newer.argument" in passed.out
-    assert "found a name that is not known here; passed on" in passed.out
 
 
 def test_no_engine_is_needed() -> None:

@@ -106,29 +106,3 @@ async def test_what_ranks_evict_is_charged_to_the_requests_that_came_before(
     text = (await reported("--evictions", "--nats-url", fleet.nats_url)).out
     assert f"evicted: {removed} blocks by the ranks" in text
     assert "EVICTED" in text
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_period_has_the_requests_that_ended_in_it(fleet: FleetProcesses, client: Client) -> None:
-    log = ("--nats-url", fleet.nats_url, "--json")
-    await client.complete(prompt(1))
-    whole = (await reported("--journal", *log)).json
-    later = (await reported("--since", whole["until"], *log)).json
-    earlier = (await reported("--until", whole["until"], *log)).json
-    assert later["since"] == earlier["until"] == whole["until"]
-    assert earlier["total"]["requests"] > 0
-    assert earlier["not_counted"]["not_repeated"] == later["not_counted"]["not_repeated"] == 0
-    none = await reported("--until", "2020-01-01", *log)
-    words = "router: the journals on the event log have no message from the oldest to 2020-01-01T00:00:00.000+00:00\n"
-    assert (none.code, none.out, none.err) == (2, "", words)
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_addresses_where_no_router_and_no_log_is_are_named(fleet: FleetProcesses) -> None:
-    for arguments, words in {
-        ("--router", fleet.data_url): f"at {fleet.data_url}, allowed the control plane of a running router",
-        ("--journal", "--nats-url", "nats://127.0.0.1:1"): "127.0.0.1:1",
-    }.items():
-        ended = await reported(*arguments)
-        assert (ended.code, ended.out) == (2, ""), arguments
-        assert words in ended.err, ended.err

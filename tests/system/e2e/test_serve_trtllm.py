@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -11,29 +10,24 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import zmq
 
-from bench.capture.payloads import encode_payload
-from kv_protocol import fleet, subjects
-from kv_protocol.events import Tier
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_runtime.config.loading import load_settings
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.text.loading import load_text
 from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running_agent
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.broker import WAIT_S, Broker, eventually
-from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
+from tests.system.integration.event_path import running_index
 from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
-from worker_agent.events.engine_events import EngineStored
 
 __all__ = ["trtllm"]
 
@@ -79,71 +73,12 @@ async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_worker_of_one_phase_is_registered_as_one(broker: Broker, log: EventLog, role: str) -> None:
-    arguments = ("--role", role, "--trtllm.cache_transceiver_config.backend", "NIXL")
-    async with fleet_events(log) as told, running_agent(WORKER, broker.url, *ENGINE, *arguments):
-        await eventually(lambda: told)
-    registered = told[0]
-    assert isinstance(registered, WorkerRegistered)
-    component = {"prefill": "prefill", "decode": "backend"}[role]
-    assert (registered.role, registered.endpoint) == (role, f"dynamo.{component}.generate")
-
-
-@pytest.mark.asyncio
-async def test_an_encoder_lives_without_events_and_ends_like_the_others(broker: Broker, log: EventLog) -> None:
-    beats: list[bytes] = []
-
-    async def on_beat(message: LogMessage) -> None:
-        beats.append(message.data)
-
-    await log.listen(f"kv.v1.heartbeat.{subjects.model_slug('sim-8b')}.{WORKER}.0", on_beat)
-    arguments = ("--engine", "trtllm", "--model", "none", "--served-name", "sim-8b", "--set", "engine.text=byte")
-    images = ("--set", "images.placeholder=^", "--set", "images.token_id=94")
-    async with (
-        fleet_events(log) as told,
-        running_agent(WORKER, broker.url, *arguments, *images, "--role", "encode") as agent,
-    ):
-        base_url = (await agent.line_with(f"worker {WORKER} on")).split()[3]
-        await eventually(lambda: told and len(beats) >= 2)
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{base_url}/v1/kv/position") as response:
-                (rank,) = (await response.json())["ranks"]
-            async with session.get(f"{base_url}/metrics") as response:
-                assert f'kvrouter_engine_dead{{worker="{WORKER}"}} 0.0' in (await response.text()).splitlines()
-    registered, beat = told[0], fleet.decode_heartbeat(beats[-1])
-    assert isinstance(registered, WorkerRegistered)
-    assert (registered.role, registered.event_source, registered.endpoint) == (
-        "encode",
-        "none",
-        "dynamo.encode.generate",
-    )
-    assert (rank["seq"], beat.last_seq, beat.stale) == (0, 0, "")
-    assert await agent.until_ended() == 0
-
-
-@pytest.mark.asyncio
 async def test_bad_engine_arguments_end_it_with_2_and_all_their_problems(broker: Broker) -> None:
     bad = ("--trtllm.max_num_tokens", "few", "--trtllm.max_batch_size", "many")
     async with running_agent(WORKER, broker.url, *ENGINE, *bad) as agent:
         assert await agent.until_ended() == 2
     assert "--trtllm.max_num_tokens" in agent.output
     assert "--trtllm.max_batch_size" in agent.output
-
-
-@pytest.mark.asyncio
-async def test_an_argument_that_the_engine_refuses_ends_it_with_1_and_its_place(broker: Broker) -> None:
-    async with running_agent(WORKER, broker.url, *ENGINE, "--trtllm.stream_interval", "0") as agent:
-        assert await agent.until_ended() == 1
-    assert "  --trtllm.stream_interval: stream_interval: Input should be greater than 0" in agent.output
-
-
-@pytest.mark.asyncio
-async def test_the_simulated_engine_takes_no_engine_arguments(broker: Broker) -> None:
-    async with running_agent(WORKER, broker.url, "--kv-block-size", "8", "--trtllm.max_seq_len", "9") as agent:
-        assert await agent.until_ended() == 2
-    for flag in ("--kv-block-size", "--trtllm.max_seq_len"):
-        assert f"{flag}: expected options of this command" in agent.output
 
 
 @pytest.mark.asyncio
@@ -168,54 +103,6 @@ async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("role", ["aggregated", "decode"])
-async def test_an_idle_engine_is_asked_for_a_token_now_and_then(broker: Broker, log: EventLog, role: str) -> None:
-    canary = ("--role", role, "--set", "worker.canary_wait_s=0.05", "--set", "worker.canary_timeout_s=5")
-    async with fleet_events(log) as told, running_agent(WORKER, broker.url, *ENGINE, *canary) as agent:
-        base_url = (await agent.line_with(f"worker {WORKER} on")).split()[3]
-        await eventually(lambda: told)
-        asked = 0.0
-        async with aiohttp.ClientSession() as session:
-            while asked < 3:
-                async with session.get(f"{base_url}/metrics") as response:
-                    lines = (await response.text()).splitlines()
-                head = f'kvrouter_engine_canaries_total{{outcome="ok",worker="{WORKER}"}} '
-                asked = max([asked, *(float(line.removeprefix(head)) for line in lines if line.startswith(head))])
-    await eventually(lambda: kinds(told) == [WorkerRegistered, WorkerDraining, WorkerLeft])
-
-
-@pytest.mark.asyncio
-async def test_an_engine_that_dies_idle_ends_the_process_and_the_fleet_hears_why(broker: Broker, log: EventLog) -> None:
-    canary = ("--set", "worker.canary_wait_s=0.02")
-    async with (
-        fleet_events(log) as told,
-        running_agent(WORKER, broker.url, *ENGINE, *canary, die_at_iteration=20) as agent,
-    ):
-        await agent.line_with("worker_registered")
-        assert await agent.until_ended() == 1
-    assert "worker-agent: the engine is dead: " in agent.output
-    assert kinds(told) == [WorkerRegistered, WorkerLeft], "which was never said to drain"
-    left = told[-1]
-    assert isinstance(left, WorkerLeft)
-    assert "the engine is dead: " in left.reason
-
-
-@pytest.mark.asyncio
-async def test_a_prefill_worker_s_end_is_bounded_by_its_transfers(broker: Broker, log: EventLog) -> None:
-    arguments = ("--role", "prefill", "--trtllm.cache_transceiver_config.backend", "NIXL")
-    bounds = ("--set", "trtllm.transfer_s=0.2", "--set", "trtllm.transfer_node=3")
-    async with fleet_events(log) as told, running_agent(WORKER, broker.url, *ENGINE, *arguments, *bounds) as agent:
-        base_url = (await agent.line_with(f"worker {WORKER} on")).split()[3]
-        body = {"model": "sim-8b", "prompt": list(range(40)), "max_tokens": 8}
-        async with aiohttp.ClientSession() as session, session.post(f"{base_url}/v1/completions", json=body) as answer:
-            assert answer.status == 200, await answer.text()
-        await agent.end(signal.SIGTERM)
-        assert await agent.until_ended() == 0
-    assert "transfers_not_over" in agent.output
-    assert kinds(told) == [WorkerRegistered, WorkerDraining, WorkerLeft]
-
-
-@pytest.mark.asyncio
 async def test_an_engine_that_streams_its_events_is_read_where_it_publishes(broker: Broker, tmp_path: Path) -> None:
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{tmp_path}/events"}
     arguments = {"kv_cache_config": {"use_kv_cache_manager_v2": True, "kv_events_config": config}}
@@ -236,31 +123,6 @@ async def test_an_engine_that_streams_its_events_is_read_where_it_publishes(brok
                 hashes = [sequence_hashes([each] * (3 * BLOCK_SIZE), BLOCK_SIZE) for each in range(1, asked + 1)]
                 found = max(index.overlap(each, [rank])[0].overlap_blocks[0] for each in hashes)
     assert found == 3
-
-
-@pytest.mark.asyncio
-async def test_a_kv_block_manager_tells_of_the_worker_s_host_tier_beside_the_engine(broker: Broker) -> None:
-    prompt, rank = tuple(range(4 * BLOCK_SIZE)), WorkerRank(WORKER, 0)
-    async with zmq_context() as context, running_index(broker.url) as index, asyncio.TaskGroup() as group:
-        publish, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        for socket in (publish, replay):
-            socket.bind("tcp://127.0.0.1:*")
-        kvbm = PlayedSource(publish, replay)
-        stored = EngineStored(
-            block_hashes=(1, 2, 3, 4),
-            parent_block_hash=None,
-            token_ids=prompt,
-            block_size=BLOCK_SIZE,
-            tier=Tier.HOST,
-        )
-        kvbm.ring[0] = encode_payload(1.0, [stored], 0)
-        answering = group.create_task(kvbm.serve())
-        at = f"endpoint: {endpoint_of(publish)}, replay_endpoint: {endpoint_of(replay)}"
-        async with running_agent(WORKER, broker.url, *ENGINE, "--set", f"events.sources=[{{source: kvbm, {at}}}]"):
-            hashes = sequence_hashes(prompt, BLOCK_SIZE)
-            await eventually(lambda: index.overlap(hashes, [rank])[0].overlap_blocks[1] == 4)
-            assert index.overlap(hashes, [rank])[0].overlap_blocks[0] == 0, "the engine itself holds none of it"
-        answering.cancel()
 
 
 # ------------------------------------------------------------------- in this process, where the fake can be told more

@@ -8,8 +8,6 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.processes import FleetProcesses
-from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import END_S, alive, started
 
 pytestmark = pytest.mark.slow
@@ -62,35 +60,3 @@ def test_a_sweep_that_is_killed_and_interrupted_goes_on_with_the_runs_that_are_l
         assert (each["figures"]["isl_tokens"], each["figures"]["osl_tokens"]) == (64, 4)
         assert '"index"' in each["versions"]["endpoint"]
     assert run_of(third[LAST[0]])["inputs"]["workers"] == 2
-
-
-def test_an_endpoint_that_runs_is_measured_at_a_rate_and_again_with_other_inputs(
-    fleet: FleetProcesses, tmp_path: Path
-) -> None:
-    sweep = ("router", "bench", "sweep", "--out", str(tmp_path), "--url", fleet.data_url, "--gpus", "2", "--rate", "50")
-    for requests in ("8", "9"):
-        with started(*sweep, *SMALL, "--requests", requests) as run:
-            assert run.ended() == 0, run.output
-    assert "url-isl64-osl4-share0.5-r50 is measured again: requests (found 8, wanted 9)" in run.output
-    found = run_of((tmp_path / "url-isl64-osl4-share0.5-r50.json").read_bytes())
-    assert (found["inputs"]["url"], found["inputs"]["workers"]) == (fleet.data_url, 2)
-    assert (found["figures"]["requests"], found["figures"]["failed"]) == (9, 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--model", "other"), f"is not ready after 0 s: model: found {MODEL}, allowed other"),
-        (("--isl", "5000"), "no request of the warm-up was answered: 2 x status 400"),
-        (("--isl", "5000", "--warmup", "0"), "no request of the run was answered: 8 x status 400"),
-    ],
-)
-def test_a_run_without_an_answer_ends_the_sweep_and_is_not_written(
-    fleet: FleetProcesses, tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
-    sweep = ("router", "bench", "sweep", "--out", str(tmp_path), "--url", fleet.data_url, "--wait", "0")
-    with started(*sweep, *SMALL, *arguments) as run:
-        assert run.ended() == 1
-        assert words in run.output
-        assert "Traceback" not in run.output
-    assert not list(tmp_path.iterdir())

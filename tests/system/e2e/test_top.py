@@ -129,11 +129,3 @@ async def test_once_prints_one_plain_screen(fleet: FleetProcesses) -> None:
     code, out = await once("--router", fleet.control_url)
     assert (code, "\x1b" in out) == (0, False)
     assert [line.split()[0] for line in out.splitlines() if line.startswith("w")] == ["w0", "w1"]
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_once_fails_where_no_router_answers() -> None:
-    (port,) = free_ports(1)
-    code, out = await once("--router", f"http://127.0.0.1:{port}")
-    assert code == 1
-    assert "NOT REACHED" in out

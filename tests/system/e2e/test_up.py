@@ -83,18 +83,6 @@ def test_a_fleet_does_not_outlive_the_command_that_was_killed() -> None:
         assert not alive(still_there)
 
 
-def test_without_its_router_a_fleet_ends() -> None:
-    with started("router", "up", "--workers", "1", *PORTS) as fleet:
-        ready(fleet)
-        children = fleet.children()
-        (router,) = [each for each in children if "-m router --mode" in " ".join(each.cmdline())]
-        router.kill()
-        assert fleet.ended() == 1
-        assert "router ended with -9: " in fleet.output
-        assert "router up: no router runs" in fleet.output
-        assert not alive(children)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

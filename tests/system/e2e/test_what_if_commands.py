@@ -73,19 +73,3 @@ async def test_tune_compares_candidates_and_shadows_and_changes_nothing(served: 
     assert "        shadow turns: " in found.out
     assert "Advice: " in found.out
     assert await client.control("/v1/policy") == before
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(
-    ("command", "options", "words"),
-    [
-        ("what-if", ("--sweep", "ttft_weight=-1"), "policy.ttft_weight: found -1"),
-        ("tune", ("--shadows", "http://127.0.0.1:1"), "allowed the control plane of a running router"),
-    ],
-)
-async def test_what_cannot_be_played_is_named(
-    served: FleetProcesses, command: str, options: tuple[str, ...], words: str
-) -> None:
-    found = await run(command, "--nats-url", served.nats_url, "--jobs", "1", *options)
-    assert (found.code, found.out) == (2, "")
-    assert words in found.err

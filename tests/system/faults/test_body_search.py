@@ -5,15 +5,13 @@ are `router bench bodies`'s.
 """
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from bench.bodies.command import fleet_shape, searched, targets_of
 from bench.bodies.probe import probe
-from bench.bodies.shapes import FILLERS, BodyShape, Search
+from bench.bodies.shapes import FILLERS, Search
 from bench.processes import FleetProcesses
-from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 
 SEED = 7
 SIZES = (4 << 10, 60 << 10, 250 << 10)
@@ -52,28 +50,3 @@ async def test_no_body_of_an_agent_costs_more_than_its_size_explains() -> None:
     small = max((score for shape, score in found.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
     (worst,) = found.worst(1)
     assert found.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
-
-
-@pytest.mark.asyncio
-async def test_the_search_runs_with_a_real_tokenizer_too(tmp_path: Path) -> None:
-    text = write_model(tmp_path, qwen_like(), QWEN_TEMPLATE)
-    async with FleetProcesses(fleet_shape(text, "hf")) as fleet:
-        router, agent = targets_of(fleet)
-        shape = BodyShape("content", "words", SIZES[0])
-        search = await asyncio.to_thread(searched, router, SEED, DRAWS, SIZES, by_cpu=True)
-        assert probe(router, shape.path, shape.body()).status == probe(agent, shape.path, shape.body()).status == 200
-    small = max((score for shape, score in search.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
-    (worst,) = search.worst(1)
-    assert search.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
-
-
-def test_equal_seeds_draw_equal_shapes() -> None:
-    def drawn() -> list[BodyShape]:
-        made, shapes = Search(SEED, SIZES), []
-        for shape in made.shapes(50):
-            made.scores[shape] = len(shape.body())
-            shapes.append(shape)
-        return shapes
-
-    assert drawn() == drawn()
-    assert len(set(drawn())) == 50

@@ -4,56 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from kv_runtime.clock import SystemClock
-from tests.system.faults.fleet import READY_S, Fleet, Shape, fleet_on_one_server
+from tests.system.faults.fleet import READY_S, fleet_on_one_server
 from tests.system.faults.nats_servers import Limits
 from tests.system.faults.recoveries import Recoveries
 from tests.system.faults.stream_reader import first_seq_of, holes, squeezed, stored_in
-from tests.system.faults.traffic import TrafficShape
 
-FULL_S = 10.0
 DISCARDED_S = 10.0
 ROOM_S = 10.0
 PUBLISHED_S = 10.0
 """The longest pause between two attempts, and what the server needs to find itself."""
 QUIET_S = 5.0
-FILL_S = 40.0
-"""For the traffic to fill most of the smallest stream that is allowed."""
 FEW_BYTES = 4096
 """A few messages; and less than the streams have after a second."""
-LOG_BYTES = 1 << 20
-MANY_BLOCKS = Shape(
-    worker_settings=("engine.block_size=1", "engine.total_kv_blocks=3000", "engine.max_seq_len=1500"),
-    nats_settings=(f"nats.events_max_bytes={LOG_BYTES}",),
-    requests=TrafficShape(system_blocks=20, question_blocks=(40, 60)),
-)
-"""A thousand blocks a request: events of some 16 kB."""
-
-
-@pytest.mark.asyncio
-async def test_a_stream_near_its_limit_is_purged_behind_a_snapshot_from_which_a_new_index_starts(
-    tmp_path: Path, recoveries: Recoveries
-) -> None:
-    async with fleet_on_one_server(tmp_path, MANY_BLOCKS) as (_, running):
-        async with running.traffic() as sent:
-            await until_purged(running)
-            await running.start_index("index-2")
-            recovered_s = await running.until_equal(FULL_S)
-        assert sent.failed == []
-        assert sum(await running.totals("snapshots_written_total", "router", "index")) >= 1
-        assert await first_seq_of(running.nats_urls) > 1
-        for nothing in ("snapshots_refused_total", "stream_gaps_total", "stream_resyncs_total"):
-            assert await running.totals(nothing, "index-2") == [0]
-        await running.until_equal(QUIET_S, moved=False)
-        recoveries.add("stream at its limit, a new index", recovered_s, FULL_S, sent)
-
-
-async def until_purged(running: Fleet) -> None:
-    for _ in range(round(FILL_S)):
-        if max(await running.totals("log_purged_seq", "router", "index")) >= 1:
-            return
-        await SystemClock().sleep(1.0)
-    raise AssertionError(f"the log was not purged within {FILL_S} s")
 
 
 @pytest.mark.asyncio

@@ -33,7 +33,6 @@ from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.recoveries import CHUNK_BLOCKS
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.events.source_poller import Source, SourcePoller
 
@@ -115,7 +114,6 @@ def consolidator_on(
     dp_ranks: tuple[int, ...] = (0,),
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
-    chunk_blocks: int = CHUNK_BLOCKS,
 ) -> Consolidator:
     epochs = iter(range(epoch, epoch + 100))
     origins = [each.origin for each in publishers]
@@ -126,7 +124,6 @@ def consolidator_on(
         lambda: next(epochs),
         origins=origins,
         outbox_bytes_max=outbox_bytes,
-        chunk_blocks=chunk_blocks,
     )
     readers = [
         EngineEventSubscriber(
@@ -166,7 +163,6 @@ def scripted_source(
     *,
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
-    chunk_blocks: int = CHUNK_BLOCKS,
 ) -> ScriptedSource:
     """Return an agent that polls the engine, of which nothing runs."""
     rules = TrtllmRules(engine.describe().block_size)
@@ -178,7 +174,6 @@ def scripted_source(
         count(epoch).__next__,
         origins=[Origin(ENGINE)],
         outbox_bytes_max=outbox_bytes,
-        chunk_blocks=chunk_blocks,
     )
     path = EventPath({ENGINE: source}, core, log, context, SystemClock(), model=MODEL, worker_id=WORKER, poll_s=0.01)
     return ScriptedSource(engine, rules, path)
@@ -247,11 +242,10 @@ async def everything(
     engine: ScriptedEngine,
     *,
     outbox_bytes: int = OUTBOX_BYTES,
-    chunk_blocks: int = CHUNK_BLOCKS,
 ) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
     """An agent that polls the engine, with all its parts."""
     async with zmq_context() as context:
-        source = scripted_source(log, context, engine, outbox_bytes=outbox_bytes, chunk_blocks=chunk_blocks)
+        source = scripted_source(log, context, engine, outbox_bytes=outbox_bytes)
         async with _running(Agent(log, source.path.consolidator), source.path.parts(0)) as agent:
             yield source, agent
 
@@ -277,12 +271,8 @@ class PlayedSource:
     publish: zmq.asyncio.Socket
     replay: zmq.asyncio.Socket
     ring: dict[int, bytes] = field(default_factory=dict)
-    noise: tuple[list[bytes], ...] = ()
     topic: tuple[bytes, ...] = (b"",)
     """The frame that answers have before the sequence, or none."""
-    replays_asked: list[int] = field(default_factory=list)
-    is_endless: bool = False
-    """Whether an answer goes on with its first message, again and again, instead of ending."""
 
     async def send(self, *frames: bytes) -> None:
         await self.publish.send_multipart(frames)
@@ -294,17 +284,11 @@ class PlayedSource:
         """Answer replays until cancelled."""
         while True:
             identity, _, start = await self.replay.recv_multipart()
-            self.replays_asked.append(int.from_bytes(start, "big"))
-            for frames in self.noise:
-                await self.replay.send_multipart([identity, *frames])
             for sequence in sorted(self.ring):
-                if sequence >= self.replays_asked[-1]:
+                if sequence >= int.from_bytes(start, "big"):
                     await self.replay.send_multipart(
                         [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
                     )
-            while self.is_endless:
-                await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(0), self.ring[0]])
-                await asyncio.sleep(0)
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
 
 

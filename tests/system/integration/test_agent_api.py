@@ -152,15 +152,6 @@ async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token
 
 
 @pytest.mark.asyncio
-async def test_a_stream_of_several_choices_has_no_token_comments() -> None:
-    body = {"prompt": "hello", "max_tokens": 3, "stream": True}
-    async with worker() as running:
-        one, two = [await running.ask(COMPLETIONS, body | {"n": n}, x_kv_continuable="1") for n in (1, 2)]
-    assert b": tokens " in one.data
-    assert b": tokens " not in two.data
-
-
-@pytest.mark.asyncio
 async def test_a_prompt_may_come_as_text_as_tokens_or_as_the_router_sends_it() -> None:
     tokens = list(b"a prompt of some length, so that blocks of it are kept")
     encoded = base64.b64encode(array("I", tokens).tobytes()).decode()
@@ -200,14 +191,6 @@ async def test_a_stop_string_ends_the_text_and_the_generation(streamed: bool) ->
 
 
 @pytest.mark.asyncio
-async def test_a_rank_that_is_named_serves() -> None:
-    prompt = {"prompt": list(range(40)), "max_tokens": 1}
-    async with worker() as running:
-        await running.ask(COMPLETIONS, prompt, x_dp_rank="1")
-        assert (len(running.engine.held_hashes(0)), len(running.engine.held_hashes(1))) == (0, 10)
-
-
-@pytest.mark.asyncio
 async def test_two_requests_with_the_same_id_are_two_requests() -> None:
     body = {"messages": HELLO, "max_tokens": 50}
     async with worker() as running:
@@ -220,47 +203,25 @@ async def test_two_requests_with_the_same_id_are_two_requests() -> None:
     assert one.body["choices"] == other.body["choices"] == again.body["choices"]
 
 
-@pytest.mark.asyncio
-async def test_many_requests_at_once_get_what_each_gets_alone() -> None:
-    bodies = [{"prompt": f"prompt {number % 5}", "max_tokens": 30, "stream": number % 2 == 0} for number in range(40)]
-    async with worker() as running:
-        answers = await asyncio.gather(*(running.ask(COMPLETIONS, body) for body in bodies))
-        texts = [a.shown if b["stream"] else a.body["choices"][0]["text"] for a, b in zip(answers, bodies, strict=True)]
-        assert running.api.requests_total == {"ok": 40, "refused": 0, "failed": 0, "cancelled": 0}
-    assert len(set(texts)) == 5
-    assert texts[:5] == texts[5:10]
-
-
 # ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("body", "status", "param", "words"),
+    ("body", "status", "param"),
     [
-        ({"prompt": "x", "kv_prompt_ids": "***"}, 400, "kv_prompt_ids", "base64"),
-        ({"prompt": "x", "kv_prompt_ids": "AAAA"}, 400, "kv_prompt_ids", "u32"),
-        ({"prompt": "x", "kv_prompt_ids": ""}, 400, "kv_prompt_ids", "u32"),
-        ({"prompt": "x", "kv_prompt_ids": "AAAAA"}, 400, "kv_prompt_ids", "base64"),
-        ({"prompt": "x", "kv_prompt_ids": "ÄÄÄÄ"}, 400, "kv_prompt_ids", "base64"),
-        ({"prompt": "x", "kv_prompt_ids": 7}, 400, "kv_prompt_ids", "str"),
-        ({"prompt": "x", "kv_prompt_ids": "AAAA" * 6000}, 400, "prompt", "at most 4095 tokens"),
-        ({"prompt": "x", "max_tokens": 4096}, 400, "max_tokens", "1..4095"),
-        ({"prompt": "x" * 5000}, 400, "prompt", "at most 4095 tokens"),
-        ({"prompt": "x", "guided_regex": "a"}, 400, "guided_regex", "guides no decoding"),
-        ({"prompt": "x", "model": "gpt-9"}, 404, "model", "allowed m"),
-        ({"prompt": "x", "unknown": 1}, 400, "unknown", "parameters"),
+        ({"prompt": "x", "kv_prompt_ids": "***"}, 400, "kv_prompt_ids"),
+        ({"prompt": "x" * 5000}, 400, "prompt"),
+        ({"prompt": "x", "guided_regex": "a"}, 400, "guided_regex"),
+        ({"prompt": "x", "model": "gpt-9"}, 404, "model"),
     ],
 )
-async def test_a_bad_request_is_named(
-    body: dict[str, Any], status: int, param: str, words: str, streamed: bool
-) -> None:
+async def test_a_bad_request_is_named(body: dict[str, Any], status: int, param: str, streamed: bool) -> None:
     async with worker() as running:
         answered = await running.ask(COMPLETIONS, {**body, "stream": streamed})
         error = answered.body["error"]
         assert (answered.status, error["param"], set(error)) == (status, param, {"message", "type", "param", "code"})
-        assert words in error["message"]
         assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
@@ -295,19 +256,8 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "words"),
     [
-        (CHAT, {"messages": [{}] * 70_000}, 413, "messages", "allowed at most 65536 (worker.values_max)"),
         (CHAT, {"messages": HELLO, "tools": [{"a": 0}] * 40_000}, 413, "tools", "(worker.values_max)"),
-        (
-            CHAT,
-            {"messages": HELLO, "response_format": {"a": "x" * 1_100_000}},
-            413,
-            "response_format",
-            "options_bytes_max",
-        ),
         (COMPLETIONS, {"prompt": "x" * 9_000_000}, 413, "prompt", "(worker.prompt_bytes_max)"),
-        (COMPLETIONS, {"prompt": "x" * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
-        (COMPLETIONS, {"prompt": [1] * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
-        (COMPLETIONS, {"prompt": "a", "guided_json": {"a": ["x" * 90_000]}}, 400, "guided_json", "found {"),
         (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", "found 1025 prompts, allowed at most 1024"),
     ],
 )
@@ -320,29 +270,6 @@ async def test_a_large_or_wrong_body_is_refused_by_name(
     assert (answered.status, error["param"]) == (status, param)
     assert words in error["message"]
     assert len(error["message"]) < 400
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("prompt", ["a", [97]])
-async def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
-    async with worker() as running:
-        alone, listed = [
-            await running.ask(COMPLETIONS, {"prompt": each, "max_tokens": 4}) for each in (prompt, [prompt])
-        ]
-    assert listed.status == 200
-    assert listed.body["choices"] == alone.body["choices"]
-
-
-@pytest.mark.asyncio
-async def test_several_choices_of_a_simulated_engine_are_told_apart() -> None:
-    asked = {"prompt": "hello", "n": 3, "max_tokens": 10, "logprobs": 2}
-    async with worker() as running:
-        whole, stream = await running.ask(COMPLETIONS, asked), await running.ask(COMPLETIONS, {**asked, "stream": True})
-        assert await running.used_blocks() == 0
-    said = [whole.said(choice) for choice in range(3)]
-    assert [stream.said(choice) for choice in range(3)] == said
-    assert (len({each["text"] for each in said}), whole.usage["completion_tokens"]) == (3, 30)
-    assert all("".join(each["logprobs"]["tokens"]) == each["text"] for each in said)
 
 
 @pytest.mark.asyncio
@@ -418,20 +345,6 @@ async def test_a_client_that_goes_away_ends_its_generation_and_frees_its_blocks(
 
 
 @pytest.mark.asyncio
-async def test_of_many_clients_that_go_away_at_any_moment_each_is_counted_once() -> None:
-    async with worker(speed=30.0) as running:
-        for number in range(40):
-            reader, writer = await running.open(COMPLETIONS, {"prompt": "x", "max_tokens": 40, "stream": True})
-            async with asyncio.timeout(WAIT_S):
-                await reader.readexactly(1 + number * 150)
-            await (abort if number % 2 else close)(writer)
-        await eventually(lambda: running.api.running == 0)
-        assert await running.used_blocks() == 0
-        await eventually(lambda: sum(running.api.requests_total.values()) == 41)
-        assert running.api.requests_total["failed"] == 0
-
-
-@pytest.mark.asyncio
 async def test_a_client_that_does_not_read_blocks_no_other_client() -> None:
     async with worker() as running:
         _, writer = await running.open(COMPLETIONS, {"prompt": "x", "max_tokens": ENDLESS_TOKENS, "stream": True})
@@ -469,15 +382,6 @@ async def test_an_engine_that_stops_before_the_first_byte_is_a_503(streamed: boo
         await running.engine.stop(0.0)
         answered = await asking
         assert (answered.status, answered.body["error"]["code"]) == (503, "engine_stopped")
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_an_engine_that_has_not_started_is_a_503(streamed: bool) -> None:
-    async with worker(drive=False) as running:
-        answered = await running.ask(COMPLETIONS, {"prompt": "x", "stream": streamed})
-        assert (answered.status, answered.body["error"]["code"]) == (503, "engine_stopped")
-        assert running.api.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}
 
 
 @pytest.mark.asyncio

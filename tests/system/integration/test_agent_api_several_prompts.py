@@ -54,12 +54,6 @@ async def test_each_prompt_has_its_choices_and_all_are_counted(streamed: bool) -
 
 
 @pytest.mark.asyncio
-async def test_texts_are_prompts_too() -> None:
-    answered = await ask(prompt=["\x01", "\x05\x02"])
-    assert [each["text"] for each in answered.body["choices"]] == ["aa", "bb"]
-
-
-@pytest.mark.asyncio
 async def test_what_is_of_one_prompt_only_is_refused() -> None:
     answered = await ask(prompt_logprobs=1)
     assert (answered.status, answered.body["error"]["param"]) == (400, "prompt_logprobs")

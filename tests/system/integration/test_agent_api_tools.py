@@ -79,15 +79,6 @@ async def test_golden_answers_are_read_streamed_and_whole(case: Case) -> None:
         assert agent.api.tool_calls_total["unclosed"] == 2 * case.is_open
 
 
-async def test_content_is_null_beside_calls_alone() -> None:
-    async with saying(CALL) as agent:
-        message = (await told(agent)).body["choices"][0]["message"]
-        (call,) = message.pop("tool_calls")
-        assert message == {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "why"}
-        assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
-        assert agent.api.tool_calls_total == {"complete": 1, "unclosed": 0}
-
-
 async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> None:
     async with saying(CALL) as agent:
         answered = await told(agent, max_tokens=len(CALL) - len("}}</tool_call>"), stream=True)
@@ -102,12 +93,6 @@ async def test_calls_are_text_where_none_are_wanted(options: dict[str, Any]) -> 
         answered = await told(agent, **options)
         assert read_whole(answered) == Read(CALL.removeprefix("<think>why</think>"), "why", [])
         assert answered.body["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-async def test_calls_are_read_for_every_other_choice(choice: object) -> None:
-    async with saying(CALL) as agent:
-        assert len(read_whole(await told(agent, tool_choice=choice)).tool_calls) == 1
 
 
 async def test_calls_that_may_not_be_parallel_are_one() -> None:
@@ -132,25 +117,12 @@ async def test_each_choice_has_a_parser_of_its_own() -> None:
         assert len(ids) == 2
 
 
-async def test_log_probabilities_are_those_of_all_tokens() -> None:
-    async with saying(CALL) as agent:
-        for stream in (False, True):
-            answered = await told(agent, logprobs=True, stream=stream)
-            content = answered.said()["logprobs"]["content"]
-            assert "".join(each["token"] for each in content) == f"{CALL}<|end|>"
-
-
 async def test_completions_and_agents_without_parsers_answer_text() -> None:
     async with saying(CALL) as agent:
         answered = await agent.ask(COMPLETIONS, {"prompt": "hello", "max_tokens": 2048})
         assert answered.said()["text"] == CALL
     async with saying(CALL, "", "") as agent:
         assert read_whole(await told(agent)) == Read(CALL, None, [])
-
-
-async def test_a_prefill_workers_one_token_is_not_parsed() -> None:
-    async with saying("why", "", "deepseek_r1", role="prefill") as agent:
-        assert read_whole(await told(agent)) == Read("w", None, [])
 
 
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:

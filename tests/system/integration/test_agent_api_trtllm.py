@@ -12,7 +12,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import Role
-from kv_runtime.text.byte_model import ByteText
 from tests.contract.engines import trtllm_engine
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
@@ -79,47 +78,6 @@ async def test_choices_with_log_probabilities_are_the_same_streamed_and_whole(
 
 
 @pytest.mark.asyncio
-async def test_a_chat_s_log_probabilities_spell_its_text(trtllm: Fake) -> None:
-    asked = {"messages": HELLO, "max_tokens": 9, "logprobs": True, "top_logprobs": 3}
-    async with agent(trtllm) as (running, _):
-        said = (await running.ask(CHAT, asked)).said()
-    content = said["logprobs"]["content"]
-    assert "".join(each["token"] for each in content) == said["text"]
-    assert bytes(byte for each in content for byte in each["bytes"]).decode() == said["text"]
-    assert [len(each["top_logprobs"]) for each in content] == [3] * 9
-    assert all(each["logprob"] <= 0 for each in content)
-
-
-@pytest.mark.asyncio
-async def test_a_completion_s_columns_say_where_each_token_stands(trtllm: Fake) -> None:
-    async with agent(trtllm) as (running, _):
-        said = (await running.ask(COMPLETIONS, {**ASKED, "logprobs": 0})).said()
-    columns = said["logprobs"]
-    assert "".join(columns["tokens"]) == said["text"]
-    assert columns["text_offset"] == list(range(12))
-    assert [list(each) for each in columns["top_logprobs"]] == [[token] for token in columns["tokens"]]
-    assert [each[token] for each, token in zip(columns["top_logprobs"], columns["tokens"], strict=True)] == columns[
-        "token_logprobs"
-    ]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_stop_string_takes_the_log_probabilities_of_its_tokens_with_it(trtllm: Fake, streamed: bool) -> None:
-    async with agent(trtllm) as (running, _):
-        text = (await running.ask(COMPLETIONS, {**ASKED, "max_tokens": 40})).said()["text"]
-        stop = text[20:23]
-        asked = {**ASKED, "max_tokens": 40, "stop": stop, "logprobs": 1, "stream": streamed}
-        answered = await running.ask(COMPLETIONS, {**asked, "stream_options": {"include_usage": True}})
-        await eventually(lambda: running.api.running == 0)
-    cut = text[: text.index(stop)]
-    said = answered.said()
-    assert (said["text"], said["finish_reason"]) == (cut, "stop")
-    assert "".join(said["logprobs"]["tokens"]) == cut
-    assert answered.usage["completion_tokens"] == len(cut) + len(stop)
-
-
-@pytest.mark.asyncio
 async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the_last(trtllm: Fake) -> None:
     asked = {**ASKED, "n": 2, "temperature": 0.7, "seed": 1}
     async with agent(trtllm) as (running, _):
@@ -132,63 +90,7 @@ async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the
             assert answered.usage["completion_tokens"] == one.index(stop) + 3 + 12
 
 
-@pytest.mark.asyncio
-async def test_the_prompt_s_log_probabilities_stand_in_whole_answers(trtllm: Fake) -> None:
-    async with agent(trtllm) as (running, _):
-        completion = await running.ask(COMPLETIONS, {**ASKED, "prompt_logprobs": 1})
-        chat = await running.ask(CHAT, {"messages": HELLO, "prompt_logprobs": 1, "max_tokens": 1})
-        stream = await running.ask(COMPLETIONS, {**ASKED, "prompt_logprobs": 1, "stream": True})
-    places = completion.body["choices"][0]["prompt_logprobs"]
-    assert [None if each is None else list(each) for each in places] == [None, *([str(each)] for each in b"ello")]
-    assert len(chat.body["prompt_logprobs"]) == chat.usage["prompt_tokens"]
-    assert (stream.status, stream.body["error"]["param"]) == (400, "prompt_logprobs")
-
-
-@pytest.mark.asyncio
-async def test_the_second_of_two_equal_prompts_says_what_it_reused(trtllm: Fake) -> None:
-    asked: dict[str, Any] = {"prompt": "a prompt of some length", "max_tokens": 4}
-    async with agent(trtllm) as (running, _):
-        await running.ask(COMPLETIONS, asked)
-        for answered in await both(running, COMPLETIONS, asked):
-            assert answered.usage["prompt_tokens_details"]["cached_tokens"] == len(asked["prompt"]) - 1
-
-
 # --------------------------------------------------------------------------------------------- wishes
-@pytest.mark.asyncio
-async def test_the_model_s_end_token_stops_and_has_no_text(trtllm: Fake) -> None:
-    trtllm.control.model = replace(trtllm.control.model, eos_after_tokens=5)
-    settings = TrtllmSettings(end_ids=tuple(ByteText.eos_ids), watch_s=0.01)
-    async with agent(trtllm, settings=settings) as (running, _):
-        for answered in await both(running, COMPLETIONS, {**ASKED, "logprobs": 0}):
-            said = answered.said()
-            assert (said["finish_reason"], len(said["text"]), answered.usage["completion_tokens"]) == ("stop", 5, 6)
-            assert said["logprobs"]["tokens"] == [*said["text"], "<|end|>"]
-
-
-@pytest.mark.asyncio
-async def test_a_client_s_own_stop_token_is_the_last_of_the_text(trtllm: Fake) -> None:
-    async with agent(trtllm) as (running, _):
-        text = (await running.ask(COMPLETIONS, ASKED)).said()["text"]
-        asked = {**ASKED, "ignore_eos": True, "stop_token_ids": [ord(text[3])]}
-        stopped = (await running.ask(COMPLETIONS, asked)).said()
-    assert (stopped["finish_reason"], stopped["text"]) == ("stop", text[: text.index(text[3]) + 1])
-
-
-@pytest.mark.asyncio
-async def test_what_the_engine_was_not_loaded_with_is_a_400_by_name(trtllm: Fake) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"response_format": {"type": "json_object"}}, "guided_decoding"),
-        ({"logits_processors": ["ban"]}, "logits_processors"),
-        ({"n": 2, "best_of": 3, "temperature": 0.5}, "best_of"),
-        ({"model": "law"}, "model"),
-        ({"echo": True}, "echo"),
-    ]
-    async with agent(trtllm) as (running, _):
-        for wish, field in cases:
-            for streamed in (False, True):
-                answered = await running.ask(COMPLETIONS, {**ASKED, **wish, "stream": streamed})
-                assert (answered.status, answered.body["error"]["param"]) == (404 if field == "model" else 400, field)
-        assert running.api.requests_total == {"ok": 0, "refused": 10, "failed": 0, "cancelled": 0}
 
 
 @pytest.mark.asyncio
@@ -213,33 +115,6 @@ async def test_guides_processors_and_adapters_that_it_was_loaded_with_serve(trtl
 
 
 # --------------------------------------------------------------------------------------------- roles
-@pytest.mark.asyncio
-async def test_a_prefill_worker_s_handoff_has_the_keys_of_the_engine_s_own_server_and_no_others(trtllm: Fake) -> None:
-    told = {"request_type": "context_only", "disagg_request_id": 77}
-    async with agent(trtllm, role="prefill") as (prefill, _):
-        params = (await prefill.ask(COMPLETIONS, {**ASKED, "logprobs": 1, "disaggregated_params": told})).said()[
-            "disaggregated_params"
-        ]
-    assert set(params) <= SERVER_KEYS
-    assert (params["request_type"], params["ctx_request_id"], params["disagg_request_id"]) == ("context_only", 77, 77)
-    assert [set(each) for place in params["first_gen_log_probs"] for each in place] == [{"token_id", "logprob", "rank"}]
-
-
-SERVER_KEYS = {
-    "request_type", "first_gen_tokens", "first_gen_log_probs", "first_gen_logits", "ctx_request_id",
-    "encoded_opaque_state", "draft_tokens", "disagg_request_id", "ctx_dp_rank", "ctx_info_endpoint", "schedule_style",
-    "ctx_usage",
-}  # fmt: skip
-"""Of `DisaggregatedParams`, which refuses others. Source: `tensorrt_llm/serve/openai_protocol.py`."""
-
-
-@pytest.mark.asyncio
-async def test_what_an_own_server_of_the_engine_says_is_taken_with_all_its_nulls(trtllm: Fake) -> None:
-    async with agent(trtllm, role="prefill") as (prefill, _), agent(trtllm, role="decode") as (decode, _):
-        params = (await prefill.ask(COMPLETIONS, ASKED)).said()["disaggregated_params"]
-        padded = dict.fromkeys(SERVER_KEYS) | {"return_prompt_token_ids_b64": False, "resolved_thinking": None} | params
-        answered = await decode.ask(COMPLETIONS, {**ASKED, "disaggregated_params": padded})
-    assert (answered.status, answered.usage["completion_tokens"]) == (200, 12)
 
 
 # --------------------------------------------------------------------------------------------- what goes wrong

@@ -14,7 +14,6 @@ import pytest
 import zmq
 import zmq.asyncio
 from aiohttp import web
-from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
@@ -37,7 +36,7 @@ from tests.system.integration.engine_doubles import (
 from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
-from worker_agent.engines.attached.attachment import FAILURES_MAX, PROBE_PERIOD_S
+from worker_agent.engines.attached.attachment import PROBE_PERIOD_S
 from worker_agent.engines.attached.client import EngineClient
 from worker_agent.engines.attached.health import HealthWatch
 from worker_agent.fleet.membership import Membership
@@ -279,77 +278,6 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
 
 
 @pytest.mark.asyncio
-async def test_an_engine_without_an_address_is_consolidated_and_not_registered(broker: Broker, log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        vllm(context) as engine,
-        fleet_events(log) as told,
-        running_index(broker.url) as index,
-    ):
-        engine.ring = {0: vllm_stored([7], [1, 2])}
-        async with running(
-            *("attach", "--worker-id", WORKER, "--model", MODEL, "--block-size", str(BLOCK_SIZE)),
-            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
-            *("--nats-url", broker.url),
-        ) as process:
-            rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2], BLOCK_SIZE)
-            await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 1)
-        assert told == []
-        assert "Traceback" not in process.output
-
-
-@pytest.mark.asyncio
-async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog) -> None:
-    health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
-    async with (
-        health.serving() as base_url,
-        fleet_events(log) as told,
-        EngineClient(base_url) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        registration = WorkerRegistered(
-            worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
-            hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
-        )  # fmt: skip
-        connections = [0]
-        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
-        watch = HealthWatch(
-            client,
-            Membership(registration, worker_id, clock, asyncio.Event()),
-            clock,
-            log_connections=lambda: connections[0],
-        )
-        health.status = 503
-        running_watch = group.create_task(watch.run(stop))
-
-        async def probe(times: int) -> None:
-            for _ in range(times):
-                await eventually(lambda: clock.sleepers)
-                await clock.advance(PROBE_PERIOD_S)
-            await eventually(lambda: clock.sleepers)
-
-        await probe(3)
-        assert (told, health.asked) == ([], 4)
-        health.status = 200
-        await probe(2)
-        await eventually(lambda: told == [registration])
-        health.status = 500
-        await probe(FAILURES_MAX - 1)
-        assert told == [registration]
-        await probe(1)
-        await eventually(lambda: len(told) == 2)
-        health.status = 200
-        await probe(2)
-        await eventually(lambda: len(told) == 3)
-        stop.set()
-        await running_watch
-        await watch.leave("stopped")
-        await eventually(lambda: len(told) == 5)
-        kinds = [WorkerRegistered, WorkerLeft, WorkerRegistered, WorkerDraining, WorkerLeft]
-        assert [type(event) for event in told] == kinds
-
-
-@pytest.mark.asyncio
 async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: EventLog) -> None:
     health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
     loras: list[tuple[str, ...]] = [()]
@@ -400,36 +328,6 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
         sleeps[0] = False
         await probe(1)
         await eventually(lambda: isinstance(told[-1], WorkerRegistered))
-        stop.set()
-        await running_watch
-
-
-@pytest.mark.asyncio
-async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_does(log: EventLog) -> None:
-    health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
-    async with health.serving() as base_url, EngineClient(base_url) as client, asyncio.TaskGroup() as group:
-        registration = WorkerRegistered(
-            worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
-            hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
-        )  # fmt: skip
-        connections = [0]
-        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
-        watch = HealthWatch(
-            client,
-            Membership(registration, worker_id, clock, asyncio.Event()),
-            clock,
-            log_connections=lambda: connections[0],
-        )
-        health.status = 404
-        with capture_logs() as lines:
-            running_watch = group.create_task(watch.run(stop))
-            for status in (404, 404, 200, *[503] * (FAILURES_MAX + 2), 200, 500, 200):
-                await eventually(lambda: clock.sleepers)
-                health.status = status
-                await clock.advance(PROBE_PERIOD_S)
-            await eventually(lambda: clock.sleepers)
-        told = [line["reason"] for line in lines if line["event"] == "engine_unreachable"]
-        assert told == ["status 404", "status 503"]
         stop.set()
         await running_watch
 

@@ -104,16 +104,6 @@ async def test_a_replay_brings_what_is_still_in_the_ring_and_then_the_end() -> N
 
 
 @pytest.mark.asyncio
-async def test_requests_of_another_shape_get_no_answer() -> None:
-    async with subscribed() as subscriber:
-        await subscriber.publisher.publish(frames([0]))
-        for wrong in ([b""], [b"", b"short"], [b"", bytes(8), b"more"]):
-            await subscriber.replay.send_multipart(wrong)
-        assert await subscriber.replayed(0) == [0]
-        assert subscriber.publisher.replays_total == 1
-
-
-@pytest.mark.asyncio
 async def test_each_fate_is_on_the_wire_what_it_is_called_and_replay_has_all() -> None:
     fates = Script(frame_1=Fate.DROPPED, frame_3=Fate.DUPLICATED, frame_4=Fate.REORDERED, frame_6=Fate.REORDERED)
     async with subscribed(fates) as subscriber:

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
 from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
-from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
@@ -131,15 +131,6 @@ async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_is_no_control_plane_says_what_was_found() -> None:
-    async with asked({"/ready": PAGES["/ready"], "/v1/policy": PAGES["/v1/policy"]}) as (asker, url):
-        looks = RouterProbe(asker, url, "")
-        await looks.first()
-        await looks.last()
-    assert looks.answer.problem == "status 404 at /v1/workers, allowed a router's control plane"
-
-
-@pytest.mark.asyncio
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:
     async with asked({"/never": never, "/elsewhere": elsewhere, "/health": says("ok")}, timeout_s=0.2) as (asker, url):
         silent, moved = await asker.get(f"{url}/never"), await asker.get(f"{url}/elsewhere", TOKEN)
@@ -149,19 +140,6 @@ async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> No
     assert "127.0.0.1:1" in refused.problem
     assert no_url.problem
     assert TOKEN not in no_url.problem
-
-
-@pytest.mark.asyncio
-async def test_a_date_tells_of_the_clock_of_its_host() -> None:
-    async with asked({"/health": says("ok")}) as (asker, url):
-        await asker.get(f"{url}/health")
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=_Here())) as session:
-            behind = HttpAsker(session, ManualClock(wall_ns=10**9), 5.0)
-            await behind.get(f"{url}/health")
-    (here,), (there,) = asker.clocks, behind.clocks
-    assert here.of == "far.test"
-    assert here.least_s <= 0 <= here.most_s
-    assert there.least_s > 1e9
 
 
 # ---------------------------------------------------------------- JetStream

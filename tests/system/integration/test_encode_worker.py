@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 from aiohttp import web
 
@@ -15,25 +14,23 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
-from tests.contract.engines import outputs, tokens_of
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
-    asked,
     chat,
     model,
     picture,
     words,
     worker,
 )
-from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
+from tests.system.integration.test_trtllm_engine import running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EncoderUnavailable, EngineRequest
+from worker_agent.engines.types import EncoderUnavailable
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EmbeddingTransferSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
@@ -127,41 +124,6 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("form", ["handles", "embeddings"])
-async def test_an_aggregated_worker_says_what_it_would_have_said_alone(model: Model, form: Form) -> None:
-    request = chat(words("two:"), picture(), picture(GIF), words("which?"))
-    async with encoding(model) as made, asking(made, form) as prompts, running(worker(model)) as aggregated:
-        told = await outputs(aggregated, asked((await prompts.prompts(request))[0]))
-        alone = await outputs(aggregated, asked((await model.prompts.prompts(request))[0], "b"))
-    assert tokens_of(told) == tokens_of(alone)
-    assert told[0].prompt == alone[0].prompt
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("form", ["handles", "embeddings"])
-async def test_encode_prefill_and_decode_workers_together_say_the_same(model: Model, form: Form) -> None:
-    request = chat(picture(), words("what?"))
-    async with (
-        encoding(model) as made,
-        asking(made, form) as prompts,
-        running(worker(model, "prefill", QUICK, TRANSFER)) as prefill,
-        running(worker(model, "decode", arguments=TRANSFER)) as decode,
-    ):
-        (first,) = await outputs(prefill, asked((await prompts.prompts(request))[0]))
-        computed = (
-            await prompts.prompts(
-                msgspec.structs.replace(request, prompt_token_ids=msgspec.Raw(msgspec.json.encode(first.prompt)))
-            )
-        )[0]
-        told = await outputs(
-            decode, EngineRequest(request_id="d", prompt=computed.tokens, max_tokens=4, handoff=first.handoff)
-        )
-        assert made.api.requests_total["ok"] == 1
-    async with running(worker(model)) as alone:
-        assert tokens_of(told) == tokens_of(await outputs(alone, asked((await model.prompts.prompts(request))[0])))
-
-
-@pytest.mark.asyncio
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
@@ -207,18 +169,6 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
 
 
 @pytest.mark.asyncio
-async def test_embeddings_without_room_are_refused_whole_and_nothing_waits(model: Model) -> None:
-    async with encoding(model, EmbeddingTransferSection(store_bytes_max=3 * TOKENS_PER_IMAGE * 16)) as made:
-        async with asking(made, "embeddings") as prompts:
-            with pytest.raises(EncoderUnavailable, match="503: embeddings: found") as caught:
-                (await prompts.prompts(chat(picture(), picture(GIF))))[0]
-            assert caught.value.retry_s == 1
-            assert made.transfer.statistics().entries == 0
-            assert len(((await prompts.prompts(chat(picture())))[0]).media) == 1
-        assert made.api.requests_total["refused"] == 1
-
-
-@pytest.mark.asyncio
 async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
         trtllm.control.hold()
@@ -247,24 +197,11 @@ async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields
 
 
 @pytest.mark.asyncio
-async def test_an_encoder_that_died_is_unavailable(trtllm: Fake, model: Model) -> None:
-    async with encoding(model) as made, asking(made) as prompts:
-        await made.engine.stop(0.0)
-        with pytest.raises(EncoderUnavailable, match="503"):
-            (await prompts.prompts(chat(picture())))[0]
-        assert made.api.requests_total["failed"] == 1
-        assert trtllm.control.executors == []
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
         b"{",
-        b"[]",
         b'{"model": "m", "form": "handles", "prompt": "<image>", "media": []}',
-        b'{"model": "m", "form": "other", "prompt": "<image>", "media": [{"field": "f", "url": "u"}]}',
-        b'{"model": "m", "form": "handles", "prompt": "<image>", "media": [{"field": "f", "url": ""}]}',
         b'{"model": "m", "form": "handles", "prompt": "<image>", "media": [{"field": "f", "url": "u"}], "more": 1}',
         b'{"model": "m", "form": "handles", "prompt": "no place", "media": [{"field": "f", "url": "/a"}]}',
     ],
@@ -307,29 +244,3 @@ async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any)
                 await client.encode("<image>", PARTS)
         finally:
             await client.close()
-
-
-@pytest.mark.asyncio
-async def test_an_answer_that_does_not_come_in_time_is_not_waited_for() -> None:
-    async with speaking(says(then_waits=True)) as speaker:
-        client = client_of(f"http://127.0.0.1:{speaker.port}", answer_s=0.05)
-        with pytest.raises(EncoderUnavailable, match=r"no answer within 0\.05 s"):
-            await client.encode("<image>", PARTS)
-        await client.close()
-        await speaker.gone.wait()
-
-
-@pytest.mark.asyncio
-async def test_embeddings_that_are_gone_are_the_worker_s_fault(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with encoding(model) as made:
-        offer = made.transfer.offer
-
-        async def lost(data: bytes) -> Any:
-            descriptor = await offer(data)
-            await made.transfer.release(descriptor)
-            return descriptor
-
-        monkeypatch.setattr(made.transfer, "offer", lost)
-        async with asking(made, "embeddings") as prompts:
-            with pytest.raises(EncoderUnavailable, match="embeddings: found"):
-                (await prompts.prompts(chat(picture())))[0]

@@ -37,14 +37,6 @@ async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fau
 
 
 @pytest.mark.asyncio
-async def test_a_question_may_have_a_time_of_its_own() -> None:
-    async with TrtllmServeDouble().serving() as engine, EngineClient(engine.url, answer_s=60) as client:
-        engine.faults["/metrics"] = Fault(hangs=True)
-        with pytest.raises(EngineUnanswered, match=r"no whole answer within 0\.1 s"):
-            await client.get("metrics", "/metrics", answer_s=0.1)
-
-
-@pytest.mark.asyncio
 async def test_an_engine_that_is_gone_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -115,16 +107,6 @@ async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
         version="1.2.0",
         api_endpoints=CHATS,
     )
-
-
-@pytest.mark.asyncio
-async def test_what_cannot_be_read_is_counted_and_not_said() -> None:
-    async with VllmDouble().serving() as engine:
-        engine.faults = {"/v1/models": Fault(body=b"<html>"), "/version": Fault(status=500)}
-        said, client = await surveyed("vllm", engine)
-    assert said == EngineFacts(block_size=16, total_kv_blocks=1000, api_endpoints=CHATS)
-    assert client.requests_total["models", "unreadable"] == 1
-    assert client.requests_total["info", "status"] == 1
 
 
 @pytest.mark.asyncio

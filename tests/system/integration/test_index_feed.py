@@ -15,14 +15,11 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
-from indexer.embedded import ensure_streams
 from indexer.follow.fold import RankView
-from indexer.index.prefix_index import RefusedEvent
 from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from indexer.service.feed import TICK_S
 from indexer.service.http import IndexApi
 from kv_protocol import fleet, subjects
-from kv_protocol.events import Tier
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -36,13 +33,11 @@ from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.fleet.ledger import Ledger
 from router.fleet.registry import Fleet, TextDigests
-from tests.contract.indexes import IMPLEMENTATIONS
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.index_on_log import NATS, WAIT_S, Index, gpu, running_index
+from tests.system.integration.index_on_log import WAIT_S, Index, gpu, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.system.integration.serving import Api, serving
-from tests.unit.router.samples import registered
 
 NOTHING = (0, 0, 0, 0)
 SMALL = IndexSection(implementation="python", memory_bytes_max=1 << 20)
@@ -96,35 +91,6 @@ async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
         assert scripted.dumps_asked == 0
 
 
-@pytest.mark.asyncio
-async def test_a_message_published_twice_counts_once(broker: Broker, index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1)
-    await index.until_at(scripted)
-    client = await nats.connect(broker.url)
-    stored = await client.jetstream().get_msg(subjects.EVENTS_STREAM, 1)
-    await client.close()
-    assert stored.data is not None
-    await scripted.publish_raw(stored.data)
-    await scripted.store(2, parent=1)
-    await index.until_at(scripted)
-    assert (index.happened("duplicates", scripted.rank), index.happened("gaps", scripted.rank)) == (1, 0)
-
-
-@pytest.mark.asyncio
-async def test_a_new_epoch_replaces_the_old_one(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1, 2)
-    await scripted.beat()
-    await index.until_at(scripted)
-    scripted.restart(epoch=8)
-    await scripted.beat()
-    await scripted.store(5)
-    await index.until_at(scripted)
-    assert (index.view(scripted.rank, 1).overlap_blocks, index.view(scripted.rank, 5).overlap_blocks) == (
-        NOTHING,
-        gpu(1),
-    )
-
-
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 
@@ -150,71 +116,6 @@ async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_
 
 
 @pytest.mark.asyncio
-async def test_bytes_that_cannot_be_read_as_the_first_of_a_rank_are_healed_too(
-    index: Index, scripted: ScriptedRank
-) -> None:
-    await scripted.store(1, 2, silently=True)
-    await scripted.publish_raw(b"garbage")
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
-
-
-@pytest.mark.asyncio
-async def test_a_gap_is_healed(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1)
-    await scripted.store(2, parent=1, silently=True)
-    await scripted.store(3, parent=2)
-    await scripted.store(4, parent=3)
-    await index.until_stale(scripted.rank, "resyncing")
-    assert scripted.dumps_asked == 0
-    await index.pass_time(0.6)
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 4, "")
-    assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (1, 1)
-
-
-@pytest.mark.asyncio
-async def test_a_lost_last_message_is_found_by_the_pulse(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1)
-    await scripted.beat()
-    await index.until_at(scripted)
-    await scripted.store(2, parent=1, silently=True)
-    await scripted.beat()
-    await index.until_stale(scripted.rank, "behind")
-    await index.pass_time(3.0)
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 2, "")
-
-
-@pytest.mark.asyncio
-async def test_a_digest_that_differs_is_healed(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1, 2)
-    await scripted.beat()
-    await index.until_at(scripted)
-    scripted.blocks[9] = None
-    await scripted.beat()
-    await eventually(lambda: index.view(scripted.rank, 9).overlap_blocks == gpu(1))
-    assert index.happened("digest_mismatches", scripted.rank) == 1
-
-
-@pytest.mark.asyncio
-async def test_an_unanswered_question_is_repeated_one_at_a_time(index: Index, scripted: ScriptedRank) -> None:
-    scripted.may_answer.clear()
-    await scripted.publish_raw(b"garbage")
-    await eventually(lambda: scripted.dumps_asked == 1)
-    await index.pass_time(1.5)
-    for _ in range(3):
-        await scripted.publish_raw(b"garbage")
-    await eventually(lambda: "refused_messages_total 4.0" in index.metrics())
-    assert scripted.dumps_asked == 1
-    await index.pass_time(1.0)
-    scripted.may_answer.set()
-    await eventually(lambda: scripted.dumps_asked == 2)
-    await scripted.store(1)
-    await index.until_at(scripted)
-
-
-@pytest.mark.asyncio
 async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
     broker: Broker, log: EventLog, scripted: ScriptedRank
 ) -> None:
@@ -235,25 +136,6 @@ async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
         assert (scripted.dumps_asked, other.dumps_asked) == (1, 0)
 
 
-@pytest.mark.asyncio
-async def test_a_source_that_does_not_vouch_for_its_set_is_stale(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1)
-    await scripted.beat(stale="engine event not read")
-    await index.until_stale(scripted.rank, "source")
-    await scripted.beat()
-    await index.until_stale(scripted.rank, "")
-
-
-@pytest.mark.asyncio
-async def test_what_a_source_could_not_read_is_not_waited_for(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1)
-    await scripted.beat(stale="event not read")
-    await index.until_stale(scripted.rank, "source")
-    await scripted.store(2, parent=1)
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
-
-
 # ---------------------------------------------------------------- what says nothing of a rank
 
 
@@ -262,14 +144,8 @@ async def test_what_a_source_could_not_read_is_not_waited_for(index: Index, scri
     "subject",
     [
         "kv.v1.events.x",
-        "kv.v1.events.m-1.w0",
         "kv.v1.events.m-1.W0.0",
-        "kv.v1.events.m-1.w0.0.0",
-        "kv.v1.events.m-1.w0.-1",
-        "kv.v1.events.m-1.w0.00",
         "kv.v1.events.m-1.w0.4096",
-        "kv.v1.events.m-1.w0.99999999999",
-        "kv.v1.events.m-1." + "w" * 65 + ".0",
         "kv.v1.events.Ü.w0.0",
     ],
 )
@@ -321,59 +197,6 @@ async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
     await index.pass_time(TICK_S)
     assert 'worker="w0"' not in index.metrics()
     assert 'worker="w1"' in index.metrics()
-
-
-@pytest.mark.asyncio
-async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
-    index: Index, scripted: ScriptedRank, log: EventLog
-) -> None:
-    other = ScriptedRank(log, "w1")
-    await scripted.store(1)
-    await other.store(1)
-    for _ in range(4):
-        await other.beat()
-        await index.until_at(other)
-        await index.pass_time(1.0)
-        seen = index.index.statistics().index
-        assert seen.ranks == 2
-    beats_before = index.happened("applied", other.rank)
-    await other.store(2, parent=1)
-    await other.beat()
-    await eventually(lambda: index.happened("applied", other.rank) > beats_before)
-    await index.pass_time(1.5)
-    assert list(index.index.statistics().streams) == [other.rank]
-    await scripted.beat()
-    await index.until_stale(scripted.rank, "behind")
-    await index.pass_time(3.0)
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1).overlap_blocks == gpu(1)
-
-
-@pytest.mark.asyncio
-async def test_a_rank_for_which_there_is_no_memory_is_named_once_and_admitted_when_there_is(
-    broker: Broker,
-    log: EventLog,
-) -> None:
-    first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
-    with capture_logs() as lines:
-        async with running_index(broker.url, settings=SMALL) as index:
-            await first.store(*range(SMALL_BLOCKS))
-            await index.until_at(first)
-            await second.store(1)
-            await second.beat()
-            await eventually(lambda: "index_refused_rank_facts_total 2.0" in index.metrics())
-            await index.pass_time(1.0)
-            assert [line["rank"] for line in lines if line["event"] == "rank_refused"] == ["w1/0"]
-            assert "kvrouter_index_refused_ranks 1.0" in index.metrics()
-            assert index.view(second.rank).stale == "refused"
-            await first.leave()
-            await eventually(lambda: not index.index.ranks())
-            await second.beat()
-            await index.until_stale(second.rank, "behind")
-            await index.pass_time(TICK_S)
-            assert "kvrouter_index_refused_ranks 0.0" in index.metrics()
-    assert [line["rank"] for line in lines if line["event"] == "rank_not_refused_any_more"] == ["w1/0"]
-    assert len([line for line in lines if line["event"] == "rank_refused"]) == 1
 
 
 @pytest.mark.asyncio
@@ -439,38 +262,6 @@ async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(brok
         assert (await router.get("/v1/index"))[1]["refused"] == body["refused"]
 
 
-@pytest.mark.asyncio
-async def test_a_message_that_the_index_refuses_is_counted_and_named_once(
-    index: Index, scripted: ScriptedRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> list[RefusedEvent]:
-        return [RefusedEvent(0, 2, "for no reason")]
-
-    with capture_logs() as lines:
-        await scripted.store(1)
-        await index.until_at(scripted)
-        monkeypatch.setattr(IMPLEMENTATIONS[index.index.implementation], "apply_batch", refuse)
-        await scripted.store(2, parent=1)
-        await eventually(lambda: index.happened("resyncs", scripted.rank) == 1)
-    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
-    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
-    told = [(line["rank"], line["reason"]) for line in lines if line["event"] == "message_refused_by_index"]
-    assert told == [("w0/0", "event 0, byte 2: for no reason")]
-
-
-@pytest.mark.asyncio
-async def test_the_index_makes_room_for_what_a_worker_says_it_can_hold(
-    broker: Broker, scripted: ScriptedRank, log: EventLog
-) -> None:
-    async with running_index(broker.url, settings=IndexSection(implementation="native")) as index:
-        await scripted.store(1)
-        await index.until_at(scripted)
-        before = index.index.statistics().index.memory_bytes
-        description = registered(scripted.rank.worker_id, model=MODEL, total_kv_blocks=1_000_000)
-        await log.publish(subjects.fleet(MODEL, scripted.rank.worker_id), fleet.encode(description))
-        await eventually(lambda: index.index.statistics().index.memory_bytes > 2 * before)
-
-
 # ---------------------------------------------------------------- the log goes and comes
 
 
@@ -530,61 +321,6 @@ async def ready(log: EventLog) -> None:
                 await SystemClock().sleep(0.02)
             else:
                 return
-
-
-@pytest.mark.asyncio
-async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
-    broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog
-) -> None:
-    await scripted.store(1, 2)
-    await scripted.beat()
-    await index.until_at(scripted)
-    scripted.may_answer.clear()
-    await scripted.publish_raw(b"garbage")
-    await index.until_stale(scripted.rank, "resyncing")
-    await eventually(lambda: scripted.dumps_asked == 1)
-    await broker.kill()
-    await eventually(lambda: not index.log.is_connected and not log.is_connected)
-    scripted.may_answer.set()
-    await scripted.store(3, parent=2, silently=True)
-    await index.pass_time(60.0)
-    await broker.start()
-    await eventually(lambda: index.log.is_connected and log.is_connected)
-    for each in (log, index.log):  # round trips: the worker's subscription is back, and the first question is answered
-        await ensure_streams(each, NATS)
-    await scripted.beat()
-    await index.pass_time(3.0)
-    await index.until_at(scripted)
-    assert index.view(scripted.rank, 1, 2, 3) == RankView(gpu(3), 7, 2, "")
-    assert scripted.dumps_asked <= 3
-
-
-@pytest.mark.asyncio
-async def test_a_frozen_log_makes_no_worker_forgotten(broker: Broker, log: EventLog) -> None:
-    scripted, stop, clock = ScriptedRank(log), asyncio.Event(), SystemClock()
-
-    async def pulse() -> None:
-        while not stop.is_set():
-            if log.is_connected:
-                await scripted.beat()
-            await clock.sleep(0.2)
-
-    async with running_index(broker.url, SystemClock()) as index, asyncio.TaskGroup() as group:
-        await scripted.store(1, 2)
-        group.create_task(pulse())
-        await index.until_at(scripted)
-        broker.freeze()
-        try:
-            frozen_at_s = clock.now()
-            await eventually(lambda: not index.log.is_connected)
-            while clock.now() < frozen_at_s + 6.0:
-                assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
-                await clock.sleep(0.05)
-        finally:
-            broker.thaw()
-        await index.until_stale(scripted.rank, "")
-        assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
-        stop.set()
 
 
 # ---------------------------------------------------------------- stand-alone: same questions, same answers
@@ -656,19 +392,10 @@ async def test_the_stand_alone_index_answers_as_the_embedded_one(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "truncated"),
         (b"{", "truncated"),
-        (b"[]", "Expected `object`"),
-        (b"\xff", "malformed"),
         (b"{}", "missing required field `sequence_hashes`"),
-        (b'{"sequence_hashes": null}', "Expected `array`"),
-        (b'{"sequence_hashes": ["1"]}', "Expected `int`"),
-        (b'{"sequence_hashes": [1.5]}', "Expected `int`"),
-        (b'{"sequence_hashes": [-1]}', "sequence_hashes: found -1, allowed u64"),
         (b'{"sequence_hashes": [18446744073709551616]}', "sequence_hashes: found 18446744073709551616, allowed u64"),
         (b'{"sequence_hashes": [1], "rank": []}', "unknown field `rank`"),
-        (b'{"sequence_hashes": [1], "ranks": [["w0"]]}', "length 2"),
-        (b'{"sequence_hashes": [1], "ranks": [["w0", "0"]]}', "Expected `int`"),
         (b'{"sequence_hashes": [1], "ranks": [["W 0", 0]]}', "worker_id: found 'W 0', allowed"),
         (b'{"sequence_hashes": [1], "ranks": [["w0", -1]]}', "dp_rank: found -1, allowed"),
         (b'{"sequence_hashes": ' + b"[" * 100_000, "array"),
@@ -699,7 +426,7 @@ async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedR
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("rank", ["w0/1", "w9/0", "w0/-1", "w0/x", "w0/%D9%A0", "w0/00", f"w0/{'9' * 5000}", "W%200/0"])
+@pytest.mark.parametrize("rank", ["w0/1", "w0/-1", "w0/%D9%A0", f"w0/{'9' * 5000}"])
 async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
     index: Index, scripted: ScriptedRank, api: Api, rank: str
 ) -> None:
@@ -739,17 +466,11 @@ async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> 
     ("path", "status", "words"),
     [
         ("?limit=0", 400, 'limit: found "0", allowed 1..1000'),
-        ("?limit=1001", 400, 'limit: found "1001", allowed 1..1000'),
-        ("?limit=x", 400, 'limit: found "x", allowed 1..1000'),
-        ("?limit=%D9%A1", 400, "allowed 1..1000"),
         (f"?limit={'9' * 5000}", 400, "allowed 1..1000"),
         ("?order_by=x", 400, 'order_by: found "x", allowed blocks, holders, last_stored'),
         ("/1?limit=0", 400, 'limit: found "0", allowed 1..1000'),
         ("/9", 404, 'sequence_hash: found "9", allowed a block that the index knows'),
         (f"/{2**64}", 404, "allowed a block that the index knows"),
-        ("/-1", 404, "allowed a block that the index knows"),
-        ("/x", 404, "allowed a block that the index knows"),
-        (f"/{'9' * 5000}", 404, "allowed a block that the index knows"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -773,13 +494,6 @@ async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     await index.until_stale(scripted.rank, "source")
     assert await api.get("/ready") == (503, answered(ready=False, stale={"w0/0": "source"}))
     assert await api.get("/health") == (200, {"status": "ok"})
-
-
-@pytest.mark.asyncio
-async def test_which_index_serves_is_in_version_and_metrics(index: Index, api: Api) -> None:
-    status, body = await api.get("/version")
-    assert (status, body["index"]) == (200, index.index.implementation)
-    assert f'kvrouter_index_info{{implementation="{index.index.implementation}"}} 1.0' in index.metrics()
 
 
 @pytest.mark.asyncio
@@ -807,8 +521,3 @@ async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: Scripte
         finally:
             await process.end(signal.SIGTERM)
     assert process.ended_with == 0, process.output
-
-
-def test_the_tiers_of_an_overlap_are_those_of_the_wire() -> None:
-    assert [tier.name for tier in Tier] == ["GPU", "HOST", "DISK", "EXTERNAL"]
-    assert MODEL in subjects.model_slug(MODEL)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kv_protocol import subjects
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, TimePassed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
@@ -19,7 +18,6 @@ from router.journal.reader import JournalEntry, read_journal
 from router.journal.replay import replay
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.event_path import connected
 from tests.unit.properties.router_life import POLICIES, Life
 from tests.unit.router.samples import TEXT
 
@@ -98,16 +96,3 @@ async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(b
     assert isinstance(began, JournalBegan)
     assert [record.count for record in rest if isinstance(record, Lost)] == [36]
     assert [record.now_s for record in rest if isinstance(record, TimePassed)] == [float(at) for at in range(36, 100)]
-
-
-@pytest.mark.asyncio
-async def test_the_stream_keeps_what_is_configured(broker: Broker, log: EventLog) -> None:
-    async with written(log, SETTINGS):
-        pass
-    smaller = SETTINGS.model_copy(update={"max_bytes": 1 << 20})
-    async with connected(broker.url) as other, written(other, smaller) as writer:
-        for moment in range(60_000):
-            writer.record(TimePassed(now_s=float(moment)))
-        await eventually(lambda: not writer.statistics().waiting)
-        state = await other.stream_state(subjects.JOURNAL_STREAM)
-        assert state.bytes <= 1 << 20

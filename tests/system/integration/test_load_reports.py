@@ -92,7 +92,6 @@ async def reporting(
     *,
     dp_ranks: tuple[int, ...] = (0,),
     restarts: Restarts = PATIENT,
-    knows_requests: bool = True,
 ) -> AsyncIterator[Reporting]:
     monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
     monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)
@@ -106,7 +105,7 @@ async def reporting(
         instance="i",
         poll_s=0.01,
         dp_ranks=dp_ranks,
-        in_flight=(lambda: in_flight[0]) if knows_requests else None,
+        in_flight=lambda: in_flight[0],
         restarts=restarts,
     )
     running = Reporting(engine, loads, in_flight)
@@ -125,40 +124,6 @@ async def reporting(
         group.create_task(run())
         yield running
         stop.set()
-
-
-# -------------------------------------------------------------------- at work
-@pytest.mark.asyncio
-async def test_each_attention_dp_rank_is_reported_and_a_row_without_a_rank_is_rank_0_s(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with reporting(log, monkeypatch, dp_ranks=(0, 1)) as running:
-        running.in_flight[0] = 9
-        running.engine.tell([row(1, 3, rank=0), row(1, 5, rank=1)])
-        await eventually(lambda: (running.figures(0), running.figures(1)) == ((1, 3, 2, 60), (1, 5, 2, 60)))
-        running.engine.tell([row(2, 4)])
-        await eventually(lambda: running.figures(0) == (2, 4, 2, 60))
-        phases = running.heard[0][-1].phases
-        assert phases is not None
-        assert (phases.context_requests, phases.context_tokens, phases.generation_requests) == (1, 7, None)
-        assert running.heard[0][-1].iteration_s == 0.0125
-
-
-@pytest.mark.asyncio
-async def test_statistics_that_say_nothing_are_counted_and_never_a_report_of_zeros(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with reporting(log, monkeypatch) as running:
-        running.engine.tell(
-            None,
-            [None, row(1, kvCacheStats=None)],
-            [row(2, numActiveRequests=None), row(3, inflightBatchingStats=[]), row(4, rank=7)],
-            [row(5)],
-        )
-        await eventually(lambda: running.figures() == (5, 1, 2, 60))
-        assert running.loads.rows.skipped == {"not_a_map": 2, "rank": 1, "requests": 1, "cache": 1, "batching": 1}
-        assert len(running.heard[0]) == 1
-        assert running.loads.thread.failures_total == 0
 
 
 # -------------------------------------------------------------------- at rest
@@ -192,25 +157,6 @@ async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken
         await eventually(lambda: running.figures() == (1, 0, 0, 60))
 
 
-@pytest.mark.asyncio
-async def test_an_engine_with_unknown_requests_never_counts_as_idle(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with reporting(log, monkeypatch, knows_requests=False) as running:
-        running.engine.tell([row(1, 3)])
-        await eventually(lambda: running.heard)
-        await running.pass_polls(20)
-        assert len(running.heard[0]) == 1
-
-
-@pytest.mark.asyncio
-async def test_a_rank_that_never_reported_is_not_taken_to_rest(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with reporting(log, monkeypatch, dp_ranks=(0, 1)) as running:
-        running.engine.tell([row(1, 3, rank=1)])
-        await eventually(lambda: running.figures(1) == (1, 0, 0, 60))
-        assert 0 not in running.heard
-
-
 # -------------------------------------------------------------------- failures
 @pytest.mark.asyncio
 async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
@@ -238,12 +184,3 @@ async def test_a_thread_that_failed_begins_again_and_reports_go_on(
         await eventually(lambda: running.heard.get(0) and running.heard[0][-1].iteration == 2)
         assert running.loads.thread.failures_total == 1
     assert running.gave_up == []
-
-
-@pytest.mark.asyncio
-async def test_a_thread_that_fails_on_and_on_is_given_up(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    restarts = Restarts(failures_max=2, pause_s=0.0)
-    async with reporting(log, monkeypatch, restarts=restarts) as running:
-        running.engine.tell(ZeroDivisionError(), ZeroDivisionError())
-        await eventually(lambda: running.gave_up)
-        assert str(running.gave_up[0]) == "thread 'iteration-stats' failed: ZeroDivisionError: "

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from indexer.commands.log_lines import BeatLine, EventLine, FleetLine, Line, UnreadableLine
+from indexer.commands.log_lines import EventLine, FleetLine, Line, UnreadableLine
 from indexer.service import log_tail
 from indexer.service.history import Available, NotRetained
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
@@ -73,16 +73,6 @@ async def test_from_now_on_only_what_comes_is_told(log: EventLog) -> None:
 
 
 @pytest.mark.asyncio
-async def test_from_its_beginning_all_that_the_log_has_is_told_and_what_comes(log: EventLog) -> None:
-    scripted = await lived(log)
-    async with tailing(log, log_tail.from_all()) as lines:
-        await scripted.store(6)
-        await all_of(lines, 8)
-        assert (came(lines), events(lines)) == (["w0", "w1"], [(at, at) for at in range(1, 7)])
-        assert all(isinstance(line, EventLine | FleetLine) and line.time_ns > 0 for line in lines)
-
-
-@pytest.mark.asyncio
 async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(log: EventLog) -> None:
     await lived(log)
     async with tailing(log, await log_tail.from_seq(log, 3)) as lines:
@@ -91,16 +81,6 @@ async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(
     async with tailing(log, await log_tail.from_seq(log, 4)) as lines:
         await all_of(lines, 2)
         assert (came(lines), events(lines)) == ([], [(4, 4), (5, 5)])
-
-
-@pytest.mark.asyncio
-async def test_since_a_time_what_came_behind_it_in_both_streams_is_told(log: EventLog) -> None:
-    await lived(log)
-    third = await log.message_from(subjects.EVENTS_STREAM, 3)
-    assert third is not None
-    async with tailing(log, await log_tail.since(log, third.time_ns)) as lines:
-        await all_of(lines, 3)
-        assert (came(lines), events(lines)) == (["w1"], [(4, 4), (5, 5)])
 
 
 @pytest.mark.asyncio
@@ -114,12 +94,6 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
         await log_tail.from_seq(log, seq)
     told = refused.value
     assert (told.field, told.found, told.oldest, told.last_seq) == ("from-seq", seq, Available(3, third.time_ns), 5)
-
-
-@pytest.mark.asyncio
-async def test_an_empty_log_has_no_message(log: EventLog) -> None:
-    with pytest.raises(NotRetained, match="from-seq: found 1, allowed none: nothing is kept"):
-        await log_tail.from_seq(log, 1)
 
 
 @pytest.mark.asyncio
@@ -156,14 +130,3 @@ async def test_what_cannot_be_read_is_said_and_the_next_is_read(log: EventLog) -
         assert isinstance(bad, UnreadableLine)
         assert (bad.stream_seq, bad.subject, bad.bytes) == (1, scripted.subject, 7)
         assert isinstance(good, EventLine)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("heartbeats", [True, False])
-async def test_heartbeats_are_told_where_they_are_wanted(log: EventLog, heartbeats: bool) -> None:
-    scripted = ScriptedRank(log)
-    async with tailing(log, await log_tail.from_now(log), TailFilter(heartbeats=heartbeats)) as lines:
-        await scripted.beat()
-        await scripted.store(1)
-        await all_of(lines, 1 + heartbeats)
-        assert [line.time_ns for line in lines if isinstance(line, BeatLine)] == [77] * heartbeats

@@ -19,7 +19,6 @@ from tests.support.image_model import write_image_model
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
-from worker_agent.api.disaggregated import handoff_json, handoff_of_json
 from worker_agent.api.prompts import EnginePrompt, EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -136,18 +135,6 @@ async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_clai
 
 
 @pytest.mark.asyncio
-async def test_an_image_is_reused_and_another_one_is_not(model: Model) -> None:
-    first = (await model.prompts.prompts(chat(words("look"), picture())))[0]
-    other = (await model.prompts.prompts(chat(words("look"), picture(GIF))))[0]
-    assert first.tokens == other.tokens
-    async with running(worker(model)) as engine:
-        assert cached(await outputs(engine, asked(first))) == 0
-        again = cached(await outputs(engine, asked(first, "b")))
-        assert again > cached(await outputs(engine, asked(other, "c")))
-    assert again >= TOKENS_PER_IMAGE
-
-
-@pytest.mark.asyncio
 async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fake, model: Model) -> None:
     trtllm.control.model = replace(trtllm.control.model, image_token_id=None)
     prompt = (await model.prompts.prompts(chat(words("look"), picture())))[0]
@@ -221,21 +208,6 @@ async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngi
 
 
 @pytest.mark.asyncio
-async def test_encoded_prefilled_and_decoded_is_said_as_one_worker_would(model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(picture(), words("and"), picture(GIF))))[0]
-    assert prompt.text is not None
-    async with three(model, "prefill") as (encode, prefill, decode), running(worker(model)) as one:
-        handles = handoff_of_json(handoff_json(await encode.encode(prompt.text, prompt.media)))
-        (first,) = await outputs(prefill, asked(prompt, media=(), handoff=handles))
-        assert first.handoff is not None
-        handoff = handoff_of_json(handoff_json(first.handoff))
-        told = await outputs(decode, EngineRequest(request_id="d", prompt=first.prompt, max_tokens=4, handoff=handoff))
-        assert tokens_of(told) == tokens_of(await outputs(one, asked(prompt)))
-        hashes = hashes_of(prompt, model.token, [content_digest(PNG), content_digest(GIF)])
-        assert held_by(prefill)[: len(hashes)] == hashes
-
-
-@pytest.mark.asyncio
 async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
     prompt = (await model.prompts.prompts(chat(picture())))[0]
     assert prompt.text is not None
@@ -244,18 +216,6 @@ async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -
         await encode.embeddings(prompt.text, prompt.media)
     assert len(trtllm.control.preprocessed_on) == 2
     assert threading.current_thread() not in trtllm.control.preprocessed_on
-
-
-@pytest.mark.asyncio
-async def test_an_aggregated_worker_takes_an_encoder_s_handles(model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
-    assert prompt.text is not None
-    async with three(model, "aggregated") as (encode, aggregated, _), running(worker(model)) as one:
-        handles = await encode.encode(prompt.text, prompt.media)
-        told = await outputs(aggregated, asked(prompt, media=(), handoff=handles))
-        assert tokens_of(told) == tokens_of(await outputs(one, asked(prompt)))
-        hashes = hashes_of(prompt, model.token, [content_digest(PNG)])
-        assert held_by(aggregated)[: len(hashes)] == hashes
 
 
 @pytest.mark.asyncio
@@ -273,39 +233,3 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
         media = embeddings_media("f", data, EmbeddingLimits())
         told = await outputs(aggregated, asked(prompt, media=(media,)))
     assert told[0].prompt.count(model.token) == TOKENS_PER_IMAGE
-
-
-@pytest.mark.asyncio
-async def test_embeddings_of_a_type_that_no_file_has_are_refused(trtllm: Fake, model: Model) -> None:
-    trtllm.control.model = replace(trtllm.control.model, embedding_dtype="torch.float64")
-    prompt = (await model.prompts.prompts(chat(picture())))[0]
-    assert prompt.text is not None
-    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
-        with pytest.raises(RequestRefused, match="embeddings"):
-            await encode.embeddings(prompt.text, prompt.media)
-        assert (await encode.encode(prompt.text, prompt.media)).multimodal_embedding_handles
-
-
-# ------------------------------------------------------------------------------------ bias, traces, conversations
-@pytest.mark.asyncio
-async def test_a_bias_and_bad_tokens_change_what_is_generated(model: Model) -> None:
-    prompt = EnginePrompt(tokens=tuple(range(20, 30)))
-    settings = TrtllmSettings(vocab_size=model.text.vocab_size)
-    async with running(worker(model, settings=settings)) as engine:
-        free = tokens_of(await outputs(engine, asked(prompt)))
-        assert tokens_of(await outputs(engine, asked(prompt, "b", logit_bias=((7, 100.0),)))) == [7] * 4
-        spared = tokens_of(await outputs(engine, asked(prompt, "c", bad_token_ids=(free[0],))))
-        assert free[0] not in spared
-        with pytest.raises(RequestRefused, match="logit_bias"):
-            await outputs(engine, asked(prompt, "d", logit_bias=((model.text.vocab_size, 1.0),)))
-
-
-@pytest.mark.asyncio
-async def test_traces_and_conversations_reach_the_engine(trtllm: Fake, model: Model) -> None:
-    prompt = EnginePrompt(tokens=tuple(range(20, 30)))
-    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    async with running(worker(model, settings=TrtllmSettings(conversation_affinity=True))) as engine:
-        await outputs(engine, asked(prompt, trace_headers=trace, conversation_id="c-1"))
-    async with running(worker(model)) as engine:
-        await outputs(engine, asked(prompt, conversation_id="c-1"))
-    assert trtllm.control.heard == [(trace, "c-1"), ({}, None)]

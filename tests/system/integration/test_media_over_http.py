@@ -14,29 +14,23 @@ from kv_runtime.telemetry import new_registry
 from tests.support.trtllm import trtllm
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, nowhere
 from tests.system.integration.serving import Api, serving
-from tests.system.integration.test_encode_worker import client_of
 from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, model, worker
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
 from worker_agent.api.app import AgentApi
-from worker_agent.api.prompts import EnginePrompts
-from worker_agent.media.chats import ChatMedia
-from worker_agent.media.config import MediaSection
-from worker_agent.media.image_models import ImageFacts
-from worker_agent.media.loader import MediaLoader
 
 __all__ = ["model", "trtllm"]
 
 
 @asynccontextmanager
-async def agent(model: Model, role: Role = "aggregated", prompts: EnginePrompts | None = None) -> AsyncIterator[Api]:
+async def agent(model: Model, role: Role = "aggregated") -> AsyncIterator[Api]:
     arguments = {} if role == "aggregated" else TRANSFER
     async with running(worker(model, role, QUICK, arguments)) as engine:
         ids = iter(f"id{number}" for number in range(1000))
         api = AgentApi(
             engine,
             model.text,
-            prompts or model.prompts,
+            model.prompts,
             served_names=("m",),
             default_max_tokens=4,
             inflight_requests_max=8,
@@ -84,35 +78,6 @@ async def test_what_is_refused_has_its_field_and_spares_the_engine(model: Model)
         for path, body, field in cases:
             status, told = await served.post(body, path)
             assert (status, told["error"]["param"]) == (400, field)
-
-
-@pytest.mark.asyncio
-async def test_prefill_and_decode_workers_hand_the_longer_prompt_over(model: Model) -> None:
-    body = ("two:", picture(), picture(GIF))
-    async with agent(model) as alone, agent(model, "prefill") as prefill, agent(model, "decode") as decode:
-        _, whole = await alone.post(asked(*body), CHAT)
-        status, first = await prefill.post(asked(*body), CHAT)
-        assert status == 200, first
-        handed = {
-            "disaggregated_params": first["choices"][0]["disaggregated_params"],
-            "prompt_token_ids": first["prompt_token_ids"],
-        }
-        status, told = await decode.post(asked(*body, **handed), CHAT)
-        assert status == 200, told
-    assert handed["prompt_token_ids"].count(model.token) == 2 * TOKENS_PER_IMAGE
-    assert told["choices"][0]["message"] == whole["choices"][0]["message"]
-
-
-@pytest.mark.asyncio
-async def test_an_encode_worker_that_is_away_is_said_to_be_so(model: Model) -> None:
-    client = client_of("http://127.0.0.1:1")
-    facts = ImageFacts(placeholder="<image>", image_token_id=model.token)
-    prompts = EnginePrompts(model.text, ChatMedia(model.text, MediaLoader(MediaSection()), facts, client))
-    async with agent(model, prompts=prompts) as served:
-        status, told = await served.post(asked(picture()), CHAT)
-        assert (status, told["error"]["code"]) == (503, "encoder_unavailable")
-        assert (await served.post(asked("hello"), CHAT))[0] == 200
-    await client.close()
 
 
 @pytest.mark.asyncio

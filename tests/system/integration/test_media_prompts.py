@@ -94,15 +94,6 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
 
 
 @pytest.mark.asyncio
-async def test_files_of_allowed_directories_are_taken(model_path: Any, images: Path) -> None:
-    made = worker(model_path, directories=(str(images),), kinds=("image", "embeddings"))
-    prompt = (
-        await made.prompts.prompts(chat(image_part(f"file://{images}/a.png"), image_part(f"{images}/b.safetensors")))
-    )[0]
-    assert [media.kind for media in prompt.media] == ["image", "embeddings"]
-
-
-@pytest.mark.asyncio
 async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
     made = worker(model_path)
     for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
@@ -186,20 +177,10 @@ async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
     ("url", "reason"),
     [
         ("https://10.0.0.1/a.png", "address_private"),
-        ("https://127.0.0.1/a.png", "address_loopback"),
         ("https://169.254.169.254/latest/meta-data", "address_metadata"),
-        ("https://[::1]/a.png", "address_loopback"),
-        ("https://user:pass@images.example/a.png", "url_credentials"),
-        ("https://images.example:22/a.png", "url_port"),
-        ("ftp://images.example/a.png", "url_scheme"),
-        ("gopher:x", "url_scheme"),
         ("https://images.example/a.pt", "embeddings_format"),
         (data_url(b"not an image"), "content"),
-        (data_url(PNG, "image/svg+xml"), "content_type"),
-        (data_url(PNG, "image/gif"), "content"),
-        ("data:image/png;base64,!!!!", "data_form"),
         (data_url(PNG + bytes(2000)), "too_large"),
-        ("/etc/passwd", "path_outside"),
         ("file:///etc/passwd", "path_outside"),
     ],
 )
@@ -211,48 +192,9 @@ async def test_what_may_not_be_read_is_refused_where_it_stands(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", ["../secret.png", "%2e%2e/secret.png", "link.png", "missing.png"])
-async def test_no_path_leads_out_of_the_directory(model_path: Any, images: Path, path: str) -> None:
-    (images / "link.png").symlink_to(images.parent / "secret.png")
-    made = worker(model_path, directories=(str(images),))
-    reason, field = await made.refusal(chat(image_part(f"file://{images}/{path}")))
-    assert (reason in {"path_form", "path_outside", "path_missing"}, field) == (True, WHERE)
-
-
-@pytest.mark.asyncio
 async def test_a_redirect_to_a_private_address_is_not_followed(model_path: Any) -> None:
     async with serving(Server()) as server:
         server.paths["/a.png"] = lambda: web.Response(status=302, headers={"Location": "http://10.0.0.1/a.png"})
         made = worker(model_path, HERE, schemes=("http",), ports=(80, server.port), networks=("127.0.0.0/8",))
         assert await made.refusal(chat(image_part(server.url("/a.png")))) == ("address_private", WHERE)
         assert len(server.asked) == 1
-
-
-@pytest.mark.asyncio
-async def test_a_server_that_says_another_type_is_refused(model_path: Any) -> None:
-    async with serving(Server()) as server:
-        server.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="text/html")
-        made = worker(model_path, HERE, schemes=("http",), ports=(server.port,), networks=("127.0.0.0/8",))
-        assert await made.refusal(chat(image_part(server.url("/a.png")))) == ("content_type", WHERE)
-        server.paths["/a.png"] = lambda: web.Response(body=PNG, content_type="image/png")
-        assert len(((await made.prompts.prompts(chat(image_part(server.url("/a.png")))))[0]).media) == 1
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [
-        ({"type": "input_audio", "input_audio": {}}, "part_kind"),
-        ({"type": "image_url", "image_url": data_url(PNG)}, "part_form"),
-        ({"type": "image_url"}, "part_form"),
-        ({"image_url": {"url": "x"}}, "part_form"),
-    ],
-)
-async def test_a_part_of_another_form_is_refused(model_path: Any, part: Any, reason: str) -> None:
-    assert (await worker(model_path).refusal(chat(part)))[0] == reason
-
-
-@pytest.mark.asyncio
-async def test_too_many_are_refused(model_path: Any) -> None:
-    made = worker(model_path, parts_max=2)
-    assert (await made.refusal(chat(*[image_part(data_url(PNG))] * 3)))[0] == "parts_count"

@@ -9,14 +9,11 @@ import msgspec
 import pytest
 
 from kv_runtime.clock import ManualClock
-from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.supervise import run_parts
-from tests.system.integration.broker import eventually
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import PATH, TOKEN_HEADER, HttpEmbeddingTransfer
-from worker_agent.media.offers import NoRoom
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
 
@@ -77,35 +74,6 @@ async def test_two_offers_of_the_same_have_tokens_of_their_own() -> None:
         assert first.token != second.token
         assert await reason_of(another(), changed(first, token="A" * 43)) == "expired"
         assert await another().fetch(second) == await another().fetch(first)
-
-
-@pytest.mark.asyncio
-async def test_what_is_released_is_gone() -> None:
-    async with running() as offering:
-        descriptor = await offering.offer(SAFETENSORS)
-        await offering.release(descriptor)
-        await offering.release(descriptor)
-        assert await reason_of(another(), descriptor) == "expired"
-
-
-@pytest.mark.asyncio
-async def test_an_offer_that_is_not_fetched_in_time_expires() -> None:
-    clock = ManualClock()
-    async with running(EmbeddingTransferSection(ttl_s=60), clock) as offering:
-        descriptor = await offering.offer(SAFETENSORS)
-        await clock.advance(61)
-        await eventually(lambda: offering.statistics().size_bytes == 0)
-        assert await reason_of(another(), descriptor) == "expired"
-
-
-@pytest.mark.asyncio
-async def test_without_room_nothing_is_offered() -> None:
-    section = EmbeddingTransferSection(store_bytes_max=100, item_bytes_max=96)
-    async with running(section) as offering:
-        await offering.offer(SAFETENSORS)
-        for embeddings in (SAFETENSORS, bytes(97)):
-            with pytest.raises(NoRoom):
-                await offering.offer(embeddings)
 
 
 @pytest.mark.asyncio
@@ -180,21 +148,6 @@ async def test_an_impostor_is_refused_whatever_it_answers(speak: Speak, reason: 
         descriptor = HttpDescriptor(host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96)
         assert await reason_of(another(EmbeddingTransferSection(fetch_s=0.1)), descriptor) == reason
         await speaker.gone.wait()
-
-
-@pytest.mark.asyncio
-async def test_a_worker_that_has_gone_is_unreachable() -> None:
-    async with running() as offering:
-        descriptor = await offering.offer(SAFETENSORS)
-    assert await reason_of(another(), descriptor) == "unreachable"
-
-
-@pytest.mark.asyncio
-async def test_a_used_port_is_reported() -> None:
-    async with running() as offering:
-        taken = (await offering.offer(SAFETENSORS)).port
-        with pytest.raises(PortUsed):
-            await HttpEmbeddingTransfer(EmbeddingTransferSection(port=taken), ManualClock()).start()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from kv_runtime.supervise import run_parts
 from tests.support.paths import ROOT
 from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
-from worker_agent.engines.types import EngineError
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
@@ -68,25 +67,6 @@ async def test_what_is_offered_here_is_read_there_and_then_let_go(nixl: Any) -> 
             assert await there.fetch(descriptor) == embeddings
         await eventually(lambda: here.statistics().entries == 0)
         assert here.statistics().released_total == 2
-    assert (nixl.handles, nixl.regions) == (0, 0)
-
-
-@pytest.mark.asyncio
-async def test_several_read_from_one_at_a_time(nixl: Any) -> None:
-    async with running() as here, running() as there:
-        offered = [await here.offer(bytes([at]) * 1000) for at in range(8)]
-        assert await asyncio.gather(*map(there.fetch, offered)) == [bytes([at]) * 1000 for at in range(8)]
-    assert (nixl.handles, nixl.regions) == (0, 0)
-
-
-@pytest.mark.asyncio
-async def test_what_was_released_or_is_too_late_cannot_be_read(nixl: Any) -> None:
-    async with running(ttl_s=0.05) as here, running() as there:
-        released, late = await here.offer(SAFETENSORS), await here.offer(SAFETENSORS)
-        await here.release(released)
-        assert await reason_of(there, released) == "expired"
-        await eventually(lambda: here.statistics().expired_total == 1)
-        assert await reason_of(there, late) == "expired"
     assert (nixl.handles, nixl.regions) == (0, 0)
 
 
@@ -149,31 +129,6 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing_registered(nixl: Any) ->
             await fetching
         assert nixl.handles == 0
     assert nixl.regions == 0
-
-
-@pytest.mark.asyncio
-async def test_a_package_that_cannot_be_used_is_named_at_start(nixl: Any) -> None:
-    nixl.error = RuntimeError("No plugins available")
-    with pytest.raises(EngineError, match="nixl cannot be used: RuntimeError: No plugins available"):
-        await NixlEmbeddingTransfer(EmbeddingTransferSection(), SystemClock()).start()
-
-
-@pytest.mark.asyncio
-async def test_what_could_not_be_registered_does_not_wait(nixl: Any) -> None:
-    transfer = NixlEmbeddingTransfer(EmbeddingTransferSection(), SystemClock())
-    await transfer.start()
-    nixl.error = RuntimeError("out of pinned memory")
-    with pytest.raises(RuntimeError, match="out of pinned memory"):
-        await transfer.offer(SAFETENSORS)
-    assert transfer.statistics().entries == 0
-
-
-@pytest.mark.asyncio
-async def test_without_the_package_embeddings_go_over_http() -> None:
-    assert isinstance(embedding_transfer(EmbeddingTransferSection(), SystemClock()), HttpEmbeddingTransfer)
-    asked_for = embedding_transfer(EmbeddingTransferSection(over="nixl"), SystemClock())
-    with pytest.raises(EngineError, match="nixl cannot be used: ModuleNotFoundError"):
-        await asked_for.start()
 
 
 @pytest.mark.asyncio

@@ -64,19 +64,6 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
 
 
 @pytest.mark.asyncio
-async def test_polled_events_of_every_rank_are_in_the_index(broker: Broker, log: EventLog) -> None:
-    async with polling(broker, log) as at:
-        at.engine.create(0)
-        at.engine.create(0, dp_rank=1)
-        at.engine.store(1, [5, 6])
-        at.engine.store(1, [7], dp_rank=1)
-        await eventually(lambda: (at.overlap(5, 6), at.overlap(7, dp_rank=1), at.overlap(7)) == (2, 1, 0))
-        at.engine.store(2, [8], parent=6)
-        await eventually(lambda: at.overlap(5, 6, 8) == 3)
-        assert (at.streams.consolidator.stale(0), at.rules.events_lost) == ("", {0: 0, 1: 0})
-
-
-@pytest.mark.asyncio
 async def test_events_that_another_client_took_clear_the_rank_and_are_counted(broker: Broker, log: EventLog) -> None:
     async with polling(broker, log) as at:
         at.engine.create(0)
@@ -113,17 +100,6 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.store(2, [6], parent=5)
         await eventually(lambda: at.overlap(5, 6) == 2)
         await eventually(lambda: at.streams.consolidator.stale(0) == "")
-
-
-@pytest.mark.asyncio
-async def test_an_engine_that_began_anew_is_learnt_anew(broker: Broker, log: EventLog) -> None:
-    async with polling(broker, log) as at:
-        at.engine.create(0)
-        at.engine.store(1, [5, 6])
-        await eventually(lambda: at.overlap(5, 6) == 2)
-        at.engine.create(0)
-        at.engine.store(1, [6])
-        await eventually(lambda: (at.overlap(5, 6), at.overlap(6)) == (0, 1))
 
 
 def test_an_engine_that_is_gone_is_an_engine_error() -> None:

@@ -67,12 +67,6 @@ async def test_the_selected_pool_gets_what_the_client_sent_and_its_answer_passes
         assert not routers["p0"].asked
 
 
-async def test_a_stream_passes_chunk_for_chunk() -> None:
-    async with pools(agg(0), p0=streams(*EVENTS)) as (running, _):
-        status, named, body = await running.post(request(stream=True))
-        assert (status, named["content-type"], body) == (200, "text/event-stream", b"".join(EVENTS))
-
-
 @pytest.mark.parametrize(
     "failing",
     [error(500), error(503), answers(302), says(b""), None],
@@ -101,27 +95,10 @@ async def test_the_last_error_is_what_the_client_sees() -> None:
         assert told["message"].startswith("pool p0 failed: connect: ")
 
 
-async def test_a_pool_that_cannot_be_reached_twice_is_passed_over_before_the_next_look() -> None:
-    async with pools(agg(0, 1, pools={"look_period_s": 3600}), p0=OK, p1=None) as (running, _):
-        for _ in range(3):
-            assert (await running.post(request(1)))[1]["x-pool"] == "p0"
-        assert running.fitness() == {"p0": "fit", "p1": "down"}
-        assert await running.metric('kvrouter_pool_attempts_total{outcome="failed",phase="agg",pool="p1"}') == 2
-
-
 async def test_without_retries_only_the_selected_pool_is_asked() -> None:
     async with pools(agg(0, 1, retry=False), p0=OK, p1=error(500)) as (running, routers):
         status, _, _ = await running.post(request(1))
         assert (status, len(routers["p0"].asked)) == (500, 0)
-
-
-async def test_without_retries_a_pool_that_is_not_fit_is_passed_over_all_the_same() -> None:
-    async with pools(agg(0, 1, retry=False), p0=OK, p1=OK) as (running, routers):
-        routers["p1"].ready = False
-        await eventually(lambda: running.fitness()["p1"] == "down")
-        assert (await running.post(request(1)))[1]["x-pool"] == "p0"
-        passed_over = 'kvrouter_pool_passed_over_total{cause="unhealthy",phase="agg",pool="p1"}'
-        assert await running.metric(passed_over) == 1
 
 
 @pytest.mark.parametrize("status", [400, 404, 429])
@@ -159,13 +136,6 @@ async def test_a_saturated_pool_is_passed_over_until_its_queue_is_short_again() 
         assert (await running.post(request(1)))[1]["x-pool"] == "p1"
 
 
-async def test_a_saturated_pool_is_better_than_none() -> None:
-    async with pools(agg(0, 1, pools={"queue_requests_max": 4}), p0=None, p1=OK) as (running, routers):
-        routers["p1"].queued_requests = 5
-        await eventually(lambda: running.fitness() == {"p0": "down", "p1": "strained"})
-        assert (await running.post(request(0)))[1]["x-pool"] == "p1"
-
-
 async def test_a_router_that_serves_another_model_is_no_place_to_go() -> None:
     async with pools(agg(0, 1), p0=OK, p1=OK) as (running, routers):
         routers["p1"].models = ["other"]
@@ -184,15 +154,6 @@ async def test_a_router_that_does_not_answer_in_time_is_down() -> None:
         await eventually(lambda: running.fitness()["p1"] == "fit")
 
 
-async def test_a_router_whose_metrics_cannot_be_had_is_up_and_its_queue_not_known() -> None:
-    async with pools(agg(0), p0=OK) as (running, routers):
-        routers["p0"].page = b"kvrouter_queued_requests ?"
-        seen = len(routers["p0"].received)
-        await eventually(lambda: len(routers["p0"].received) > seen + 6)
-        assert running.fitness() == {"p0": "fit"}
-        assert running.process.live.status("p0").queued_requests == 0, "what was said last, for a while"
-
-
 async def test_the_routers_of_a_pool_take_turns_and_stand_in_for_each_other() -> None:
     async with PoolRouter() as a, PoolRouter() as b, running_pools(agg(0, retry=False), {"p0": [a, b]}) as running:
         for _ in range(4):
@@ -204,24 +165,6 @@ async def test_the_routers_of_a_pool_take_turns_and_stand_in_for_each_other() ->
         assert len(b.asked) == 6
         await eventually(lambda: running.process.live.status("p0").routers_up == (b.base_url,))
         assert running.fitness() == {"p0": "fit"}
-
-
-async def test_a_client_that_leaves_takes_its_request_along() -> None:
-    reached = asyncio.Event()
-
-    async def waits(exchange: Exchange) -> None:
-        reached.set()
-        await exchange.until_gone()
-
-    async with pools(agg(0), p0=waits) as (running, routers):
-        with contextlib.suppress(asyncio.CancelledError):
-            asked = asyncio.ensure_future(running.post(request()))
-            await reached.wait()
-            asked.cancel()
-            await asked
-        await left(routers["p0"])
-        assert await running.metric('kvrouter_pools_requests_total{outcome="cancelled"}') == 1
-        assert await running.metric("kvrouter_pools_inflight_requests") == 0
 
 
 async def test_only_so_many_requests_are_served_at_a_time() -> None:
@@ -264,39 +207,6 @@ async def test_a_prefill_pool_computes_the_prompt_and_a_decode_pool_goes_on_from
         assert routers["pre0"].asked[0].headers["x-request-id"] == "r"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_whole_after_its_first_token_needs_no_decode_pool(stream: bool) -> None:
-    async with pools(disagg(), pre0=prefilled("stop"), dec0=OK) as (running, routers):
-        status, named, body = await running.post(request(stream=stream, stream_options={"include_usage": stream}))
-        assert (status, named["x-prefill-pool"]) == (200, "pre0")
-        assert "x-pool" not in named
-        assert not routers["dec0"].asked
-        assert b"disaggregated_params" not in body
-        if stream:
-            assert named["content-type"] == "text/event-stream"
-            first, usage, done, end = body.split(b"\n\n")
-            assert (done, end) == (b"data: [DONE]", b"")
-            assert msgspec.json.decode(first[6:])["choices"][0]["finish_reason"] == "stop"
-            assert msgspec.json.decode(usage[6:])["usage"]["completion_tokens"] == 1
-        else:
-            assert msgspec.json.decode(body)["choices"][0]["text"] == "a"
-        assert await running.metric('kvrouter_pools_requests_total{outcome="ok"}') == 1
-
-
-async def test_a_request_for_one_token_is_whole_at_a_decode_pool() -> None:
-    async with pools(disagg(), pre0=OK, dec0=streams(*EVENTS)) as (running, routers):
-        sent = request(stream=True, max_tokens=1, nvext={"prefill_worker_id": "p1"})
-        status, named, body = await running.post(sent)
-        assert (status, body, named["x-pool"]) == (200, b"".join(EVENTS), "dec0")
-        assert "x-prefill-pool" not in named
-        assert not routers["pre0"].asked
-        alone = {"disaggregated_params": {"request_type": "context_and_generation"}, "nvext": {}}
-        assert routers["dec0"].bodies == [sent | alone]
-        _, _, dry = await running.post(sent, "/v1/pools/select")
-        (decode,) = msgspec.json.decode(dry)["phases"]
-        assert decode["selection"]["namespace"] == "dec0"
-
-
 async def test_each_phase_asks_its_own_pools_again_and_nothing_is_prefilled_twice() -> None:
     scripts: dict[str, Script | None] = {
         "pre0": error(500), "pre1": prefilled(), "dec0": None, "dec1": answers(body=b'{"whole":1}'),
@@ -306,14 +216,6 @@ async def test_each_phase_asks_its_own_pools_again_and_nothing_is_prefilled_twic
         assert (status, body) == (200, b'{"whole":1}')
         assert (named["x-prefill-pool"], named["x-pool"]) == ("pre1", "dec1")
         assert [len(routers[name].asked) for name in ("pre0", "pre1", "dec1")] == [1, 1, 1]
-
-
-async def test_the_length_of_the_prompt_chooses_in_both_phases() -> None:
-    scripts = {name: prefilled() if name.startswith("pre") else OK for name in ("pre0", "pre1", "dec0", "dec1")}
-    async with pools(disagg(2, 2), **scripts) as (running, _):
-        for prompt, at in ((list(range(99)), "0"), (list(range(100)), "1"), ("x" * 394, "0"), ("x" * 395, "1")):
-            _, named, _ = await running.post(request(prompt=prompt))
-            assert (named["x-prefill-pool"], named["x-pool"]) == (f"pre{at}", f"dec{at}"), len(prompt)
 
 
 @pytest.mark.parametrize(
@@ -327,38 +229,6 @@ async def test_a_prefill_answer_that_cannot_be_used_is_asked_of_the_next_pool(sc
         status, named, body = await running.post(request())
         assert (status, body, named["x-prefill-pool"]) == (200, b'{"whole":1}', "pre1")
         assert [len(routers[name].asked) for name in ("pre0", "pre1", "dec0", "dec1")] == [1, 1, 1, 0]
-
-
-@pytest.mark.parametrize("status", [400, 503])
-async def test_what_the_last_prefill_pool_refuses_the_client_gets(status: int) -> None:
-    async with pools(disagg(), pre0=error(status, "prefill says no"), dec0=OK) as (running, routers):
-        found, named, body = await running.post(request())
-        assert (found, msgspec.json.decode(body)["error"]["message"]) == (status, "prefill says no")
-        assert (named["retry-after"], named["x-prefill-pool"]) == ("7", "pre0")
-        assert not routers["dec0"].asked
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        (answers(body=b"{}"), "choices: found '{}', allowed one choice"),
-        (prefilled(choices=[{"finish_reason": "length"}]), "choices[0].disaggregated_params: found None"),
-        (answers(body=b" " * (5 << 20)), "body: an answer of more than 4194304 bytes"),
-        (None, "connect: "),
-        (says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx"), "body: "),
-    ],
-    ids=["no choice", "no params", "too large", "dead", "cut"],
-)
-async def test_a_prefill_pool_whose_answer_cannot_be_used_is_a_502_that_says_why(
-    script: Script | None, message: str
-) -> None:
-    async with pools(disagg(), pre0=script, dec0=OK) as (running, routers):
-        status, _, body = await running.post(request())
-        told = msgspec.json.decode(body)["error"]
-        assert (status, told["code"]) == (502, "upstream_failed")
-        assert message in told["message"]
-        assert not routers["dec0"].asked
-        assert await running.metric("kvrouter_pools_inflight_requests") == 0
 
 
 async def test_a_client_that_leaves_during_its_prefill_is_not_decoded() -> None:
@@ -448,13 +318,6 @@ async def test_with_a_tokenizer_lengths_are_counted() -> None:
             assert (question["isl_origin"], question["asked"]["isl_tokens"]) == ("tokens", len(prompt))
 
 
-async def test_where_no_grid_reads_lengths_none_is_looked_for() -> None:
-    async with pools(agg(0), p0=OK) as (running, _):
-        _, _, body = await running.post(request(), "/v1/pools/select")
-        question = msgspec.json.decode(body)["question"]
-        assert (question["isl_origin"], question["asked"]["isl_tokens"]) == ("unread", None)
-
-
 @pytest.mark.parametrize(
     ("body", "headers", "status", "param"),
     [
@@ -474,14 +337,6 @@ async def test_what_a_client_may_not_send_is_refused_by_its_name(
             assert (found, msgspec.json.decode(answer)["error"]["param"]) == (status, param)
         assert not routers["p0"].asked
         assert await running.metric('kvrouter_pools_requests_total{outcome="refused"}') == 1
-
-
-async def test_a_selection_is_of_chats_and_completions_alone() -> None:
-    async with pools(agg(0), p0=OK) as (running, _):
-        found, _, answer = await running.post({"model": MODEL, "input": "x"}, "/v1/pools/select")
-        error = msgspec.json.decode(answer)["error"]
-        assert (found, error["param"]) == (400, "input")
-        assert (await running.post({"model": MODEL, "input": "x"}, "/v1/responses"))[0] == 404
 
 
 async def test_the_processs_own_endpoints() -> None:

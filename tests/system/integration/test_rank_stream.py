@@ -9,12 +9,10 @@ from typing import Any
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy
 from structlog.testing import capture_logs
 
 from indexer.embedded import ensure_streams
 from kv_protocol import subjects
-from kv_protocol.codec import BLOCKS_PER_EVENT_MAX
 from kv_protocol.events import Cleared, Stored
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
@@ -85,18 +83,6 @@ def told(lines: list[Any]) -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_small_messages_and_full_ones_are_in_the_log_in_order_once(broker: Broker) -> None:
-    async with publishing(broker.url) as each:
-        for size in (0, 1, BLOCKS_PER_EVENT_MAX, 0, BLOCKS_PER_EVENT_MAX + 1, 3):
-            each.add(5, size)
-            await asyncio.sleep(0)
-        await each.until_published()
-        assert each.stream.failures_total == 0
-        last_seq = each.outbox.last_seq
-    assert await seqs_in(broker) == list(range(1, last_seq + 1))
-
-
-@pytest.mark.asyncio
 async def test_a_message_does_not_wait_for_those_before_it_to_be_confirmed(broker: Broker) -> None:
     async with publishing(broker.url) as each:
         broker.freeze()
@@ -107,26 +93,6 @@ async def test_a_message_does_not_wait_for_those_before_it_to_be_confirmed(broke
         broker.thaw()
         await each.until_published()
     assert await seqs_in(broker) == list(range(1, SMALL_MAX + 6))
-
-
-@pytest.mark.asyncio
-async def test_a_server_that_confirms_nothing_for_a_while_has_everything_once_and_in_order(broker: Broker) -> None:
-    async with publishing(broker.url, confirm_s=0.2) as each:
-        each.add(3)
-        await each.until_published()
-        broker.freeze()
-        with capture_logs() as lines:
-            for _ in range(20):
-                each.add(3)
-                await asyncio.sleep(0)
-            await eventually(lambda: each.stream.failures_total >= 6)
-            refused = [each.stream.is_refused]
-            broker.thaw()
-            await each.until_published()
-            refused.append(each.stream.is_refused)
-        assert told(lines) == ["publish_failed", "published_again"]
-        assert refused == [True, False]
-    assert await seqs_in(broker) == list(range(1, 64))
 
 
 @pytest.mark.asyncio
@@ -141,20 +107,6 @@ async def test_a_server_that_is_killed_and_comes_back_has_everything_once_and_in
         await broker.start()
         await each.until_published()
     assert await seqs_in(broker) == list(range(1, 31))
-
-
-@pytest.mark.asyncio
-async def test_a_server_that_lost_its_data_gets_what_is_published_from_then_on(broker: Broker) -> None:
-    async with publishing(broker.url) as each:
-        each.add(5)
-        await each.until_published()
-        await broker.kill()
-        broker.lose_store()
-        each.add(5)
-        await broker.start()
-        await each.until_published()
-        assert each.outbox.tail(0) is not None
-    assert await seqs_in(broker) == list(range(6, 11))
 
 
 @pytest.mark.asyncio
@@ -173,38 +125,6 @@ async def test_without_a_stream_it_is_told_once_and_all_is_published_when_there_
 
 
 @pytest.mark.asyncio
-async def test_a_stream_that_takes_no_more_is_tried_again_until_it_does(broker: Broker) -> None:
-    async with publishing(broker.url) as each, jetstream(broker.url) as server:
-        config = (await server.stream_info(subjects.EVENTS_STREAM)).config
-        await server.update_stream(config, discard=DiscardPolicy.NEW, max_bytes=600_000)
-        with capture_logs() as lines:
-            each.add(4, BLOCKS_PER_EVENT_MAX)
-            await eventually(lambda: each.stream.failures_total > 2)
-            assert each.outbox.published_seq == 1
-            await server.update_stream(config, discard=DiscardPolicy.NEW, max_bytes=1 << 26)
-            await each.until_published()
-        assert told(lines) == ["publish_failed", "published_again"]
-        assert "maximum bytes exceeded" in next(line["reason"] for line in lines if "reason" in line)
-    assert await seqs_in(broker) == [1, 2, 3, 4]
-
-
-@pytest.mark.asyncio
-async def test_while_the_log_is_away_what_waits_is_bounded_and_the_rest_counted(broker: Broker) -> None:
-    async with publishing(broker.url, bytes_max=10_000) as each:
-        await broker.kill()
-        await eventually(lambda: not each.log.is_connected)
-        each.add(1000)
-        await eventually(lambda: each.stream.failures_total)
-        each.add(1000)
-        dropped = each.outbox.dropped_batches_total
-        assert dropped > 0
-        assert each.outbox.tail(0) is None
-        await broker.start()
-        await each.until_published()
-    assert len(await seqs_in(broker)) == 2000 - dropped
-
-
-@pytest.mark.asyncio
 async def test_a_stop_while_the_log_takes_nothing_does_not_wait_for_it(broker: Broker) -> None:
     async with publishing(broker.url) as each, jetstream(broker.url) as server:
         await server.delete_stream(subjects.EVENTS_STREAM)
@@ -213,12 +133,3 @@ async def test_a_stop_while_the_log_takes_nothing_does_not_wait_for_it(broker: B
         began_s = SystemClock().now()
         each.stop.set()
     assert SystemClock().now() - began_s < 4.0
-
-
-@pytest.mark.asyncio
-async def test_a_stop_waits_for_what_the_log_has_not_confirmed_yet(broker: Broker) -> None:
-    async with publishing(broker.url) as each:
-        each.add(50, 1000)
-        each.stop.set()
-    assert await seqs_in(broker) == list(range(1, 51))
-    assert each.outbox.waiting_bytes == 0

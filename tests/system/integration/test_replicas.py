@@ -120,38 +120,6 @@ async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(bro
 
 
 @pytest.mark.asyncio
-async def test_a_router_that_begins_anew_has_none_of_its_former_leases(broker: Broker) -> None:
-    async with router(broker.url, "r1") as one:
-        async with router(broker.url, "r2") as other:
-            other.does(routed("a"))
-            await agreed(one, other, 1)
-        async with router(broker.url, "r2") as other:
-            other.does(routed("b"))
-            await agreed(one, other, 1)
-            assert one.sums() == other.sums()
-
-
-@pytest.mark.asyncio
-async def test_a_message_that_cannot_be_read_is_counted_and_costs_nothing_else(broker: Broker) -> None:
-    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
-        for subject in (subjects.ledger("m-0"), subjects.ledger_of("m-0", "r2")):
-            await one.log.announce(subject, b"\xc1 no message")
-        one.does(routed("a"))
-        await agreed(one, other, 1)
-        await eventually(lambda: other.replicas.statistics().refused_total == 2)
-
-
-@pytest.mark.asyncio
-async def test_load_reports_and_unknown_workers_are_not_sent_to_replicas(broker: Broker) -> None:
-    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
-        report = Reconciled(worker_id="w0", dp_rank=0, running_requests=3, waiting_requests=0, used_blocks=1)
-        one.does(report, routed("a", at=WorkerRank("x0", 0)), Finished(lease_id="a"), routed("b"))
-        await eventually(lambda: other.sums()[2] == 1)
-        assert set(other.ledger.loads()) == {W0}
-        assert other.ledger.load_of(W0).reported_running == 0
-
-
-@pytest.mark.asyncio
 async def test_the_metrics_tell_what_went_between_routers(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         registry = new_registry()

@@ -16,10 +16,8 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
-from kv_runtime.text.chat_messages import TextError
-from kv_runtime.text.loading import load_text
 from tests.contract.engines import outputs, tokens_of
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import trtllm
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
@@ -107,15 +105,3 @@ async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
     assert [family.name for family in media.families("w")] == [
         "kvrouter_media_loaded", "kvrouter_media_loaded_bytes", "kvrouter_media_refused",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("role", ["decode", "encode"])
-def test_a_worker_that_computes_no_prompt_refuses_an_encode_url(model: Model, role: Role) -> None:
-    with pytest.raises(TextError, match=r"encode\.url: found .* allowed none on a worker of role"):
-        served(model, role, encode=EncodeSection(url="http://127.0.0.1:1"))
-
-
-def test_an_encode_worker_s_model_takes_images(trtllm: Fake) -> None:
-    assert trtllm.module
-    with pytest.raises(TextError, match="role: found 'encode', allowed a model that takes images"):
-        ServedMedia(Settings(), load_text("byte"), SystemClock(), model="m", model_path="byte", role="encode")

@@ -10,15 +10,11 @@ import zmq.asyncio
 from structlog.testing import capture_logs
 
 from bench.capture.payloads import encode_payload
-from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
-from kv_protocol.ids import WorkerRank
-from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
-    MODEL,
     RANK,
-    WORKER,
     Agent,
     PlayedSource,
     PublishedAt,
@@ -32,8 +28,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.dialects.engine_wire import encode_sequence
-from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")
 
@@ -102,7 +97,7 @@ class Publisher(PlayedSource):
 
     async def live_again(self) -> None:
         await eventually(lambda: self._is_bound(*self._endpoints))
-        self.ring, self.sequence, self.replays_asked = {}, 0, []
+        self.ring, self.sequence = {}, 0
         self._serving = self._group.create_task(self.serve())
         await self.subscribed()
 
@@ -170,29 +165,6 @@ async def test_a_gpu_and_a_host_source_are_one_rank(broker: Broker, log: EventLo
         assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[:2] == (1, 2)
 
 
-@pytest.mark.asyncio
-async def test_a_loss_at_the_engine_leaves_the_host_tier(broker: Broker, log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context, 2) as (engine, host),
-        running_index(broker.url) as index,
-        agent_of(log, context, {ENGINE: engine, HOST: host}) as agent,
-    ):
-        await engine.tell(stored(1, 2, 3))
-        await host.tell(stored(1, 2, tier=Tier.HOST, names=1000))
-        await until_all_read(agent, engine, host)
-        await until_converged(index, agent)
-        await engine.tell(stored(7), is_heard=False)
-        del engine.ring[1]
-        await engine.tell(stored(8))
-        await until_all_read(agent, engine, host)
-        one, two = hashes_of(1, 2)
-        assert tiers(agent) == {one: (Tier.HOST,), two: (Tier.HOST,), hashes_of(8)[0]: (Tier.GPU,)}
-        assert [reader.cursor.lost_total for reader in agent.consolidator.readers] == [1, 0]
-        assert agent.epoch() == 100
-        await until_converged(index, agent)
-
-
 # ---------------------------------------------------------------- publishers that begin anew
 
 
@@ -221,24 +193,6 @@ async def test_a_publisher_that_begins_anew_on_its_endpoint_is_noticed_and_had_w
         await eventually(lambda: set(tiers(agent)) == told)
         assert agent.cursor.restarts_total == (told_before > 0)
         await until_converged(index, agent)
-
-
-@pytest.mark.asyncio
-async def test_without_replay_a_publisher_that_begins_anew_is_noticed_by_its_numbers(log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
-    ):
-        for block in range(1, 6):
-            await engine.tell(stored(block))
-        await until_all_read(agent, engine)
-        await engine.begin_anew()
-        await engine.tell(stored(101))
-        await engine.tell(stored(102))
-        await until_all_read(agent, engine)
-        assert set(tiers(agent)) == {hashes_of(101)[0], hashes_of(102)[0]}
-        assert (agent.cursor.restarts_total, engine.replays_asked) == (1, [])
 
 
 @pytest.mark.asyncio
@@ -280,18 +234,6 @@ async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
 
 
 @pytest.mark.asyncio
-async def test_a_publisher_that_never_was_there_is_told_as_a_reason(log: EventLog) -> None:
-    async with zmq_context() as context:
-        nowhere = context.socket(zmq.PUB)
-        nowhere.bind("tcp://127.0.0.1:*")
-        at = PublishedAt(endpoint_of(nowhere), "", ENGINE)
-        nowhere.close()
-        async with running_agent(log, consolidator_on(log, context, at)) as agent:
-            assert agent.consolidator.stale(0) == ""  # it may yet connect
-            await eventually(lambda: agent.consolidator.stale(0) == f"engine: publisher {at.publish} is not connected")
-
-
-@pytest.mark.asyncio
 async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_fill_the_log(log: EventLog) -> None:
     accepted = 0
 
@@ -330,77 +272,4 @@ async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventL
         assert sorted(told) == ["engine_events_lost", "hop_a_message_refused"]
 
 
-@pytest.mark.asyncio
-async def test_a_rank_is_told_stale_once_whatever_reasons_follow_and_current_once(log: EventLog) -> None:
-    pulses = [fleet.Heartbeat(instance="none", epoch=0, last_seq=0)]
-
-    async def on_pulse(message: LogMessage) -> None:
-        pulses.append(fleet.decode_heartbeat(message.data))
-
-    await log.listen(subjects.heartbeat(MODEL, RANK), on_pulse)
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        agent_of(log, context, {ENGINE: engine}, has_replay=False),
-    ):
-        with capture_logs() as lines:
-            for number in range(3):
-                await engine.send(b"", encode_sequence(number), b"no batch")
-                await eventually(lambda: f"batch {number}" in pulses[-1].stale)  # noqa: B023 - awaited in its turn
-            engine.sequence = 3
-            await engine.tell(EngineCleared())
-            await eventually(lambda: not pulses[-1].stale)
-        told = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
-        assert told == [("warning", "rank_stale"), ("info", "rank_current")]
-
-
-@pytest.mark.asyncio
-async def test_a_consolidator_that_begins_anew_rebuilds_its_state_by_replay(broker: Broker, log: EventLog) -> None:
-    async with zmq_context() as context, publishing(context) as (engine,), running_index(broker.url) as index:
-        async with agent_of(log, context, {ENGINE: engine}) as first:
-            await engine.tell(stored(1, 2))
-            await engine.tell(EngineRemoved(block_hashes=(2,)))
-            await until_all_read(first, engine)
-        async with agent_of(log, context, {ENGINE: engine}) as second:
-            await until_all_read(second, engine)
-            assert tiers(second) == {hashes_of(1)[0]: (Tier.GPU,)}
-            await until_converged(index, second)
-
-
-@pytest.mark.asyncio
-async def test_a_replay_endpoint_that_does_not_answer_is_told_as_a_reason(broker: Broker, log: EventLog) -> None:
-    async with zmq_context() as context, publishing(context) as (engine,):
-        silent = context.socket(zmq.ROUTER)
-        silent.bind("tcp://127.0.0.1:*")
-        at = PublishedAt(endpoint_of(engine.publish), endpoint_of(silent), ENGINE)
-        async with running_agent(log, consolidator_on(log, context, at)) as agent, running_index(broker.url) as index:
-            await engine.subscribed()
-            await engine.tell(stored(1), is_heard=False)
-            await engine.tell(stored(2))
-            await eventually(lambda: tiers(agent) == {hashes_of(2)[0]: (Tier.GPU,)})
-            assert agent.cursor.lost_total == 1
-            assert "does not answer" in agent.consolidator.readers[0].stale()
-            await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
-
-
 # ---------------------------------------------------------------- one publisher a rank
-
-
-@pytest.mark.asyncio
-async def test_two_ranks_on_two_ports_are_two_streams(broker: Broker, log: EventLog) -> None:
-    async with zmq_context() as context, publishing(context, 2) as (zero, one), running_index(broker.url) as index:
-        publishers = {Origin("engine", 0): zero, Origin("engine", 1): one}
-        async with agent_of(log, context, publishers, dp_ranks=(0, 1)) as agent:
-            await zero.tell(stored(1, 2), dp_rank=None)
-            await one.tell(stored(1), dp_rank=1)
-            await until_all_read(agent, zero, one)
-            await one.tell(stored(5), is_heard=False)
-            one.ring.clear()
-            await one.tell(stored(6), dp_rank=None)
-            await until_all_read(agent, zero, one)
-            assert set(tiers(agent, 0)) == set(hashes_of(1, 2))
-            assert set(tiers(agent, 1)) == set(hashes_of(6))
-            for dp_rank in (0, 1):
-                await until_converged(index, agent, dp_rank)
-            ranks = [WorkerRank(WORKER, dp_rank) for dp_rank in (0, 1)]
-            assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2), ranks)] == [2, 0]

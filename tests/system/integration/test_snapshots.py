@@ -2,9 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import nats
 import pytest
@@ -12,7 +9,7 @@ import pytest_asyncio
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.embedded import EmbeddedIndex
 from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import RankView
 from indexer.service import snapshot_keeper as keeper
@@ -20,10 +17,10 @@ from indexer.service.http import IndexApi
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_runtime.clock import ManualClock
-from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import EventLog, ObjectBucket, reading
+from kv_runtime.config.sections import IndexSection
+from kv_runtime.event_log import EventLog, ObjectBucket
 from kv_runtime.telemetry import new_registry
-from tests.system.integration.broker import Broker, eventually, running_broker
+from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import NATS, WAIT_S, Index, gpu, running_index
 from tests.system.integration.scripted_rank import ScriptedRank
 from tests.system.integration.serving import serving
@@ -101,22 +98,6 @@ async def test_an_index_that_starts_goes_on_where_the_newest_snapshot_ends(
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_outlives_a_server_that_is_killed(
-    broker: Broker, log: EventLog, scripted: ScriptedRank
-) -> None:
-    await store_chain(scripted, 1, 5)
-    async with running_index(broker.url, nats=OFTEN) as first:
-        await first.until_at(scripted)
-        await until(first, "snapshots_written_total", 1)
-    await purge_all(log)
-    await broker.kill()
-    await broker.start()
-    await eventually(lambda: log.is_connected)
-    async with running_index(broker.url, nats=OFTEN) as second:
-        assert second.view(scripted.rank, *range(1, 6)).overlap_blocks == gpu(5)
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("damage", ["bytes", "chunks", "words", "place"])
 async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
     broker: Broker, log: EventLog, scripted: ScriptedRank, bucket: ObjectBucket, damage: str
@@ -151,96 +132,6 @@ async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_of_another_log_is_not_used(
-    broker: Broker, scripted: ScriptedRank, bucket: ObjectBucket
-) -> None:
-    await store_chain(scripted, 1, 5)
-    async with running_index(broker.url, nats=OFTEN) as first:
-        await first.until_at(scripted)
-        await until(first, "snapshots_written_total", 1)
-    client = await nats.connect(broker.url)
-    await client.jsm().delete_stream(subjects.EVENTS_STREAM)
-    await client.close()
-    other = ScriptedRank(scripted.log, "w1")
-    await other.start()
-    await ensure_streams(other.log, OFTEN)
-    await store_chain(other, 1, 6)
-    async with running_index(broker.url, nats=OFTEN) as second:
-        await second.until_at(other)
-        assert second.index.ranks() == [other.rank]
-        assert metric(second, "snapshots_refused_total") == 0
-        await until(second, "snapshots_written_total", 1)
-    assert len(await bucket.names()) == 2
-
-
-@pytest.mark.asyncio
-async def test_a_snapshot_for_which_the_index_has_no_memory_is_refused_and_the_log_is_read(
-    broker: Broker, scripted: ScriptedRank
-) -> None:
-    await scripted.store(*range(1, 20_001))
-    async with running_index(broker.url, nats=OFTEN) as first:
-        await first.until_at(scripted)
-        await until(first, "snapshots_written_total", 1)
-    small = IndexSection(implementation="python", memory_bytes_max=1 << 20)
-    async with running_index(broker.url, settings=small, nats=OFTEN) as second:
-        await eventually(lambda: second.view(scripted.rank).seq == 1)
-        assert metric(second, "snapshots_refused_total") == 1
-        assert metric(second, "index_overfull_ranks") == 1
-
-
-@pytest.mark.asyncio
-async def test_without_a_bucket_an_index_starts_and_reads_all_of_the_log(
-    broker: Broker, scripted: ScriptedRank
-) -> None:
-    await store_chain(scripted, 1, 5)
-    client = await nats.connect(broker.url)
-    await client.jsm().delete_stream(f"OBJ_{subjects.SNAPSHOT_BUCKET}")
-    await client.close()
-    async with started(broker.url) as index:
-        await eventually(lambda: index.overlap(range(1, 6), [scripted.rank])[0].overlap_blocks == gpu(5))
-
-
-@asynccontextmanager
-async def started(url: str) -> AsyncIterator[EmbeddedIndex]:
-    """Start an index on streams that are there, and let nothing of it run."""
-    log = await EventLog.connect(url, name="index")
-    index = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN)
-    try:
-        await index.start()
-        yield index
-    finally:
-        await log.close()
-
-
-@pytest.mark.asyncio
-async def test_an_index_in_a_router_leaves_the_lines_of_refused_fleet_events_to_the_router(
-    broker: Broker, scripted: ScriptedRank
-) -> None:
-    await store_chain(scripted, 1, 1)  # the streams are there
-    log = await EventLog.connect(broker.url, name="index")
-    silent = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN, logs_announced=False)
-    speaking = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN)
-    assert await lines_of_a_refused_event(log, silent) == 0
-    assert await lines_of_a_refused_event(log, speaking) > 0
-    await log.close()
-
-
-async def lines_of_a_refused_event(log: EventLog, index: EmbeddedIndex) -> int:
-    """Start the index, publish a fleet event that cannot be read, and return how many lines the log has of it."""
-    with capture_logs() as logs:
-        await index.start()
-        before = refused_events(index)
-        await log.publish(subjects.fleet("m", "w0"), b"nonsense")
-        await eventually(lambda: refused_events(index) > before)
-    return sum(line["event"] == "fleet_event_refused" for line in logs)
-
-
-def refused_events(index: EmbeddedIndex) -> float:
-    found = next(each for each in index.families() if each.name == "kvrouter_index_fleet_refused")
-    return sum(sample.value for sample in found.samples)
-
-
-@pytest.mark.asyncio
 async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_is(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
@@ -260,40 +151,7 @@ async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_
     await log.close()
 
 
-@pytest.mark.asyncio
-async def test_what_the_log_loses_while_it_is_caught_up_with_is_not_waited_for(
-    broker: Broker, log: EventLog, scripted: ScriptedRank
-) -> None:
-    await store_chain(scripted, 1, 5)
-    async with running_index(broker.url, nats=OFTEN) as first:
-        await first.until_at(scripted)
-        await until(first, "snapshots_written_total", 1)
-    await store_chain(scripted, 6, 7)
-    await purge_all(log)
-    async with started(broker.url) as index:
-        assert index.catching_up() == ""
-
-
 # ---------------------------------------------------------------- writing
-
-
-@pytest.mark.asyncio
-async def test_snapshots_are_written_while_the_log_grows_and_only_then(
-    broker: Broker, scripted: ScriptedRank, bucket: ObjectBucket
-) -> None:
-    async with running_index(broker.url, nats=OFTEN) as index:
-        await index.pass_time(1.0)
-        assert await bucket.names() == []
-        for block in range(1, 4):
-            await scripted.store(block)
-            await scripted.beat()
-            await index.until_at(scripted)
-            await until(index, "snapshots_written_total", block)
-        await index.pass_time(3.0)
-        assert metric(index, "snapshots_written_total") == 3
-        assert [int(name[:20]) for name in await bucket.names()] == [1, 2, 3]
-        assert metric(index, "snapshot_age_seconds") >= 3.0
-        assert metric(index, "snapshot_failures_total") == 0
 
 
 @pytest.mark.asyncio
@@ -311,52 +169,6 @@ async def test_of_several_indexes_on_one_log_one_writes(broker: Broker, scripted
             await until(other, "snapshot_seq", 2)
             await other.pass_time(0.5)
             assert metric(other, "snapshots_written_total") == 0
-
-
-def is_off_log(index: Index, scripted: ScriptedRank) -> bool:
-    """Return whether the index has of a rank what the log has not."""
-    stream = index.index.statistics().streams[scripted.rank]
-    return stream.cursor > stream.logged_seq
-
-
-@pytest.mark.asyncio
-async def test_while_a_rank_is_ahead_of_the_log_a_snapshot_waits_but_not_for_ever(
-    broker: Broker, scripted: ScriptedRank
-) -> None:
-    await scripted.store(1)
-    async with running_index(broker.url, nats=OFTEN) as index:
-        await until(index, "snapshots_written_total", 1)
-        await scripted.store(2, silently=True)
-        await scripted.publish_raw(b"garbage")
-        await index.until_at(scripted)
-        assert is_off_log(index, scripted)
-        written_s = index.clock.now()
-        while index.clock.now() < written_s + keeper.OFF_S - 0.2:  # it may be seen off the log at once
-            await index.clock.advance(0.1)
-            await asyncio.sleep(0.002)
-        assert metric(index, "snapshots_written_total") == 1
-        await scripted.beat()
-        await until(index, "snapshots_written_total", 2)
-        assert is_off_log(index, scripted)
-
-
-@pytest.mark.asyncio
-async def test_a_failure_is_counted_and_said_once_and_ends_with_its_cause(
-    broker: Broker, log: EventLog, scripted: ScriptedRank
-) -> None:
-    with capture_logs() as lines:
-        async with running_index(broker.url, nats=OFTEN) as index:
-            client = await nats.connect(broker.url)
-            await client.jsm().delete_stream(f"OBJ_{subjects.SNAPSHOT_BUCKET}")
-            await client.close()
-            await scripted.store(1)
-            await index.until_at(scripted)
-            await until(index, "snapshot_failures_total", 3)
-            await ensure_streams(log, OFTEN)
-            await until(index, "snapshots_written_total", 1)
-    told = [line["reason"] for line in lines if line["event"] == "snapshot_failed"]
-    assert len(told) == 1
-    assert told[0].startswith(f"bucket {subjects.SNAPSHOT_BUCKET}: names: ")
 
 
 @pytest.mark.asyncio
@@ -410,43 +222,3 @@ async def test_the_log_is_purged_before_its_limit_and_only_up_to_what_a_snapshot
         await second.until_at(scripted)
         assert scripted.dumps_asked == 0
         assert sorted(second.index.held(scripted.rank)) == sorted(scripted.held())
-
-
-@pytest.mark.asyncio
-async def test_after_the_log_was_lost_snapshots_are_those_of_the_new_one(
-    broker: Broker,
-    log: EventLog,
-    scripted: ScriptedRank,
-    bucket: ObjectBucket,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(reading, "SILENCE_S", 0.5)
-    await store_chain(scripted, 1, 2)
-    async with running_index(broker.url, nats=OFTEN) as index:
-        await until(index, "snapshots_written_total", 1)
-        born = (await log.stream_state(subjects.EVENTS_STREAM)).created
-        client = await nats.connect(broker.url)
-        await client.jsm().delete_stream(subjects.EVENTS_STREAM)
-        await client.close()
-        await ensure_streams(log, OFTEN)
-        await store_chain(scripted, 3, 4)
-        await index.until_at(scripted)
-        await until(index, "log_read_anew_total", 1)
-        await scripted.beat()
-        await until(index, "snapshots_written_total", 2)
-    old, new = [decode_checkpoint(await bucket.get(name)) for name in await bucket.names()]
-    assert (old.stream_seq, new.stream_seq) == (2, 2)
-    assert old.stream_created == born
-    assert new.stream_created == (await log.stream_state(subjects.EVENTS_STREAM)).created != born
-    async with running_index(broker.url, nats=OFTEN) as second:
-        assert second.view(scripted.rank, *range(1, 5)).overlap_blocks == gpu(4)
-
-
-@pytest.mark.asyncio
-async def test_the_log_of_an_embedded_server_has_room_for_all_streams(tmp_path: Path) -> None:
-    async with running_broker(tmp_path / "own") as broker:
-        log = await EventLog.connect(broker.url, name="test")
-        await ensure_streams(log, NatsSection())
-        assert (await log.stream_state(subjects.FLEET_STREAM)).last_seq == 0
-        await log.close()

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import pytest
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import LONGEST, PROMPT, outputs, request, rows_until, tokens_of, trtllm_args, trtllm_engine
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
+from worker_agent.api.disaggregated import handoff_json, handoff_of_json
 from worker_agent.api.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
-from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.engines.types import EngineError, EngineOutput, EngineStopped, RequestRefused
 
 __all__ = ["trtllm"]
 
@@ -86,7 +86,6 @@ async def test_an_engine_that_cannot_start_says_why(trtllm: Fake) -> None:
 
 REFUSED_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "kv_cache_config.free_gpu_memory_fraction: "),
-    ({"kv_cache_config": {"max_util_for_resume": 0}}, "kv_cache_config.max_util_for_resume: "),
     ({"kv_cache_config": {"max_attention_window": [1, "x"]}}, "kv_cache_config.max_attention_window.1: "),
     (
         {"kv_cache_config": {"dtyp": "fp8"}},
@@ -96,8 +95,6 @@ REFUSED_VALUES: list[tuple[dict[str, Any], str]] = [
         {"scheduler_config": {"dynamic_batch_config": {"dynamic_batch_moving_average_window": "x"}}},
         "scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window: ",
     ),
-    ({"moe_config": {"backend": "WIDEEP"}}, "moe_config.backend: Input should be 'AUTO', "),
-    ({"stream_interval": 0}, "stream_interval: Input should be greater than 0, found 0 (an integer)"),
     ({"backend": "_autodeploy", "max_beam_width": 2}, "max_beam_width: Value error, AutoDeploy does not support beam"),
 ]
 
@@ -117,33 +114,9 @@ async def test_what_the_engine_s_own_model_refuses_is_told_with_its_place(
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("trtllm")
-async def test_all_that_the_engine_refuses_in_sections_is_told_together_and_no_secret() -> None:
-    cache = {"kv_cache_config": {"max_util_for_resume": 7, "api_key": "sk-0123456789"}}
-    with pytest.raises(EngineError) as caught:
-        await trtllm_engine({**cache, "moe_config": {"backend": "FAST"}}, engine_version="1.3.0rc29").start()
-    assert str(caught.value).count("engine.yaml: ") == 3
-    assert "0123456789" not in str(caught.value)
-
-
-@pytest.mark.asyncio
-@pytest.mark.usefixtures("trtllm")
 async def test_a_name_that_the_engine_does_not_know_is_told_with_its_place() -> None:
     with pytest.raises(EngineError, match=r"got invalid argument: newer; newer is of file \(engine\.yaml\)$"):
         await trtllm_engine({"newer": 1}, engine_version="1.3.0rc29").start()
-
-
-@pytest.mark.asyncio
-async def test_without_the_package_the_extra_is_named(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    del trtllm
-    monkeypatch.setattr("sys.path", [])
-    for name in _imported():
-        monkeypatch.delitem(__import__("sys").modules, name)
-    with pytest.raises(EngineError, match=r"the engine trtllm needs kv-router\[trtllm\]: pip install"):
-        await trtllm_engine().start()
-
-
-def _imported() -> list[str]:
-    return [name for name in __import__("sys").modules if name.split(".")[0] == "tensorrt_llm"]
 
 
 @pytest.mark.asyncio
@@ -176,13 +149,6 @@ async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
         assert len(tokens_of(await outputs(engine, request(max_tokens=longest - len(PROMPT))))) == longest - len(PROMPT)
         with pytest.raises(RequestRefused, match=f"at most {longest} together"):
             await outputs(engine, request(max_tokens=longest))
-
-
-@pytest.mark.asyncio
-async def test_the_setting_is_the_length_of_a_model_that_does_not_say(trtllm: Fake) -> None:
-    del trtllm
-    async with running(trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=99))) as engine:
-        assert engine.describe().max_seq_len == 99
 
 
 @pytest.mark.asyncio
@@ -250,49 +216,6 @@ async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trt
 
 
 # --------------------------------------------------------------------------------------------- requests
-@pytest.mark.asyncio
-async def test_choices_logprobs_and_the_stop_token_come_with_their_outputs(trtllm: Fake) -> None:
-    del trtllm
-    wishes = Sampling(choices=2, temperature=0.5, logprobs=3, prompt_logprobs=1)
-    async with running(trtllm_engine()) as engine:
-        free = await outputs(engine, request(max_tokens=3, sampling=wishes))
-        by_choice = [[output for output in free if output.choice == choice] for choice in (0, 1)]
-        assert [[output.finish_reason for output in told][-1] for told in by_choice] == ["length"] * 2
-        for told in by_choice:
-            places = [place for output in told for place in output.logprobs]
-            assert [place.chosen.token_id for place in places if place] == tokens_of(told)
-            assert [[each.rank for each in place.top] for place in places if place] == [[1, 2, 3]] * 3
-            assert len(told[0].prompt_logprobs) == len(PROMPT)
-        stop = tokens_of(by_choice[0])[1]
-        told = await outputs(engine, request("b", stop_token_ids=(stop,), max_tokens=9))
-    assert (told[-1].stop_token_id, told[-1].token_ids[-1]) == (stop, stop)
-
-
-@pytest.mark.asyncio
-async def test_the_model_s_end_token_stops_unless_it_is_ignored(trtllm: Fake) -> None:
-    trtllm.control.model = replace(trtllm.control.model, eos_after_tokens=2)
-    async with running(trtllm_engine(settings=TrtllmSettings(end_ids=(2,)))) as engine:
-        told = await outputs(engine, request(max_tokens=8, stop_token_ids=(2,)))
-        ignored = request("b", max_tokens=8, stop_token_ids=(2,), sampling=Sampling(ignore_eos=True))
-        rest = await outputs(engine, ignored)
-    assert (len(tokens_of(told)), tokens_of(told)[-1], told[-1].finish_reason) == (3, 2, "stop")
-    assert (len(tokens_of(rest)), rest[-1].finish_reason) == (8, "length")
-
-
-@pytest.mark.asyncio
-async def test_what_was_not_loaded_is_refused_by_name(trtllm: Fake) -> None:
-    del trtllm
-    async with running(trtllm_engine()) as engine:
-        cases: list[tuple[dict[str, Any], str]] = [
-            ({"lora_name": "x"}, 'lora_name: found "x", allowed none'),
-            ({"sampling": Sampling(guide=Guide(kind="json_object"))}, "guided_decoding"),
-            ({"logits_processors": ("x",)}, 'logits_processors: found "x"'),
-            ({"handoff": Handoff()}, "disaggregated_params"),
-            ({"sampling": Sampling(choices=2, best_of=3)}, "best_of"),
-        ]
-        for fields, refusal in cases:
-            with pytest.raises(RequestRefused, match=refusal):
-                await outputs(engine, request(**fields))
 
 
 @pytest.mark.asyncio
@@ -325,21 +248,6 @@ async def test_a_request_that_the_engine_refuses_fails_alone(trtllm: Fake) -> No
     assert engine.failed_requests_total == 3
 
 
-@pytest.mark.asyncio
-async def test_a_request_that_fails_after_it_began_ends_with_an_error(trtllm: Fake) -> None:
-    trtllm.control.hold()
-    async with running(trtllm_engine(settings=WATCH)) as engine:
-        generation = engine.generate(request(max_tokens=9))
-        trtllm.control.allow(1)
-        first = await anext(generation)
-        refused = trtllm.llmapi.RequestError("lost its blocks")
-        (result,) = trtllm.control.results
-        result.queue.put(refused)
-        told = [first, *[output async for output in generation]]
-        assert engine.fault is None
-    assert [output.finish_reason for output in told] == [None, "error"]
-
-
 # ---------------------------------------------------------------------------------------------- death
 @pytest.mark.asyncio
 async def test_a_dead_engine_ends_its_streams_and_then_run(trtllm: Fake) -> None:
@@ -356,16 +264,6 @@ async def test_a_dead_engine_ends_its_streams_and_then_run(trtllm: Fake) -> None
     assert engine.fault == "RuntimeError: Xid 79"
     with pytest.raises(EngineStopped, match="Xid 79"):
         await outputs(engine, request("late"))
-
-
-@pytest.mark.asyncio
-async def test_the_death_of_an_idle_engine_is_noticed(trtllm: Fake) -> None:
-    engine = trtllm_engine(settings=WATCH)
-    await engine.start()
-    trtllm.control.kill()
-    with pytest.raises(EngineStopped, match="illegal memory access"):
-        await engine.run()
-    assert trtllm.control.executors == []
 
 
 async def _raised(work: Any) -> BaseException | None:
@@ -389,52 +287,7 @@ async def test_polls_of_an_engine_that_is_not_there_are_engine_errors(trtllm: Fa
         engine.iteration_stats(0)
 
 
-@pytest.mark.asyncio
-async def test_polls_do_not_wait_in_the_library(trtllm: Fake) -> None:
-    async with running(trtllm_engine()) as engine:
-        assert engine.kv_events(0.0)[0]["data"]["type"] == "created"
-        await outputs(engine, request())
-        assert await asyncio.to_thread(engine.kv_events, 5.0)
-        assert await asyncio.to_thread(engine.iteration_stats, 5.0)
-        assert await asyncio.to_thread(engine.kv_events, 0.05) == []
-    assert {timeout for _, timeout in trtllm.control.poll_timeouts} == {0}
-
-
-@pytest.mark.asyncio
-async def test_an_engine_that_answers_at_once_that_there_is_nothing_is_asked_with_pauses(trtllm: Fake) -> None:
-    trtllm.control.polls_by = "ipc"
-    async with running(trtllm_engine()) as engine:
-        for poll, longest_s, most in ((engine.kv_events, 0.1, 21), (engine.iteration_stats, 0.1, 11)):
-            trtllm.control.poll_timeouts.clear()
-            assert await asyncio.to_thread(poll, longest_s) == []
-            assert 1 < len(trtllm.control.poll_timeouts) <= most
-        await outputs(engine, request())
-        assert await asyncio.to_thread(engine.kv_events, 5.0)
-
-
 # ------------------------------------------------------------------------------- prefill, decode, encode
-@pytest.mark.asyncio
-@pytest.mark.parametrize("said", ["not_finished", "length"])
-async def test_both_workers_say_what_one_would_have_said(trtllm: Fake, said: str) -> None:
-    trtllm.control.context_finish_reason = said
-    wishes = Sampling(logprobs=2)
-    async with (
-        running(worker("prefill")) as prefill,
-        running(worker("decode")) as decode,
-        running(worker("aggregated")) as one,
-    ):
-        answer = await handed_over(prefill, sampling=wishes, transfer_id=77)
-        assert answer.handoff is not None
-        wire = handoff_json(answer.handoff)
-        handoff = handoff_of_json(wire)
-        told = await outputs(decode, request(sampling=wishes, handoff=handoff))
-        alone = await outputs(one, request(sampling=wishes))
-    assert (len(answer.token_ids), answer.finish_reason, handoff.ctx_request_id) == (1, "length", 77)
-    assert handoff.opaque_state == answer.handoff.opaque_state
-    assert tokens_of(told) == tokens_of(alone)
-    assert [place for output in told for place in output.logprobs] == [
-        place for output in alone for place in output.logprobs
-    ]
 
 
 @pytest.mark.asyncio
@@ -456,51 +309,6 @@ async def test_a_log_probability_of_minus_infinity_can_be_handed_over(trtllm: Fa
 
 
 @pytest.mark.asyncio
-async def test_each_transfer_has_an_id_of_its_own_that_names_its_worker(trtllm: Fake) -> None:
-    del trtllm
-    async with running(worker("prefill", TrtllmSettings(transfer_s=0.1, transfer_place=(5, 6)))) as prefill:
-        told = [(await handed_over(prefill, name)).handoff for name in ("a", "b")]
-    ids = [handoff.ctx_request_id for handoff in told if handoff and handoff.ctx_request_id]
-    assert len(set(ids)) == 2
-    assert {(each >> 16 & 255, each >> 10 & 63) for each in ids} == {(5, 6)}
-
-
-@pytest.mark.asyncio
-async def test_an_end_token_on_the_prefill_worker_says_stop(trtllm: Fake) -> None:
-    trtllm.control.model = replace(trtllm.control.model, eos_after_tokens=0)
-    async with running(worker("prefill", TrtllmSettings(end_ids=(2,)))) as prefill:
-        answer = await handed_over(prefill, stop_token_ids=(2,))
-    assert (answer.token_ids, answer.finish_reason) == ((2,), "stop")
-
-
-@pytest.mark.asyncio
-async def test_decode_requires_what_a_prefill_worker_said_or_serves_alone(trtllm: Fake) -> None:
-    del trtllm
-    async with running(worker("decode")) as decode:
-        with pytest.raises(RequestRefused, match="decode mode requires them"):
-            await outputs(decode, request())
-        with pytest.raises(RequestRefused, match="first_gen_tokens"):
-            await outputs(decode, request(handoff=Handoff(opaque_state=b"x")))
-        with pytest.raises(RequestRefused, match="opaque state"):
-            await outputs(decode, request(handoff=Handoff(opaque_state=b"x", first_gen_tokens=(1,))))
-        assert len(tokens_of(await outputs(decode, request(is_context_and_generation=True)))) == 4
-
-
-@pytest.mark.asyncio
-async def test_decode_counts_reused_blocks_where_the_engine_measures(trtllm: Fake) -> None:
-    del trtllm
-    async with running(worker("prefill")) as prefill, running(worker("decode", return_perf_metrics=True)) as decode:
-        for name, cached in [("a", 0), ("b", 6)]:
-            answer = await handed_over(prefill, name)
-            told = await outputs(decode, request(name, handoff=answer.handoff))
-            assert told[-1].cached_tokens == cached
-        assert decode.transfers.count == 2
-        assert decode.transfers.transferred_bytes > 0
-        assert decode.transfers.seconds > 0
-        assert prefill.transfers.count == 0
-
-
-@pytest.mark.asyncio
 async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) -> None:
     async with running(worker("prefill")) as prefill, running(worker("decode")) as decode:
         answer = await handed_over(prefill)
@@ -518,19 +326,6 @@ async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) ->
         assert result.aborted()
     assert row["kvCacheStats"]["usedNumBlocks"] == 0
     assert len(result.outputs[0].token_ids) < 150
-
-
-@pytest.mark.asyncio
-async def test_any_other_request_is_aborted_when_its_stream_is_closed(trtllm: Fake) -> None:
-    trtllm.control.hold()
-    async with running(trtllm_engine()) as engine:
-        waiting = asyncio.ensure_future(_raised(outputs(engine, request())))
-        await asyncio.sleep(0)
-        (result,) = trtllm.control.results
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert result.aborted()
 
 
 @pytest.mark.asyncio
@@ -587,17 +382,6 @@ async def test_a_prefill_worker_s_stop_does_not_wait_for_ever(trtllm: Fake, coun
 
 
 @pytest.mark.asyncio
-async def test_an_encoder_generates_nothing_and_other_engines_do_not_encode(trtllm: Fake) -> None:
-    del trtllm
-    encoder = trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=LONGEST), role="encode")
-    async with running(encoder), running(worker("prefill", QUICK)) as prefill:
-        with pytest.raises(RequestRefused, match="an encoder generates nothing"):
-            await outputs(encoder, request())
-        with pytest.raises(RequestRefused, match='role: found "prefill", allowed encode'):
-            await prefill.encode("<image>", [])
-
-
-@pytest.mark.asyncio
 async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm: Fake, tmp_path: Path) -> None:
     settings = TrtllmSettings(max_seq_len=LONGEST)
     for config, said in (('{"model_type": "llama4"}', "role encode: found 'llama4', allowed"), ("{", "config.json")):
@@ -605,18 +389,6 @@ async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm:
         with pytest.raises(EngineError, match=said):
             await trtllm_engine({"model": str(tmp_path)}, settings, role="encode").start()
     assert trtllm.control.executors == []
-
-
-@pytest.mark.asyncio
-async def test_an_engine_without_run_aborts_at_once(trtllm: Fake) -> None:
-    engine = trtllm_engine()
-    await engine.start()
-    async with aclosing(engine.generate(EngineRequest(request_id="a", prompt=PROMPT, max_tokens=150))) as generation:
-        await anext(generation)
-        (result,) = trtllm.control.results
-        trtllm.control.hold()
-    assert result.aborted() or result.finished
-    await engine.stop(0.0)
 
 
 # ------------------------------------------------------------------------------------ logits processors

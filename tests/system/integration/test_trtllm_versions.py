@@ -13,13 +13,11 @@ from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineError
 
 __all__ = ["trtllm"]
 
 TRANSCEIVER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
 QUICK = TrtllmSettings(transfer_s=0.1)
-MODEL_BLOCK = 64
 
 
 def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> TensorRTLLMEngine:
@@ -27,30 +25,6 @@ def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> Tensor
     file = Layer(name="file", values={"max_seq_len": 200, **(values or {})}, place="engine.yaml")
     args = effective_args([flag_layer({}, around), file], around)
     return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
-
-
-async def block_size_of(started: TensorRTLLMEngine) -> int:
-    await started.start()
-    try:
-        return started.describe().block_size
-    finally:
-        await started.stop(0.0)
-
-
-@pytest.mark.asyncio
-async def test_defaults_of_the_model_hold_for_arguments_that_are_not_set(trtllm: Fake) -> None:
-    trtllm.control.model_defaults = {"kv_cache_config": {"tokens_per_block": MODEL_BLOCK}}
-    assert await block_size_of(engine()) == MODEL_BLOCK
-    assert await block_size_of(engine({"kv_cache_config": {"tokens_per_block": 16}})) == 16
-
-
-@pytest.mark.asyncio
-async def test_the_block_size_is_never_guessed(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(trtllm.submodule("llmapi.llm").BaseLLM, "get_kv_cache_capacity")
-    with pytest.raises(EngineError, match=r"tokens_per_block: found none, and the engine does not state it"):
-        await block_size_of(engine())
-    assert await block_size_of(engine({"kv_cache_config": {"tokens_per_block": 16}})) == 16
-    assert trtllm.control.executors == []
 
 
 @pytest.mark.asyncio
@@ -61,13 +35,6 @@ async def test_the_oldest_version_computes_contexts_on_a_prefill_worker(trtllm: 
     (handed,) = await outputs(prefill, request("a"))
     assert handed.handoff is not None
     await prefill.stop(0.0)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("version", ["1.3.0rc0", "1.3.0rc29"])
-async def test_every_version_takes_the_connector_kvbm(trtllm: Fake, version: str) -> None:
-    trtllm.control.version = version
-    assert await block_size_of(engine(connector="kvbm", engine_version=version)) == 32
 
 
 @pytest.mark.asyncio

@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import aiohttp
 import pytest
 
 from indexer.embedded import EmbeddedIndex
-from indexer.follow.rank_state import decode_state
 from indexer.service.difference import RankVerdict
 from indexer.service.expected_ranks import LISTEN_S, FleetRoll
 from indexer.service.http import IndexApi
@@ -23,11 +21,8 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.config.sections import IndexSection
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
-from router.admin.control_plane import ControlPlane
-from router.decision.policy import Policy
-from router.decision.policy_store import PolicyStore
 from tests.dumped import dump_chunks
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import Index, running_index
@@ -38,8 +33,6 @@ from tests.unit.router.samples import registered
 
 SLUG = subjects.model_slug(MODEL)
 TIMEOUT_S = 0.4
-NOTHING_ROUTED: Any = None
-"""For a control plane that is asked of its index alone."""
 
 
 class Verified(NamedTuple):
@@ -115,30 +108,6 @@ async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: Event
 
 
 @pytest.mark.asyncio
-async def test_a_router_s_control_plane_can_be_verified_as_well(broker: Broker, log: EventLog) -> None:
-    async with running_index(broker.url) as index:
-        workers = await living(log, index, 1)
-        policies = PolicyStore("", Policy(), {})
-        app = ControlPlane(NOTHING_ROUTED, index.index, log, policies=policies).app(new_registry(), token="")
-        async with serving(app) as api, answering(log, *workers):
-            found = await Verified(api.url, log).verdicts(*ranks_of(workers))
-    assert [each.verdict for each in found] == ["equal", "equal"]
-
-
-@pytest.mark.asyncio
-async def test_a_mirror_that_is_further_is_compared_at_its_own_place(broker: Broker, log: EventLog) -> None:
-    async with running_index(broker.url) as index, served(index.index, log) as verified:
-        workers = await living(log, index, 1)
-        (worker,), ranks = workers, workers[0].ranks
-        async with answering(log, worker):
-            for rank in ranks:
-                worker.live(rank)
-            found = await verified.verdicts(*ranks)
-            assert [each.verdict for each in found] == ["equal", "equal"]
-            assert all(each.mirror_seq > each.index_seq for each in found)
-
-
-@pytest.mark.asyncio
 async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
         workers = await living(log, index)
@@ -181,42 +150,6 @@ async def test_blocks_that_are_missing_or_surplus_in_the_index_are_named(broker:
 
 
 @pytest.mark.asyncio
-async def test_another_life_and_a_place_out_of_reach_are_differences_of_their_own(
-    broker: Broker, log: EventLog
-) -> None:
-    async with (
-        running_index(broker.url) as index,
-        served(index.index, log) as verified,
-        scripted_rank(log, index, 1) as scripted,
-    ):
-        scripted.seq = 0
-        assert (await verified.verdict(scripted.rank)).verdict == "beyond"
-        scripted.seq = 9
-        found = await verified.verdict(scripted.rank)
-        assert (found.verdict, found.index_seq, found.mirror_seq) == ("behind", 1, 9)
-        scripted.restart(epoch=8)
-        found = await verified.verdict(scripted.rank)
-        assert (found.verdict, found.index_epoch, found.mirror_epoch) == ("other_epoch", 7, 8)
-
-
-@pytest.mark.asyncio
-async def test_what_passes_within_the_timeout_is_no_difference(broker: Broker, log: EventLog) -> None:
-    async with (
-        running_index(broker.url) as index,
-        served(index.index, log) as verified,
-        scripted_rank(log, index, 1) as scripted,
-        asyncio.TaskGroup() as group,
-    ):
-        scripted.restart(epoch=8)
-        looking = group.create_task(verified.verdict(scripted.rank, timeout_s=10.0))
-        await eventually(lambda: scripted.dumps_asked >= 2)
-        assert not looking.done()
-        await scripted.beat()
-        found = await looking
-        assert (found.verdict, found.index_epoch) == ("equal", 8)
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("listens", [True, False])
 async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log: EventLog, listens: bool) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
@@ -244,46 +177,7 @@ async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_ra
         assert (found.worker_id, found.verdict, found.reason) == ("w0", "unknown", "the index does not know it")
 
 
-@pytest.mark.asyncio
-async def test_a_rank_that_the_index_refused_is_told_with_the_reason(broker: Broker, log: EventLog) -> None:
-    small = IndexSection(implementation="python", memory_bytes_max=1 << 20)
-    async with running_index(broker.url, settings=small) as index, served(index.index, log) as verified:
-        full, late = ScriptedRank(log), ScriptedRank(log, "w1")
-        await full.store(*range(1, 20_000))
-        await index.until_at(full)
-        await late.start()
-        await late.beat()
-        await eventually(lambda: late.rank in index.index.refused_ranks())
-        found = next(each for each in await verified.verdicts(late.rank) if each.worker_id == "w1")
-        assert found.verdict == "unknown"
-        assert found.reason.startswith("refused by the index: ")
-
-
 # ---------------------------------------------------------------- mirrors
-
-
-@pytest.mark.asyncio
-async def test_an_answer_in_many_parts_is_put_together_and_the_batches_since_are_got(log: EventLog) -> None:
-    worker = ToldWorker(log, "w0", Random(3))
-    rank = worker.ranks[0]
-    await worker.flush(rank, 40)
-    mirrors = Mirrors(log, 5.0)
-    await mirrors.start()
-    async with answering(log, worker):
-        state = await mirrors.state(SLUG, rank)
-        assert (state.epoch, state.seq) == worker.position(rank)
-        assert [block for chunk in state.chunks for block in chunk.blocks()] == worker.held(rank)
-        assert await mirrors.messages_since(SLUG, rank, state.epoch, state.seq) == []
-        worker.live(rank)
-        (message,) = await mirrors.messages_since(SLUG, rank, state.epoch, state.seq)
-        assert message
-        assert await mirrors.messages_since(SLUG, rank, state.epoch ^ 1, state.seq) == []
-    scripted = ScriptedRank(log, "w9")
-    scripted.blocks = {block: block - 1 or None for block in range(1, 8)}
-    await scripted.start()
-    state = await mirrors.state(SLUG, scripted.rank)
-    assert [len(chunk) for chunk in state.chunks] == [2, 2, 2, 1]
-    assert list(state.chunks[0].blocks()) == [HeldBlock(1, None, 1), HeldBlock(2, 1, 1)]
 
 
 @pytest.mark.asyncio
@@ -343,45 +237,7 @@ async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_l
     assert found == dict.fromkeys([WorkerRank("w1", 0), WorkerRank("w1", 1), WorkerRank("w4", 7)], SLUG)
 
 
-@pytest.mark.asyncio
-async def test_without_its_stream_the_fleet_is_not_known(broker: Broker) -> None:
-    bare = await EventLog.connect(broker.url, name="test")
-    try:
-        with pytest.raises(BrokerUnavailable, match=r"follow KV_FLEET: .*stream not found"):
-            await FleetRoll(bare, SystemClock()).call(1.0)
-    finally:
-        await bare.close()
-
-
 # ---------------------------------------------------------------- the index over HTTP
-
-
-@pytest.mark.asyncio
-async def test_a_rank_s_place_blocks_and_digests_are_told_together(broker: Broker, log: EventLog) -> None:
-    async with (
-        running_index(broker.url) as index,
-        served(index.index, log) as verified,
-        scripted_rank(log, index, 1, 2) as scripted,
-        IndexClient(verified.url, token="", timeout_s=5.0) as client,
-        aiohttp.ClientSession() as session,
-    ):
-        state = await client.state(scripted.rank)
-        assert state == index.index.state(scripted.rank)
-        assert state is not None
-        assert (state.epoch, state.seq, list(state.blocks())) == (7, 1, scripted.held())
-        assert await client.state(WorkerRank("w9", 0)) is None
-        assert (await client.ranks()).ranks == (scripted.rank,)
-        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks") as response:
-            told = await response.json()
-        place = {"worker_id": "w0", "dp_rank": 0, "epoch": 7, "seq": 1, "logged_seq": 1, "stale": ""}
-        digests = {digest.tier.name.lower(): digest.digest for digest in state.digests}
-        assert told == {**place, "digests": digests, "blocks": [block._asdict() for block in scripted.held()]}
-        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks?format=columns") as response:
-            assert (response.content_type, decode_state(await response.read())) == ("application/msgpack", state)
-        async with session.get(f"{verified.url}/v1/ranks/w0/0/blocks?format=xml") as response:
-            error = (await response.json())["error"]
-        assert (response.status, error["param"]) == (400, "format")
-        assert error["message"] == 'format: found "xml", allowed json, columns'
 
 
 @pytest.mark.asyncio
@@ -399,15 +255,3 @@ async def test_a_server_that_is_no_index_or_requires_a_token_is_named(broker: Br
             async with IndexClient(url, token="guess", timeout_s=5.0) as client:
                 with pytest.raises(IndexUnavailable, match=words):
                     await client.ranks()
-
-
-@pytest.mark.asyncio
-async def test_another_service_is_no_index(broker: Broker, log: EventLog) -> None:
-    words = "found 404 at /v1/ranks, allowed a router's control plane or a stand-alone index"
-    async with (
-        running_index(broker.url) as index,
-        served(index.index, log) as verified,
-        IndexClient(f"{verified.url}/health", token="", timeout_s=5.0) as client,
-    ):
-        with pytest.raises(IndexUnavailable, match=words):
-            await client.ranks()

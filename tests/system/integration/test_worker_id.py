@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-import nats
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -119,23 +118,6 @@ async def test_an_id_in_use_is_refused_with_the_other_s_instance_and_address(log
 
 
 @pytest.mark.asyncio
-async def test_an_id_whose_worker_drains_is_refused_too(log: EventLog) -> None:
-    async with living(Agent(log, "first")) as first:
-        await first.membership.register()
-        await first.membership.drain()
-        with pytest.raises(WorkerIdTaken, match="instance first, which is draining: "):
-            await Agent(log, "second").id.check()
-
-
-@pytest.mark.asyncio
-async def test_an_id_in_use_for_another_model_is_refused(log: EventLog) -> None:
-    async with living(Agent(log, "first", model="another")) as first:
-        await first.membership.register()
-        with pytest.raises(WorkerIdTaken, match="instance first at "):
-            await Agent(log, "second").id.check()
-
-
-@pytest.mark.asyncio
 async def test_the_id_of_a_worker_that_left_or_was_never_there_is_free_at_once(log: EventLog) -> None:
     clock = ManualClock()
     first, second = Agent(log, "first", clock=clock), Agent(log, "second", clock=clock)
@@ -236,55 +218,6 @@ async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: s
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_the_control_plane_drains_stays_draining(log: EventLog) -> None:
-    clock = ManualClock()
-    agent = Agent(log, "first", clock=clock)
-    async with watching(agent):
-        await log.publish(SUBJECT, fleet.encode(WorkerDraining(worker_id=ID, instance="first", by_hand=True)))
-        for _ in range(3):
-            await eventually(lambda: clock.sleepers)
-            await clock.advance(CHECK_PERIOD_S + REPAIR_PAUSE_S)
-        assert agent.membership.repairs_total == 0
-
-
-@pytest.mark.asyncio
-async def test_a_purged_registration_is_published_again_by_the_next_look(broker: Broker, log: EventLog) -> None:
-    clock = ManualClock()
-    with capture_logs() as logs:
-        async with watching(Agent(log, "first", clock=clock)) as first:
-            await eventually(lambda: clock.sleepers)
-            client = await nats.connect(broker.url)
-            await client.jetstream().purge_stream(subjects.FLEET_STREAM, subject=SUBJECT)
-            await client.close()
-            while first.membership.repairs_total == 0:
-                await clock.advance(CHECK_PERIOD_S)
-                await eventually(lambda: clock.sleepers)
-            await is_newest(log, first.registration)
-    (lost,) = [line for line in logs if line["event"] == "registration_replaced"]
-    assert lost["refused"] == "no event"
-
-
-@pytest.mark.asyncio
-async def test_a_registration_is_published_again_in_a_stream_that_was_deleted_and_made_again(
-    broker: Broker, log: EventLog
-) -> None:
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group, watching(Agent(log, "first")) as first:
-        group.create_task(log.run(stop))
-
-        async def ignored(_: LogMessage) -> None:
-            pass
-
-        await log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, ignored)
-        client = await nats.connect(broker.url)
-        await client.jetstream().delete_stream(subjects.FLEET_STREAM)
-        await client.close()
-        await eventually(lambda: first.membership.repairs_total == 1)
-        await is_newest(log, first.registration)
-        stop.set()
-
-
-@pytest.mark.asyncio
 async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: EventLog) -> None:
     clock = ManualClock()
     agent = Agent(log, "first", clock=clock)
@@ -329,19 +262,6 @@ async def test_an_instance_that_was_thought_dead_and_returns_keeps_the_id_and_th
         assert (await newest(log)).data == fleet.encode(first.registration)
         stop.set()
         await first_watch
-
-
-@pytest.mark.asyncio
-async def test_the_end_of_an_agent_never_removes_another_one_s_registration(log: EventLog) -> None:
-    first = Agent(log, "first")
-    await first.membership.register()
-    other = registered(ID, instance="other")
-    await log.publish(SUBJECT, fleet.encode(other))
-    with capture_logs() as logs:
-        assert await first.membership.drain()
-        assert await first.membership.leave("stopped")
-    assert (await newest(log)).data == fleet.encode(other)
-    assert [line["by_instance"] for line in logs if line["event"] == "fleet_event_not_needed"] == ["other", "other"]
 
 
 # ------------------------------------------------------------------------------------------------- drained by hand
@@ -390,15 +310,6 @@ def admitted(gate: FleetGate, message: LogMessage) -> FleetEvent:
     return gate.admit(message.subject, message.data, message.headers)
 
 
-@pytest.mark.asyncio
-async def test_without_a_key_a_registration_states_nothing_but_its_place(log: EventLog) -> None:
-    agent, place = Agent(log, "first"), "Nats-Expected-Last-Subject-Sequence"
-    await agent.membership.register()
-    assert (await newest(log)).headers == {place: "0"}
-    await agent.membership.register()
-    assert (await newest(log)).headers == {place: "1", CLAIM_HEADER: "1"}
-
-
 # ------------------------------------------------------------------------------------------------- processes
 def simulated(nats_url: str) -> ChildProcess:
     return agent_process(ID, nats_url, "--set", "telemetry.log_format=json")
@@ -423,19 +334,3 @@ async def test_a_second_process_under_a_living_id_ends_with_one_sentence_and_the
         ) in second.output
         assert told == [registration]
         await first.end(signal.SIGTERM)
-
-
-@pytest.mark.asyncio
-async def test_a_process_that_was_killed_is_followed_by_the_next_one_under_its_id(
-    broker: Broker, log: EventLog
-) -> None:
-    async with fleet_events(log) as told, asyncio.TaskGroup() as group:
-        first, second = simulated(broker.url), simulated(broker.url)
-        await first.start(group)
-        await first.line_with("worker_registered")
-        await first.end(signal.SIGKILL)
-        await second.start(group)
-        await second.line_with("worker_registered")
-        await eventually(lambda: [type(event) for event in told] == [WorkerRegistered, WorkerRegistered])
-        await second.end(signal.SIGTERM)
-        await eventually(lambda: isinstance(told[-1], WorkerLeft))

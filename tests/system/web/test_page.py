@@ -172,15 +172,6 @@ async def test_by_keyboard_the_tree_is_explored_and_the_slider_moved(watched: Wa
         await shown.is_live()
 
 
-async def test_a_prefix_has_an_address(watched: Watched) -> None:
-    async with watched.fleet.session.get(f"{watched.url}/v1/prefix-tree?limit=1") as response:
-        (node,) = (await response.json())["nodes"]
-    async with screen(watched.browser, watched.url) as shown:
-        await shown.open(f"prefixes/{node['last']}")
-        await expect(shown.page.get_by_role("navigation", name="Way from the root")).to_contain_text(node["last"][-8:])
-        await expect(shown.page.locator('[role=row][aria-level="1"]').first).to_be_visible()
-
-
 @SIZES
 async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_every_candidate_and_its_trace(
     watched: Watched, size: Size
@@ -200,21 +191,6 @@ async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_eve
         await expect(measured).to_contain_text("".join(str(found["outcome"]["cached_tokens"]).split())[-3:])
         link = shown.page.get_by_role("link", name="Open its trace")
         assert await link.get_attribute("href") == f"https://traces.example/{found['decision']['request_id']}"
-
-
-@SIZES
-async def test_savings_are_shown_by_each_dimension(watched: Watched, size: Size) -> None:
-    async with screen(watched.browser, watched.url, size) as shown:
-        await shown.open("savings")
-        grid = shown.page.get_by_role("grid")
-        await expect(grid.get_by_role("row").nth(1)).to_contain_text(MODEL)
-        async with watched.fleet.session.get(f"{watched.url}/v1/report") as response:
-            report = await response.json()
-        assert report["total"]["requests"] > 0
-        for by, found in report["by"].items():
-            await shown.page.get_by_label("By ", exact=True).select_option(by)
-            largest = found["rows"][0]["name"] or {"tenant": "not told apart", "lora": "base model"}[by]
-            await expect(grid).to_contain_text(largest)
 
 
 @pytest.mark.parametrize(

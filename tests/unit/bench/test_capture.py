@@ -64,10 +64,6 @@ def test_sequences_that_go_back_are_of_one_publisher_a_rank(tmp_path: Path) -> N
     assert load_capture(written(tmp_path / "one", whole(frames=mixed))).publishers == (None,)
 
 
-def test_an_empty_capture_is_one(tmp_path: Path) -> None:
-    assert load_capture(written(tmp_path / "c", whole())).rounds == ()
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -100,30 +96,6 @@ def test_a_refusal_names_the_file_the_place_and_what_is_wrong(
     path = written(tmp_path / "broken.msgpack", whole(**changed))
     said = refusal(path)
     assert (str(path) in said, words in said) == (True, True), said
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xc1",
-        b"not a capture",
-        b"\x1f\x8b",
-        b"\x1f\x8b" + bytes(40),
-        gzip.compress(b"x" * 1000, mtime=0)[:-9],
-        gzip.compress(b"x" * 1000, mtime=0)[:20] + b"?" * 20,
-        msgspec.msgpack.encode([1, 2]),
-        msgspec.msgpack.encode(whole())[:-3],
-        b"\x91" * 100_000,
-    ],
-)
-def test_bytes_that_are_no_capture_are_refused(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path / "broken", content)
-    assert str(path) in refusal(path)
-
-
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    assert "absent.gz" in refusal(tmp_path / "absent.gz")
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

@@ -60,22 +60,6 @@ def test_a_block_that_moves_to_another_tier_stays_in_the_overlap() -> None:
     assert overlaps(captured, 1, 2) == [1, 2, 2, 2, 2, 2]
 
 
-def test_a_clear_is_one_step() -> None:
-    captured = frames(one_batch(stored(1, 2), {"type": "AllBlocksCleared"}))
-    assert overlaps(captured, 1, 2) == [1, 2, 0]
-
-
-def test_ranks_have_caches_of_their_own() -> None:
-    captured = frames(one_batch(stored(1, 2), dp_rank=1), one_batch(stored(1, 1), dp_rank=None), [1.0, [stored(3, 1)]])
-    twin = Twin(Capture(BLOCK_SIZE, tuple(captured), ()))
-    assert twin.dp_ranks == (0, 1)
-    for frame in captured:
-        list(twin.steps(frame))
-    assert set(twin.held(0)) == {*prompt(1), *prompt(3)}
-    assert set(twin.held(1)) == set(prompt(1, 2))
-    assert twin.overlap(prompt(1, 2)) == 2
-
-
 def test_publishers_of_single_ranks_count_and_lose_for_themselves() -> None:
     (first,), (second,) = frames(one_batch(stored(1, 1))), frames(one_batch(stored(2, 1), dp_rank=3))
     later = CapturedFrame(0.0, b"", 2, msgspec.msgpack.encode(one_batch(stored(4, 1), dp_rank=None)))
@@ -90,29 +74,6 @@ def test_a_hole_in_the_recording_clears_all_ranks() -> None:
     first, _, third = frames(one_batch(stored(1, 2)), one_batch(removed(1)), one_batch(stored(5, 1)))
     assert overlaps([first, third], 1, 2) == [1, 2, 0, 0]
     assert overlaps([third], 5) == [1]
-
-
-def test_what_cannot_be_read_changes_nothing() -> None:
-    captured = frames("nonsense", one_batch(stored(1, 1), {"type": "BlockMoved"}, stored(2, 1, block_size=8)))
-    captured.append(CapturedFrame(0.0, b"", 2, b"\xc1"))
-    assert overlaps(captured, 1) == [1]
-
-
-def test_sliding_window_groups_are_not_a_prefix() -> None:
-    sliding = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
-    captured = frames(one_batch(stored(1, 2), stored(1, 2, **sliding), removed(1, 2, group_idx=1)))
-    assert overlaps(captured, 1, 2) == [1, 2]
-
-
-def test_a_store_with_an_unknown_parent_changes_nothing_and_its_blocks_are_no_parents() -> None:
-    captured = frames(one_batch(stored(2, 1)), one_batch(stored(2, 2, parent_block_hash=9)))
-    assert overlaps(captured, 2, 3) == [1]
-
-
-def test_a_block_stored_again_under_another_name_is_no_step() -> None:
-    again = stored(7, 1, token_ids=[1] * BLOCK_SIZE)
-    captured = frames(one_batch(stored(1, 1), again, removed(1), removed(7)))
-    assert overlaps(captured, 1) == [1, 0]
 
 
 # ---------------------------------------------------------------- any events

@@ -17,12 +17,11 @@ from bench.fidelity.closed_loop import (
     Sticky,
     Uniform,
 )
-from bench.fidelity.recording import Answered, Recording, Session
+from bench.fidelity.recording import Recording, Session
 from tests.support.amount import examples
 from tests.unit.bench.fleets import SESSIONS, recording
-from worker_agent.engines.simulated.scheduling import TRTLLM
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
-from worker_agent.engines.types import EngineRequest, RequestRefused
+from worker_agent.engines.types import EngineRequest
 
 MODEL = EngineModel(H200_8B)
 
@@ -82,28 +81,16 @@ def test_every_turn_of_every_session_is_sent_once_and_in_order(
     check_conservation(workload, PLACEMENTS[policy](seed), workers, ClosedLoop)
 
 
-class LosesATurn(ClosedLoop):
-    def _send(self, session: int, turn: int) -> None:
-        super()._send(session, 2 if turn == 1 else turn)
-
-
 class BeginsOneTooMany(ClosedLoop):
     def play(self, on_request: Callable[[], None] = lambda: None) -> Played:
         self._begin_session()
         return super().play(on_request)
 
 
-class LastSessionFirst(ClosedLoop):
-    def _begin_session(self) -> None:
-        self._sessions = reversed(list(self._sessions)) if not self._histories else self._sessions
-        super()._begin_session()
-
-
-@pytest.mark.parametrize("broken", [LosesATurn, BeginsOneTooMany, LastSessionFirst])
 @pytest.mark.planted
-def test_a_loop_that_does_otherwise_is_found_out(broken: type[ClosedLoop]) -> None:
+def test_a_loop_that_begins_one_session_too_many_is_found_out() -> None:
     with pytest.raises(AssertionError):
-        check_conservation(recording(), RoundRobin(), 2, broken)
+        check_conservation(recording(), RoundRobin(), 2, BeginsOneTooMany)
 
 
 def test_a_turn_finds_all_that_its_session_left_on_its_worker() -> None:
@@ -136,55 +123,16 @@ def test_an_answer_of_one_token_has_no_itl() -> None:
     assert (alone.itl_s, alone.e2e_s) == (None, alone.ttft_s)
 
 
-def test_round_robin_goes_request_by_request() -> None:
-    watched = Watched(RoundRobin())
-    ClosedLoop(recording(), MODEL, watched, workers=3).play()
-    assert watched.workers == [number % 3 for number in range(len(watched.workers))]
-
-
 def test_a_sticky_session_stays_where_the_fewest_were_running() -> None:
     placement = Sticky()
     asked = [sent(7, (2, 1, 1)), sent(7, (0, 5, 0)), sent(8, (2, 1, 0))]
     assert [placement.choose(each) for each in asked] == [1, 1, 2]
 
 
-def test_random_depends_on_its_seed_alone() -> None:
-    asked = sent(0, (0,) * 8)
-    drawn = [[placement.choose(asked) for _ in range(20)] for placement in (Uniform(1), Uniform(1), Uniform(2))]
-    assert (drawn[0] == drawn[1], drawn[0] == drawn[2]) == (True, False)
-
-
 def test_recorded_draws_are_drawn_again() -> None:
     played = ClosedLoop(recording(), MODEL, Uniform(9), workers=4).play()
     again = ClosedLoop(recording(), MODEL, AsDrawn(recording(), played.answered), workers=4).play()
     assert again == played
-
-
-def test_turns_that_look_alike_share_their_recorded_workers() -> None:
-    workload = recording(sessions=SESSIONS[:1] * 2, concurrency=1)
-    rows = [Answered(0, 0, 0.0, 0.0, None, worker, 0) for worker in (2, 1)]
-    first = [row._replace(isl_tokens=next(SESSIONS[0].prompts_tokens(workload.system_tokens))) for row in rows]
-    placement = AsDrawn(workload, first)
-    assert [placement.choose(sent(session, (0, 0, 0))) for session in (0, 1, 0)] == [2, 1, 0]
-
-
-@pytest.mark.parametrize("policy", PLACEMENTS)
-def test_a_run_is_a_function_of_its_arguments(policy: str) -> None:
-    first, second = (ClosedLoop(recording(), MODEL, PLACEMENTS[policy](5), workers=2).play() for _ in range(2))
-    assert first == second
-
-
-def test_scheduling_is_that_of_the_model() -> None:
-    ahead, in_step = (
-        ClosedLoop(recording(), MODEL._replace(scheduling=each), RoundRobin(), workers=2).play()
-        for each in (MODEL.scheduling, TRTLLM)
-    )
-    assert ahead != in_step
-
-
-def test_a_prompt_that_no_engine_holds_is_refused() -> None:
-    with pytest.raises(RequestRefused, match="at most the pool's 20 blocks"):
-        ClosedLoop(recording(blocks_per_worker=20), MODEL, RoundRobin(), workers=1).play()
 
 
 def test_engines_of_one_gpu_slow_each_other_down_while_both_have_work() -> None:
@@ -203,8 +151,3 @@ def test_a_prompt_without_the_answers_before_it_is_as_much_shorter() -> None:
     played = ClosedLoop(without, MODEL, Sticky(), workers=1).play()
     added = SESSIONS[0].added_tokens
     assert [each.isl_tokens for each in played.answered] == [320 + sum(added[: turn + 1]) for turn in range(len(added))]
-
-
-def test_nothing_is_sent_after_the_clients_have_stopped() -> None:
-    played = ClosedLoop(recording(sending_s=1e-9), MODEL, RoundRobin(), workers=2).play()
-    assert {each.turn for each in played.answered} == {0}

@@ -1,18 +1,13 @@
 """The data plane bench: its workers and clients against each other, and what it makes of figures."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from bench.dataplane.backend import BackendConnection, CutStream
-from bench.dataplane.command import dataplane
 from bench.dataplane.load import LoadRole
-from bench.dataplane.report import DataplaneFacts, as_json, tables, verdict_table
 from bench.dataplane.run import (
     BURST,
     CRAWLED,
@@ -35,11 +30,7 @@ from bench.dataplane.systems import (
     OURS,
     ROUND_ROBIN,
     UNSAMPLED,
-    Backend,
-    SystemAbsent,
     SystemPlan,
-    found,
-    start,
 )
 from bench.dataplane.verdicts import verdicts
 from bench.dataplane.wire import (
@@ -48,12 +39,9 @@ from bench.dataplane.wire import (
     JSON_ANSWER,
     STREAM_END,
     STREAM_HEAD,
-    AnswerInvalid,
     AnswerReader,
-    requests,
 )
 from bench.events.child import Answer
-from bench.events.run import Child
 
 SHAPE = MeasuredShape(rounds=1, seconds=1.0, rate=200.0, streams=10, crawl_s=1.0, cores=(-1, -1))
 _STREAM = STREAM_HEAD + 3 * CHUNK + STREAM_END
@@ -87,105 +75,14 @@ def test_a_whole_answer_is_read_wherever_it_is_cut() -> None:
         assert [reader.feed(JSON_ANSWER[:cut]), reader.feed(JSON_ANSWER[cut:])] == [False, True], cut
 
 
-def test_an_answer_without_a_length_is_refused() -> None:
-    with pytest.raises(AnswerInvalid):
-        AnswerReader().feed(b"HTTP/1.1 200 OK\r\n\r\nbody")
-
-
-@pytest.mark.parametrize("size", [300, 40_000])
-def test_a_request_has_the_size_and_the_length_that_it_says(size: int) -> None:
-    head, _, body = requests("h", size, chunks=4, pause_ms=5).numbered(17).partition(b"\r\n\r\n")
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert len(body) == size
-    told = json.loads(body)
-    assert (told["stream"], told["max_tokens"], told["seed"]) == (True, 4, 5)
-    assert told["messages"][0]["content"].startswith("00000017 ")
-
-
-def test_saturated_workers_answer_every_request() -> None:
-    answer = asked("saturate", body_bytes=300, connections=3, seconds=0.05)
-    assert (answer["errors"], answer["requests"] >= 3) == (0, True)
-
-
 def test_every_chunk_of_a_stream_is_counted() -> None:
     answer = asked("saturate", body_bytes=300, connections=2, seconds=0.01, chunks=7)
     assert answer["events"] == answer["requests"] * (7 + END_EVENTS)
 
 
-def test_a_paced_run_has_as_many_latencies_as_requests() -> None:
-    answer = asked("pace", body_bytes=300, rate=500, seconds=0.1)
-    assert (len(answer["latencies_us"]), answer["errors"]) == (50, 0)
-
-
 def test_streams_held_at_once_are_whole() -> None:
     answer = asked("hold", streams=20, chunks=3, pause_ms=10, ramp_s=0.01)
     assert (answer["errors"], answer["missing"]) == (0, 0)
-
-
-def test_a_client_that_leaves_is_seen_to_by_the_worker() -> None:
-    lost: list[CutStream] = []
-    answer = asked("leave", lost, times=2, pause_ms=50)
-    assert [each.pause_ms for each in lost] == [50, 50]
-    assert all(each.at_ns > left for each, left in zip(lost, answer["left_ns"], strict=True))
-
-
-def test_a_worker_that_cuts_its_answers_makes_errors() -> None:
-    class Cutting(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport
-
-        def data_received(self, data: bytes) -> None:
-            del data
-            assert isinstance(self.transport, asyncio.WriteTransport)
-            self.transport.write(STREAM_HEAD + CHUNK)
-            self.transport.close()
-
-    async def ask() -> Answer:
-        async with await asyncio.get_running_loop().create_server(Cutting, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            return await LoadRole().commands["hold"](port=port, streams=3, chunks=2, pause_ms=1, ramp_s=0.01)
-
-    answer = asyncio.run(ask())
-    assert (answer["errors"], answer["missing"]) == (3, 3 * (1 + END_EVENTS))
-
-
-def test_the_workers_tell_their_ports_and_what_they_lost() -> None:
-    async def ask() -> tuple[int, Answer]:
-        child = await Child.start("dataplane.backend", {})
-        try:
-            return len(set(child.started["ports"])), await child.call("lost", pause_ms=1)
-        finally:
-            await child.close()
-
-    assert asyncio.run(ask()) == (2, {"lost_ns": []})
-
-
-def test_peers_are_those_that_are_named_or_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = tmp_path / "my-peer"
-    peer.write_text("#!/bin/sh\n")
-    peer.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    plans, absent = found([("smg", str(peer))])
-    assert [plan.name for plan in plans if plan.kind == "smg"] == ["smg, round robin", "smg, cache-aware"]
-    assert any(line.startswith("vllm-router: absent") for line in absent)
-
-
-def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho no licence; exit 3\n")
-    broken.chmod(0o755)
-
-    async def begin() -> None:
-        backend = await Child.start("dataplane.backend", {})
-        try:
-            async with asyncio.TaskGroup() as group:
-                plan = SystemPlan("smg", ROUND_ROBIN, str(broken))
-                with pytest.raises(SystemAbsent, match="no licence"):
-                    await start(plan, Backend(backend, backend.started["ports"]), (-1, -1), tmp_path, group)
-        finally:
-            await backend.close()
-
-    asyncio.run(begin())
 
 
 SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"
@@ -233,21 +130,6 @@ def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
     assert held[SMALL_AWARE] == (1.5, False, "against smg, cache-aware")
 
 
-@pytest.mark.planted
-def test_a_planted_slow_router_misses_and_a_planted_fast_one_fails_the_control() -> None:
-    slow = {each.target: each.holds for each in verdicts(measured({OURS: 50.0, NGINX: 14.0, "smg": 40.0}))}
-    assert slow[SMALL_PLAIN] is False
-    fast = {each.target: each.holds for each in verdicts(measured({OURS: 2.0, NGINX: 14.0, "smg": 40.0}))}
-    assert fast["control: CPU of a small request, the least of all proxies over nginx's"] is False
-
-
-def test_without_peers_targets_that_need_one_are_not_measured() -> None:
-    results = measured({OURS: 20.0})
-    results.systems = results.systems[:2]
-    rows = {row[0]: row[-1] for row in verdict_table(results).rows}
-    assert rows[SMALL_PLAIN] == rows[SMALL_AWARE] == "not measured"
-
-
 @pytest.mark.parametrize(("unsampled_us", "holds"), [(104.5, True), (105.5, False)])
 def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: float, *, holds: bool) -> None:
     results = measured({OURS: 20.0})
@@ -257,21 +139,6 @@ def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: floa
     found = {each.target: each for each in verdicts(results)}
     added = found["CPU that tracing adds to a small request, unsampled"]
     assert (added.measured, added.holds) == (unsampled_us - 100.0, holds)
-
-
-def test_the_tables_and_the_json_have_every_system() -> None:
-    results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0})
-    facts = DataplaneFacts("a machine", "abc", SHAPE, is_quick=True)
-    names = [plan.name for plan in results.systems]
-    assert [row[0] for row in tables(results)[1].rows] == names
-    assert {each["system"] for each in json.loads(as_json(facts, results))["cells"]} == set(names)
-    assert next(facts.lines(results)) == "a machine; not pinned to cores"
-
-
-def test_an_unknown_peer_is_refused_by_name() -> None:
-    result = CliRunner().invoke(dataplane, ["--peer", "haproxy=/bin/true"])
-    assert result.exit_code == 2
-    assert "found 'haproxy=/bin/true'" in result.output
 
 
 def test_the_bench_starts_its_workers_and_its_clients() -> None:

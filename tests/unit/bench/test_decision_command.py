@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from bench.decision.command import STAGES, Timed, decision, missed, shapes
+from bench.decision.command import STAGES, Timed, decision, missed
 from bench.decision.fleet import IN_FLIGHT, DecisionFleet, DecisionShape
 from bench.decision.request import REQUEST_STAGES
 
@@ -27,24 +27,6 @@ def test_every_cell_has_every_stage() -> None:
     assert (told["misses"], "cores" in told["machine"]) == ([], True)
 
 
-def test_a_table_names_the_machine() -> None:
-    typed = CliRunner().invoke(decision, ["--ranks", "2", "--blocks", "8", "--index", "python", "--decisions", "10"])
-    assert typed.exit_code == 0
-    assert "10 decisions a cell, block size 16. " in typed.stdout
-    assert "total" in typed.stdout
-
-
-def test_a_number_that_is_none_is_named() -> None:
-    typed = CliRunner().invoke(decision, ["--ranks", "2,x"])
-    assert typed.exit_code == 2
-    assert "found '2,x', allowed whole numbers" in typed.stderr
-
-
-def test_the_index_in_python_is_not_asked_for_what_takes_it_minutes() -> None:
-    found = shapes((8, 512), (4096,), ("native", "python"), "kv")
-    assert [(each.implementation, each.ranks) for each in found] == [("native", 8), ("native", 512), ("python", 8)]
-
-
 @pytest.mark.parametrize(("mode", "ranks", "misses"), [("kv", 64, 2), ("kv", 8, 0), ("random", 64, 0)])
 def test_a_target_is_of_one_cell(mode: str, ranks: int, misses: int) -> None:
     slow = dict.fromkeys(STAGES, 200.0)
@@ -58,11 +40,3 @@ def test_the_fleet_that_is_measured_is_at_work_and_holds_parts_of_prompts() -> N
     verdicts = [fleet.routing.decide(request) for request in fleet.requests(40)]
     assert {verdict.trust for verdict in verdicts} == {"EXACT"}
     assert len({verdict.overlap_blocks for verdict in verdicts}) > 1
-
-
-def test_the_same_seed_is_the_same_fleet() -> None:
-    one, other = (
-        [fleet.routing.decide(request).winner for request in fleet.requests(20)]
-        for fleet in (DecisionFleet(SMALL, 3), DecisionFleet(SMALL, 3))
-    )
-    assert one == other

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from router.__main__ import main
@@ -29,16 +28,6 @@ def test_the_same_arguments_make_the_same_bytes(tmp_path: Path) -> None:
     assert told["comparisons"]
 
 
-def test_processes_side_by_side_find_the_same() -> None:
-    few = ("--requests", "12", "--layouts", "2a,1p1d", "--rates", "2", "--json")
-    assert typed(*few, "--jobs", "2").stdout == typed(*few, "--jobs", "1").stdout
-
-
-def test_another_seed_prints_other_json() -> None:
-    few = ("--requests", "12", "--layouts", "2a", "--rates", "2", "--jobs", "1", "--json")
-    assert typed(*few).stdout != typed(*few, "--seed", "2").stdout
-
-
 def test_tables_name_the_setting_every_cell_and_the_better_layout(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     line = {"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [1, 2, 3]}
@@ -55,21 +44,3 @@ def test_tables_name_the_setting_every_cell_and_the_better_layout(tmp_path: Path
         "TTFT p50, ms",
     ):
         assert expected in shown.stdout, shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rates", "1,0"), "found '1,0', allowed numbers above 0 between commas"),
-        (("--rates", "nan"), "found 'nan', allowed numbers above 0 between commas"),
-        (("--slo", "2000"), "found '2000', allowed ms of TTFT / ms of ITL, as 2000/50"),
-        (("--layouts", "8b"), "layouts: layout: found '8b', allowed 8a, 3p5d, 3p5d+POLICY"),
-        (("--layouts", "8a,1p1d"), "layouts: GPUs: found '2 of 1p1d', allowed 8, as 8a has"),
-        (("--kv-tokens", "512"), "request 1: length: found "),
-        (("--trace", "no-such-file"), "'no-such-file' does not exist"),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> None:
-    refused = typed(*arguments)
-    assert refused.exit_code == 2
-    assert message in " ".join(refused.stderr.split())

@@ -1,17 +1,13 @@
 """Figures of runs that are written down, which layout is better, what is drawn, and the words for layouts."""
 
-from xml.etree import ElementTree as ET
-
 import msgspec
 import pytest
 
 from bench.disagg.figures import DisaggFigures, comparisons, figures
 from bench.disagg.fleet import DisaggRun
 from bench.disagg.journey import JourneyAnswer
-from bench.disagg.layouts import Layout, layout_of, layouts_of
-from bench.plot import PlotLabels, Point, frontier, plotted
+from bench.plot import Point, frontier
 from bench.routing.figures import Slo
-from bench.routing.trace import TraceInvalid
 from bench.routing.virtual_fleet import RequestFigures
 from worker_agent.engines.simulated.transfer import TransferCounts, TransferRules
 
@@ -77,10 +73,6 @@ def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_fi
     assert found["TTFT p50, ms"].value == pytest.approx(300.0)
 
 
-LABELS = PlotLabels("title & more", "x", "y")
-SVG = "{http://www.w3.org/2000/svg}"
-
-
 def point(user: float, gpu: float) -> Point:
     return Point(user, gpu, "x1", is_served=True)
 
@@ -88,46 +80,3 @@ def point(user: float, gpu: float) -> Point:
 def test_the_frontier_has_what_nothing_beats_in_both_ways() -> None:
     points = [point(1, 9), point(5, 5), point(4, 5), point(9, 1), point(5, 4), point(2, 2)]
     assert frontier(points) == [point(1, 9), point(5, 5), point(9, 1)]
-
-
-def test_a_plot_names_every_layout_and_the_loads_of_the_frontier() -> None:
-    lines = {"8a": [point(10, 1), point(5, 7)], "<b>": [point(8, 3), point(0, 0)._replace(is_served=False)]}
-    drawn = plotted(lines, LABELS)
-    texts = ["".join(each.itertext()) for each in ET.fromstring(drawn).iter(f"{SVG}text")]  # noqa: S314 - our own
-    assert {"title & more", "8a", "<b>", "x1", "10"} <= set(texts)
-    assert texts.count("x1") == 3
-    assert drawn == plotted(lines, LABELS)
-
-
-def test_a_run_that_did_not_serve_its_users_has_an_empty_point() -> None:
-    served, unserved = point(10, 1), point(5, 7)._replace(is_served=False)
-    assert b"fill: #ffffff; stroke: #000000" in plotted({"8a": [served, unserved]}, LABELS)
-    assert b"fill: #ffffff; stroke: #000000" not in plotted({"8a": [served]}, LABELS)
-
-
-def test_a_plot_of_nothing_that_was_answered_is_a_plot() -> None:
-    drawn = plotted({"1p1d": [point(0, 0)._replace(is_served=False)]}, LABELS)
-    assert ET.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
-
-
-@pytest.mark.parametrize("words", ["8a", "3p5d", "3p5d+isl_bounding", "3p5d@65536", "12p4d+isl_or_load@2048"])
-def test_a_layout_is_called_what_it_was_named(words: str) -> None:
-    assert layout_of(words).name == words
-
-
-def test_the_words_of_a_layout() -> None:
-    assert layout_of("2p3d+isl_or_load@9") == Layout(0, 2, 3, "isl_or_load", 9)
-    assert layout_of("2p3d").roles == ("prefill",) * 2 + ("decode",) * 3
-    assert layout_of("3a").roles == ("aggregated",) * 3
-    assert [each.gpus for each in layouts_of("5a,2p3d,5a")] == [5, 5]
-
-
-@pytest.mark.parametrize("words", ["", "8", "0a", "3p", "3p0d", "8a+isl_bounding", "8a@9", "3p5d+off", "3p5d@0"])
-def test_other_words_are_named(words: str) -> None:
-    with pytest.raises(TraceInvalid, match="layouts: layout: found"):
-        layout_of(words)
-
-
-def test_layouts_of_different_sizes_are_not_compared() -> None:
-    with pytest.raises(TraceInvalid, match="found '7 of 3p4d', allowed 8, as 8a has"):
-        layouts_of("8a,3p4d")

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.events.plan import GROUPS, QUICK
-from bench.events.run import BenchFailed, Child, Stage
 from router.__main__ import main
 
 
@@ -31,31 +30,3 @@ def test_a_quick_run_measures_every_group(tmp_path: Path) -> None:
     assert [each["ranks"] for each in told["pulse"]["pulses"]] == list(QUICK.heartbeat_ranks)
     assert "### Recovery: from detection to current, ms" in markdown.read_text()
     assert "### Targets" not in markdown.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--only", "cold,best"), "found 'best', allowed freshness, throughput"),
-        (("--rounds", "3"), "No such option"),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> None:
-    refused = typed(*arguments)
-    assert refused.exit_code == 2
-    assert message in " ".join(refused.stderr.split())
-
-
-@pytest.mark.asyncio
-async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
-    async with Stage() as stage:
-        agent = await stage.child("events.agent", workers=[], block_size=16)
-        with pytest.raises(BenchFailed, match=r"events\.agent: hold: KeyError: 'unknown'"):
-            await agent.call("hold", worker="unknown", dp_rank=0, load={})
-        assert (await agent.call("cpu"))["cpu_ns"] > 0
-
-
-@pytest.mark.asyncio
-async def test_a_process_that_cannot_begin_says_why() -> None:
-    with pytest.raises(BenchFailed, match=r"events.bare: begin: BrokerUnavailable: nats.url nats://127.0.0.1:1"):
-        await Child.start("events.bare", {"url": "nats://127.0.0.1:1"})

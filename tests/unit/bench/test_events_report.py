@@ -1,18 +1,15 @@
 """What the event bench makes of its figures: tables and verdicts."""
 
-import msgspec
-
 from bench.events.cold import Cold, SnapshotCost, StartTimes
 from bench.events.freshness import Freshness
 from bench.events.heartbeats import HeartbeatFigures, HeartbeatResults
 from bench.events.recovery import Recovery
-from bench.events.results import EventResults, as_plain
+from bench.events.results import EventResults
 from bench.events.run import Busy, Cpu
 from bench.events.stages import Spread
 from bench.events.tables import tables, verdict_table
 from bench.events.throughput import Throughput
 from bench.events.verdicts import verdicts
-from bench.index.tables import NONE
 
 
 def fresh(name: str, p50_ms: float, p99_ms: float, busy: Busy | None = None) -> Freshness:
@@ -59,35 +56,11 @@ def test_a_target_is_missed_by_each_cell_that_misses_it() -> None:
     ]
 
 
-def test_what_is_not_as_it_serves_is_shown_and_not_judged() -> None:
-    assert [row[0] for row in tables(ALL)[0].rows] == ["slow", "fast", "no GC"]
-
-
 def test_what_was_not_measured_is_not_reached() -> None:
     assert {verdict.holds for verdict in verdicts(EventResults())} == {None}
     assert {row[-1] for row in verdict_table(verdicts(EventResults())).rows} == {"not measured"}
     assert tables(EventResults()) == []
 
 
-def test_all_groups_have_tables_with_a_cell_for_each_column() -> None:
-    made = tables(ALL)
-    assert len(made) == 7
-    for table in made:
-        assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_cpu_that_is_not_known_is_not_nothing() -> None:
-    slow, fast, _ = tables(ALL)[1].rows
-    assert slow[-5:-1] == ("0.1", "0.2", "0.3", "0.4")
-    assert fast[-5:] == (NONE,) * 5
-
-
 def test_a_heartbeat_costs_what_each_rank_adds() -> None:
     assert tables(ALL)[-1].rows[-2] == ("one of 63 more", "100", "0", "100", "us a heartbeat")
-
-
-def test_results_are_plain_in_json() -> None:
-    told = msgspec.json.decode(msgspec.json.encode(as_plain(ALL)))
-    assert told["freshness"][0]["age"] == {"p50_ms": 4.0, "p99_ms": 49.0, "max_ms": 90.0}
-    assert told["cold"]["starts"][1]["proven_s"] == 9.5
-    assert told["pulse"]["pulses"][1]["busy"]["ours"]["agent_s"] == 0.0073

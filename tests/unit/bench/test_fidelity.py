@@ -5,12 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.fidelity.closed_loop import EngineModel
-from bench.fidelity.command import FIGURES, MALFORMED, compare, main
-from bench.fidelity.priors import variants
+from bench.fidelity.command import FIGURES, compare, main
 from bench.fidelity.recording import FleetFigures
 from tests.unit.bench.fleets import calibration_json, fleet_json, slowed
-from worker_agent.engines.simulated.timing import H200_8B, H200_8B_MIXED, EngineTiming
+from worker_agent.engines.simulated.timing import H200_8B_MIXED, EngineTiming
 
 REAL = FleetFigures(0.5, 100.0, 0.1, 0.2, 0.01)
 
@@ -49,72 +47,6 @@ def test_a_fleet_twice_as_slow_has_the_same_hit_rates_and_other_times(
         "ITL p50",
     }
     assert [ranking["real"] == ranking["simulated"] for ranking in found["rankings"]] == [True] * 5
-
-
-def test_a_seed_draws_the_random_placement_anew_and_always_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = arguments(tmp_path)
-    drawn = [told([*given, "--seed", seed], capsys)["compared"] for seed in ("3", "3", "4")]
-    assert drawn[0] == drawn[1]
-    assert {each["placement"] for each, other in zip(drawn[0], drawn[2], strict=True) if each != other} == {"random"}
-
-
-def test_each_assumption_is_one_change() -> None:
-    model = EngineModel(H200_8B_MIXED)
-    changed = [
-        [name for name in EngineModel._fields if getattr(each, name) != getattr(model, name)]
-        for each in variants(model).values()
-    ]
-    assert changed == [
-        ["scheduling"],
-        ["scheduling"],
-        ["max_num_batched_tokens"],
-        ["max_num_batched_tokens"],
-        ["timing"],
-        ["timing"],
-        ["timing"],
-        ["scheduling"],
-    ]
-
-
-def test_assumptions_are_printed_beside_the_model_when_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments(tmp_path), "--priors"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:22].strip() for line in lines[-27::3]] == ["as above", *variants(EngineModel(H200_8B))]
-
-
-def test_the_table_has_a_line_for_each_figure_and_ranking_and_a_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments(tmp_path)) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.endswith("  within")]) == 15
-    assert len([line for line in lines if line.startswith("best ")]) == 5
-    assert lines[-1].startswith("15 of 15 figures within their bounds")
-
-
-def test_a_malformed_input_ends_with_its_own_code_and_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = arguments(tmp_path)
-    (tmp_path / "fleet.json").write_text("{}")
-    assert main(given) == MALFORMED
-    assert capsys.readouterr().err.startswith("fidelity: fleet.json: found")
-    given = arguments(tmp_path)
-    (tmp_path / "calibration.json").write_text('{"engine": 1}')
-    assert main(given) == MALFORMED
-    assert capsys.readouterr().err.startswith("fidelity: Expected `str`")
-
-
-@pytest.mark.parametrize("flag", ["--fleet", "--calibration"])
-def test_both_files_must_be_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([flag, "x"])
-    assert ended.value.code == 2
-    assert "the following arguments are required" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,14 @@
 """Neither one hot prompt nor sequential agents pile up at one worker; and the figures that say so."""
 
-import pytest
-
 from bench.routing.hot_spots import (
     HOT_PROMPT,
     KV_TOKENS,
     play,
     spreads,
-    workloads,
 )
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
 from bench.routing.virtual_fleet import RequestFigures
-from bench.routing.workloads import Agents, Workload, agents, hot_prompt
+from bench.routing.workloads import Agents, agents, hot_prompt
 
 WORKERS = 8
 SMALL = {
@@ -35,27 +32,6 @@ def test_one_hot_prompt_stays_at_few_workers() -> None:
     assert kv.ttft_p99_s < in_turn.ttft_p99_s
 
 
-@pytest.mark.planted
-def test_a_mode_that_sticks_to_the_holder_is_found_out() -> None:
-    found = {
-        ("hot prompt", "kv"): play(SMALL["hot prompt"], "kv", workers=WORKERS, seed=1)._replace(spread=4.0),
-        ("hot prompt", "round-robin"): play(SMALL["hot prompt"], "round-robin", workers=WORKERS, seed=1),
-    }
-    assert verdicts(found) == ["hot prompt: spread 4.00, at most 1.5 allowed"]
-
-
-def test_an_agent_asks_on_only_when_it_was_answered() -> None:
-    workload = agents(Agents(sessions=4, concurrent=2, turns=3), 7)
-    assert len(workload.requests) == 2
-    assert len(workload.follow_ups) == 4 * 3 - 2
-    assert play(workload, "kv", workers=2, seed=1).requests == 12
-
-
-def test_a_workload_is_the_same_for_the_same_seed() -> None:
-    assert workloads(3) == workloads(3)
-    assert workloads(3) != workloads(4)
-
-
 def test_all_requests_begin_with_the_one_system_prompt() -> None:
     for workload in SMALL.values():
         requests = [
@@ -76,9 +52,3 @@ def test_the_spread_is_the_most_of_a_worker_over_the_mean_of_all_by_window() -> 
     quiet = [outcome(21.0, 0, 50)]
     assert spreads([*even, *one, *quiet], 4) == [1.0, 4.0]
     assert spreads([], 4) == []
-
-
-def test_a_workload_without_follow_ups_is_played_as_it_is() -> None:
-    workload = hot_prompt(HOT_PROMPT._replace(sessions=5), 1)
-    assert isinstance(workload, Workload)
-    assert play(workload, "kv", workers=2, seed=1).requests == len(workload.requests)

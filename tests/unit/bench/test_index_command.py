@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,8 +12,7 @@ from click.testing import CliRunner, Result
 from bench.index.cells import FILL_SEED
 from bench.index.child import WORK, make
 from bench.index.data import ScheduledRequest, ScheduledStore, chain, pack, write_requests
-from bench.index.run import BenchFailed, SubjectAbsent, SubjectProcess
-from bench.index.subjects import IndexCall, PeerTree, subject
+from bench.index.subjects import PeerTree, subject
 from router.__main__ import main
 
 TINY = ("--implementation", "python", "--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -38,45 +36,6 @@ def test_json_names_the_machine_the_commit_and_the_missing_peer() -> None:
         ("an event without blocks", "buffers", 2),
         ("an event without blocks", "lists", 2),
     ]
-
-
-def test_a_missing_trace_is_said_and_the_rest_is_measured(tmp_path: Path) -> None:
-    file = tmp_path / "out.md"
-    ran = typed(*TINY, "--only", "trace,machine", "--trace", str(tmp_path / "none"), "--markdown", str(file))
-    assert ran.exit_code == 0, ran.output
-    assert f"trace: skipped ({tmp_path / 'none'}: No such file or directory)" in ran.stdout
-    assert "ranks are registered with their capacity, as the service does" in ran.stdout
-    assert "empty call" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "targets are for scale 1"
-    assert "| empty call |" in file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--only", "match,best"), "found 'best', allowed events, match"),
-        (("--rounds", "0"), "0 is not in the range"),
-        (("--scale", "0"), "0.0 is not in the range"),
-        (("--implementation", "other"), "'other' is not one of"),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> None:
-    refused = typed(*arguments)
-    assert refused.exit_code == 2
-    assert message in " ".join(refused.stderr.split())
-
-
-def test_an_interpreter_without_the_subject_is_absent() -> None:
-    with pytest.raises(SubjectAbsent, match="No module named"):
-        SubjectProcess(sys.executable, "peer", core=-1)
-
-
-def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
-    with closing(SubjectProcess(sys.executable, "python", core=-1)) as process:
-        with pytest.raises(BenchFailed, match="python: KeyError: 'nothing'"):
-            process.call(make="a", work="nothing", shape="lists", parameters={})
-        process.call(make="a", work="exact", shape="lists", parameters={"name": "hole"})
-        assert process.call(round="a", seed=1) == {"depth": 2, "errors": 0}
 
 
 def small(file: Path) -> dict[str, dict[str, object]]:
@@ -175,30 +134,3 @@ def test_the_peer_is_told_the_same_in_its_own_form(told_to_peer: list[tuple[int,
         (3, {"event_id": 1, "data": {"removed": {"block_hashes": [2]}}}),
     ]
     assert peer.depths(pack([1, 2])) == {3: 2}
-
-
-@pytest.mark.parametrize(("capacity_blocks", "warm_up_events"), [(0, 0), (4000, 2)])
-def test_a_bulk_cell_warms_up_where_it_has_a_capacity_and_keeps_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch, capacity_blocks: int, warm_up_events: int
-) -> None:
-    told: list[tuple[int, int]] = []
-    removed: list[bytes] = []
-    of = subject("python", "buffers")
-    fresh, remove = of.fresh, of.remove
-
-    def told_fresh(ranks: int, capacity: int) -> None:
-        told.append((ranks, capacity))
-        fresh(ranks, capacity)
-
-    def told_remove(rank: int, hashes: bytes) -> IndexCall:
-        removed.append(hashes)
-        return remove(rank, hashes)
-
-    monkeypatch.setattr(of, "fresh", told_fresh)
-    monkeypatch.setattr(of, "remove", told_remove)
-    WORK["bulk"](of, blocks=1024, capacity_blocks=capacity_blocks, calls=2, round_blocks=1024).round(7)
-    assert told == [(16, capacity_blocks // 16)]
-    assert len(removed) == warm_up_events
-    assert not {chain(7, 0), chain(7, 1), chain(FILL_SEED, 0)} & set(removed)
-    assert of.depths(chain(7, 1)) == {1: 512}
-    assert of.index.statistics().held_blocks == 2048  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """The hashes that the index bench feeds, and the schedule that it makes of a trace."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,10 @@ from bench.index.data import (
     chain,
     events,
     last,
-    leaf_first,
     numbers,
-    pack,
-    read_requests,
-    write_requests,
 )
-from bench.index.schedule import ScheduleShape, schedule, sequence_hashes
-from tests.unit.bench.traces import random_trace, request
+from bench.index.schedule import ScheduleShape, schedule
+from tests.unit.bench.traces import random_trace
 
 SHAPE = ScheduleShape(ranks=3, cache_tokens=7700, block_size=128)
 
@@ -26,13 +21,6 @@ SHAPE = ScheduleShape(ranks=3, cache_tokens=7700, block_size=128)
 def test_a_chain_is_its_seeds_and_numbers_alone_and_a_short_one_begins_a_long_one() -> None:
     assert chain(1, 2, 5) == chain(1, 2, 9)[:40]
     assert len({chain(1, 2), chain(1, 3), chain(2, 2)}) == 3
-
-
-def test_hashes_are_u64s_in_little_endian() -> None:
-    assert pack([1, 1 << 63]) == b"\x01" + bytes(14) + b"\x80"
-    assert numbers(pack([1, 1 << 63])) == [1, 1 << 63]
-    assert last(pack([7, 1 << 63])) == 1 << 63
-    assert numbers(leaf_first(pack([1, 2, 3]))) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("event_blocks", [1, 8, 512])
@@ -47,29 +35,6 @@ def test_events_tell_every_chain_once_behind_its_own_past(event_blocks: int) -> 
         told[number] += event.hashes
     assert told == chains
     assert {len(hashes) for hashes in told.values()} == {8 * CHAIN_BLOCKS}
-
-
-def test_sequences_grow_side_by_side() -> None:
-    told = [event.rank for event in events(5, range(4), 256, ranks=4)]
-    assert told == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_a_schedule_is_read_as_it_was_written(tmp_path: Path) -> None:
-    requests = [
-        ScheduledRequest(3, 1, pack([1, 2]), pack([9])),
-        ScheduledRequest(0, 0, pack([5]), b""),
-        ScheduledRequest(1, 2, pack([1, 2]), b""),
-    ]
-    assert write_requests(tmp_path / "s", iter(requests)) == 3
-    assert list(read_requests(tmp_path / "s")) == requests
-
-
-def test_equal_prefixes_have_equal_hashes_and_partial_blocks_have_none() -> None:
-    long, short = (sequence_hashes(each, 128) for each in (request(0, 1, 2, 3), request(0, 1, 2, 4, short_by=400)))
-    assert (len(long) // 8, len(short) // 8) == (12, 8)
-    assert short == long[: len(short)]
-    other = sequence_hashes(request(0, 9, 2, 3), 128)
-    assert not set(numbers(other)) & set(numbers(long))
 
 
 def played(seed: int, shape: ScheduleShape = SHAPE) -> Iterator[tuple[ScheduledRequest, list[int], set[int]]]:
@@ -102,23 +67,3 @@ def test_a_block_goes_before_its_parent(seed: int) -> None:
         parents |= dict(zip(blocks[1:], blocks, strict=False))
         gone = numbers(each.evicted)
         assert all(gone.index(block) < gone.index(parents[block]) for block in gone if parents.get(block) in gone), seed
-
-
-def test_a_schedule_is_its_seeds_alone() -> None:
-    trace = random_trace(1)
-    first, same, other = (list(schedule(trace, SHAPE._replace(seed=seed))) for seed in (1, 1, 2))
-    assert first == same
-    assert first != other
-
-
-def test_all_ranks_take_part_and_prefixes_are_held_by_several() -> None:
-    first_blocks: dict[int, set[int]] = {}
-    for each, blocks, _ in played(3):
-        first_blocks.setdefault(blocks[0], set()).add(each.rank)
-    assert set.union(*first_blocks.values()) == set(range(SHAPE.ranks))
-    assert max(map(len, first_blocks.values())) > 1
-
-
-def test_a_prompt_larger_than_a_cache_loses_its_own_end() -> None:
-    (told,) = schedule([request(0, 1, 2, 3)], SHAPE._replace(cache_tokens=1024))
-    assert numbers(told.evicted) == numbers(told.hashes)[:7:-1]

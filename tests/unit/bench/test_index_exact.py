@@ -1,6 +1,5 @@
 """What the index bench says of answers: right ones pass, planted bugs are seen."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,59 +20,13 @@ class ForgetsRemovals(ReferenceIndex):
         pass
 
 
-class RemovesWhatComesBehind(ReferenceIndex):
-    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
-        for each in sequence_hashes:
-            self.remove(rank, [child for child in self.children(each) if rank in self.holders(child)], tier)
-            super().remove(rank, [each], tier)
-
-
-class ParksNothing(ReferenceIndex):
-    def store(  # type: ignore[override]
-        self, rank: int, parent: int | None, sequence_hashes: Sequence[int], tier: Tier, now_s: float
-    ) -> None:
-        if parent is None or self.holders(parent) or self.children(parent):
-            super().store(rank, parent, sequence_hashes, tier, now_s)
-
-
-class CountsStores(ReferenceIndex):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stored: Counter[tuple[int, int]] = Counter()
-
-    def store(  # type: ignore[override]
-        self, rank: int, parent: int | None, sequence_hashes: Sequence[int], tier: Tier, now_s: float
-    ) -> None:
-        self.stored.update((rank, each) for each in sequence_hashes)
-        super().store(rank, parent, sequence_hashes, tier, now_s)
-
-    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
-        self.stored.subtract((rank, each) for each in sequence_hashes)
-        super().remove(rank, [each for each in sequence_hashes if self.stored[rank, each] <= 0], tier)
-
-
-class StopsAtAnUnknownBlock(ReferenceIndex):
-    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
-        for each in sequence_hashes:
-            if rank not in self.holders(each):
-                return
-            super().remove(rank, [each], tier)
-
-
 class CountsOneTooMany(ReferenceIndex):
     def overlaps(self, sequence_hashes: Sequence[int]) -> dict[int, tuple[int, int, int, int]]:  # type: ignore[override]
         found = super().overlaps(sequence_hashes)
         return {rank: (*depths[:3], min(depths[3] + 1, len(sequence_hashes))) for rank, depths in found.items()}
 
 
-PLANTED = (
-    ForgetsRemovals,
-    RemovesWhatComesBehind,
-    ParksNothing,
-    CountsStores,
-    StopsAtAnUnknownBlock,
-    CountsOneTooMany,
-)
+PLANTED = (ForgetsRemovals, CountsOneTooMany)
 
 
 def subject(make: Callable[[], ReferenceIndex] = ReferenceIndex, shape: str = "lists") -> Ours:
@@ -92,13 +45,6 @@ def test_the_reference_answers_every_scenario_right(name: str, shape: str) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_the_reference_answers_storms_right(kind: str, seed: int) -> None:
     assert storm(subject(), seed, kind) == {"answers": 1500, "wrong": 0, "errors": 0}
-
-
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.planted
-def test_a_planted_bug_fails_a_scenario(planted: type[ReferenceIndex]) -> None:
-    of = subject(planted)
-    assert any(scenario(of, name)["depth"] != right.depth for name, right in SCENARIOS.items())
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -131,7 +77,7 @@ def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(
     assert orderly_event(change, [1, 2, 3, 4, 5, 6], {1, 2, 3}) == orderly
 
 
-@pytest.mark.parametrize("planted", [ReferenceIndex, ForgetsRemovals, CountsOneTooMany])
+@pytest.mark.parametrize("planted", [ReferenceIndex, *PLANTED])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.planted
 def test_the_answers_of_a_schedule_are_right_without_a_planted_bug(

@@ -1,18 +1,14 @@
 """What the index bench makes of its figures: medians, verdicts, tables, Markdown, JSON."""
 
 import json
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from bench.index.child import WORK
 from bench.index.exact import SCENARIOS
-from bench.index.plan import GROUPS, SEATS, UNSIZED, IndexCell, IndexPlan, cells
-from bench.index.report import IndexFacts, as_json, as_markdown, show
+from bench.index.plan import SEATS, IndexCell, IndexPlan, cells
+from bench.index.report import IndexFacts, as_json
 from bench.index.results import CPU, WALL, IndexResults
-from bench.index.tables import NONE, number, tables, times
 from bench.index.verdicts import verdicts
 
 PLAN = IndexPlan(schedule="file", is_huge=True)
@@ -92,22 +88,6 @@ def test_a_match_that_beats_the_comparison_of_its_bytes_is_told() -> None:
     assert said(results(ours=1, peer=25, limit=1.01))["control: no match is faster than comparing its bytes"] is False
 
 
-def test_growth_is_measured_and_not_judged() -> None:
-    made = results(ours=1, peer=25)
-    (cell,) = (each for each in cells(PLAN) if each.name.endswith(UNSIZED))
-    made.rounds[cell.group, cell.name, "buffers"] = [{"limit": 1} | found(cell, 100, 0)]
-    assert said(made) == said(results(ours=1, peer=25))
-    (row,) = (row for table in tables(made) for row in table.rows if row[0] == cell.name)
-    assert row == (cell.name, "buffers", "1e-06", "100", "100", "100", "0.1", "100", "1")
-
-
-def test_a_bulk_cell_has_a_capacity_beyond_all_that_is_stored_or_says_that_it_has_none() -> None:
-    for cell in cells(PLAN, ("bulk",)):
-        stored = cell.parameters["blocks"] + cell.parameters["round_blocks"]
-        expected = 0 if cell.name.endswith(UNSIZED) else int(1.25 * stored)
-        assert cell.parameters["capacity_blocks"] == expected, cell.name
-
-
 def test_one_wrong_answer_is_a_miss() -> None:
     assert said(results(ours=1, peer=25, wrong=1))["exact: wrong answers"] is False
     assert said(results(ours=1, peer=25, wrong=-1))["exact: wrong answers"] is False
@@ -138,44 +118,6 @@ def test_without_the_peer_nothing_is_said_of_it() -> None:
     assert all(each is not False for each in alone.values())
 
 
-def test_the_floor_stands_beside_the_ratio() -> None:
-    (verdict,) = (each for each in verdicts(results(ours=1, peer=25)) if "staircase" in each.target)
-    assert [each.cell for each in verdict.judged] == ["staircase of 512, the peer's floor 100% of its time"]
-
-
-def test_tables_have_every_cell_once() -> None:
-    made = {table.title: table for table in tables(results(ours=1, peer=25))}
-    assert len(made) == 10
-    for table in made.values():
-        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
-    assert len(made["match, CPU us"].rows) == 3 * 3 + 2
-    assert len(made["events, CPU ns a block"].rows) == 2 * 8 + 4
-    assert made["trace replay"].rows[0] == ("buffers", "1e-08", "2e-08", "1,000", "25x", "1", "0")
-
-
-def test_nothing_measured_makes_no_table_and_no_verdict() -> None:
-    assert tables(IndexResults()) == []
-    assert set(said(IndexResults()).values()) == {None}
-
-
-def test_figures_have_three_digits_that_count() -> None:
-    assert [number(each) for each in (None, 0.01234, 1.006, 99.94, 1234.5)] == [NONE, "0.0123", "1.01", "99.9", "1,234"]
-    assert (number(1500, 1e3), times(0.5), times(None)) == ("1.5", "0.5x", NONE)
-
-
-def test_markdown_has_all_tables_and_the_targets() -> None:
-    made = results(ours=1, peer=25)
-    text = as_markdown(FACTS, made)
-    assert text.startswith("a machine; all on core 1\ncommit abc; index: native; peer: ai-dynamo-runtime 1\n")
-    titles = [line for line in text.splitlines() if line.startswith("### ")]
-    assert len(titles) == len(tables(made)) + 1
-    for verdict in verdicts(made):
-        assert f"| {verdict.target} |" in text
-    assert "| exact: wrong answers | <= 0 | 0 in all of 25 cells | reached |" in text
-    assert "MISSED" not in text
-    assert "MISSED" in as_markdown(FACTS, results(ours=9, peer=9))
-
-
 def test_json_has_every_round_and_every_verdict() -> None:
     made = results(ours=1, peer=25)
     told = json.loads(as_json(FACTS, made))
@@ -183,42 +125,3 @@ def test_json_has_every_round_and_every_verdict() -> None:
     assert len(told["cells"]) == len(made.rounds)
     assert [each["target"] for each in told["verdicts"]] == list(said(made))
     assert {each["holds"] for each in told["verdicts"]} == {True}
-
-
-def test_what_was_lost_is_printed_with_its_cells() -> None:
-    printed = StringIO()
-    show(Console(file=printed, width=150), FACTS, results(ours=9, peer=9, wrong=1))
-    text = printed.getvalue()
-    assert "MISSED        stored 64, buffers: the peer's time over ours >= 12x" in text
-    assert "lost: large index: 1x" in text
-    assert "lost: hole (messages): 1" in text
-
-
-def test_what_was_not_measured_is_printed_as_such() -> None:
-    printed = StringIO()
-    show(Console(file=printed, width=150), FACTS, results(ours=1, peer=25, without="peer"))
-    assert "not measured  trace replay, buffers: the peer's time over ours >= 10x" in printed.getvalue()
-
-
-@pytest.mark.parametrize("scale", [0.02, 2.0])
-def test_at_another_scale_nothing_is_judged(scale: float) -> None:
-    facts, made = FACTS._replace(scale=scale), results(ours=9, peer=9, wrong=1)
-    printed = StringIO()
-    show(Console(file=printed, width=150), facts, made)
-    for text in (printed.getvalue(), as_markdown(facts, made)):
-        assert text.splitlines()[-1] == "targets are for scale 1"
-        assert text.count("targets are for scale 1") == 1
-        assert "MISSED" not in text
-    assert json.loads(as_json(facts, made))["verdicts"] == []
-    assert "targets are for scale 1" not in as_markdown(FACTS, made)
-
-
-def test_every_group_has_cells_and_every_cell_a_kind_of_work() -> None:
-    assert {cell.group for cell in cells(PLAN)} == set(GROUPS)
-    assert {cell.work for cell in cells(PLAN)} <= {*WORK, "limit", "hash"}
-    assert [cell.group for cell in cells(PLAN, ("hash",))] == ["hash"]
-
-
-def test_names_of_cells_are_their_own() -> None:
-    names = [(cell.group, cell.name) for cell in cells(PLAN)]
-    assert len(names) == len(set(names))

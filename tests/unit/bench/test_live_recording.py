@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, Sent, description_of
-from bench.fidelity.live_command import live, placement_of, simulate
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, description_of
+from bench.fidelity.live_command import live, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
     SESSIONS,
@@ -20,14 +20,11 @@ from bench.fidelity.live_recording import (
     live_workload,
     load_runs,
 )
-from bench.fidelity.recording import RecordingInvalid
 from bench.fidelity.routed import Routed
 from bench.placement.policies import PLACEMENTS
-from router.decision.policy import CostParameters
 from tests.support.paths import CAPTURES
 from tests.unit.bench.fleets import recording
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.engines.types import EngineRequest
 
 SYSTEM_TOKENS = 640
 CAPTURE = CAPTURES / "h200_live_policies.json"
@@ -62,12 +59,6 @@ def run(policy: str = "rr", **changed: Any) -> dict[str, Any]:
     return {"policy": policy, "req_s": 20.0, "rows": rows(**changed)}
 
 
-def test_the_kits_draws_are_repeated() -> None:
-    first, second, *_ = drawn_sessions()
-    assert (first.system, first.answers_tokens) == (2, (64, 49, 23, 51, 41, 21))
-    assert (second.system, second.answers_tokens) == (2, (63, 24, 60, 37, 45, 60))
-
-
 def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -> None:
     workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
     assert workload.requests == SESSIONS * TURNS
@@ -81,44 +72,6 @@ def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_p
     first = next(answered(load_runs(written(tmp_path, [run()]), 9)[0]))
     assert (first.cached_tokens, first.worker, first.turn) == (SYSTEM_TOKENS, 0, 0)
     assert first.itl_s == pytest.approx(0.9 / 63)
-
-
-def test_sessions_are_placed_by_their_system_prompt(tmp_path: Path) -> None:
-    workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
-    placer = BySystem((3, 2, 1, 0), workload)
-    request = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
-    asked = [Sent(session, 2, request, 0.0, (0,) * WORKERS) for session in range(SESSIONS)]
-    assert [placer.choose(sent) for sent in asked] == [3 - session.system for session in drawn_sessions()]
-
-
-def test_runs_are_found_by_their_blocks_and_former_modes_by_their_weights(tmp_path: Path) -> None:
-    path = written(tmp_path, {"runs_9_blocks": [run("kv")], "runs_8_blocks": [run("rr")]})
-    assert [each.policy for each in load_runs(path, 9)] == ["kv, prefill_scale 1, history_weight 0.5"]
-    with pytest.raises(RecordingInvalid, match="runs with 7 blocks"):
-        load_runs(path, 7)
-
-
-@pytest.mark.parametrize(
-    ("policy", "mode"),
-    [
-        ("rr", "round-robin"),
-        ("kvb", "kv-blocks"),
-        ("sglang:cache_aware", "sglang"),
-        ("sglang-router 0.3.2 cache_aware", "sglang"),
-        ("predicted-ttft", "predicted-ttft"),
-    ],
-)
-def test_policies_are_known_by_the_recordings_names(policy: str, mode: str) -> None:
-    placement = placement_of(policy)
-    assert placement is not None
-    assert placement.policy.mode == mode
-
-
-def test_weights_are_read_from_a_policys_name() -> None:
-    placement = placement_of("kv, prefill_scale 16, request_weight 8")
-    assert placement is not None
-    assert placement.policy.parameters == CostParameters(prefill_scale=16.0, request_weight=8.0)
-    assert placement_of("vllm-router, with 8 weights") is None
 
 
 @pytest.mark.parametrize(
@@ -147,25 +100,6 @@ def test_the_command_plays_each_policy_once_and_says_which_it_does_not_know(tmp_
     assert "of 9 figures within their bounds" in found.output
 
 
-def test_runs_that_name_their_workers_are_not_placed_otherwise(tmp_path: Path) -> None:
-    unnamed = run("sglang:cache_aware")
-    for row in unnamed["rows"]:
-        row[4] = None
-    path = written(tmp_path, [run(), unnamed])
-    found = CliRunner().invoke(live, ["--runs", str(path), "3072", "--by-system", "0", "1", "2", "3"])
-    assert found.exit_code == 0, found.output
-    lines = [line.split(" | ") for line in found.output.splitlines() if line.startswith("| ")]
-    assert [cells[1] == "not simulated" for cells in lines[1:]] == [True, False]
-
-
-@pytest.mark.parametrize(
-    "row", [[1, 0, 0.1, 1.0, "w0", TURNS, "0", 0], [1, 0, 0.1, 1.0, "w0", 0, "0", SESSIONS], [1, 0]]
-)
-def test_rows_that_the_clients_cannot_have_sent_are_refused(row: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(RecordingInvalid, match="a live recording"):
-        load_runs(written(tmp_path, [{"policy": "rr", "req_s": 1.0, "rows": [row]}]), 9)
-
-
 def test_the_router_places_by_what_the_engines_hold() -> None:
     workload = recording(blocks_per_worker=1000)
 
@@ -179,11 +113,6 @@ def test_the_router_places_by_what_the_engines_hold() -> None:
     assert cached(routed("round-robin")) == cached(RoundRobin())
     assert cached(routed("kv")) > 1.1 * cached(RoundRobin())
     assert cached(routed("kv")) == cached(routed("kv"))
-
-
-def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
-    found = CliRunner().invoke(live, ["--runs", str(written(tmp_path, [])), "3072"])
-    assert (found.exit_code, "allowed runs with 3072 blocks" in found.output) == (2, True)
 
 
 @pytest.mark.skipif(not CAPTURE.exists(), reason=f"no {CAPTURE}")

@@ -1,12 +1,8 @@
-import json
 import os
-import sys
 
 import pytest
-from click.testing import CliRunner
 
 from bench.index.command import PEER_PYTHON
-from bench.oracle.command import oracle
 from bench.oracle.grid import (
     BY_DESIGN,
     LOAD_MAX,
@@ -22,8 +18,8 @@ from bench.oracle.grid import (
     grid,
 )
 from bench.oracle.ours import our_flip
-from bench.oracle.report import OracleComparison, by_design, compared, recorded, recording, tables
-from bench.oracle.run import PeerAbsent, PeerProcess, peer_flips
+from bench.oracle.report import OracleComparison, by_design, compared, recorded, tables
+from bench.oracle.run import PeerProcess, peer_flips
 from tests.support.paths import RECORDINGS
 
 _RECORDED = RECORDINGS / "peer_flips.json"
@@ -87,24 +83,6 @@ def test_a_planted_weight_is_found() -> None:
     assert [each.cell for each in comparison.different] == [cell]
     assert any(line.startswith("DIFFERENT  default / 32+7t") for line in comparison.lines())
     assert tables(comparison)[0].rows == [("default", "10t != 11")]
-
-
-def test_a_recording_says_whose_it_is_and_what_was_found() -> None:
-    flips = {"a": Flip(3, True, 1.5, 1.5), "b": Flip(None)}
-    assert recorded(recording("peer 1", flips)) == ("peer 1", flips)
-    assert json.loads(recording("peer 1", flips))["peer"] == "peer 1"
-
-
-def test_an_interpreter_without_the_peer_is_told() -> None:
-    with pytest.raises(PeerAbsent, match="dynamo"), PeerProcess(sys.executable):
-        pass
-    with pytest.raises(PeerAbsent, match="/nowhere/python: No such file"), PeerProcess("/nowhere/python"):
-        pass
-
-
-def test_without_the_peer_the_command_compares_nothing_and_says_so() -> None:
-    result = CliRunner().invoke(oracle, ["--quick", "--peer-python", "/nowhere/python"])
-    assert (result.exit_code, "nothing was compared" in result.output) == (2, True)
 
 
 def test_the_peer_itself_flips_where_it_is_recorded_to() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from bench.placement.grid import Cell, Place, PlacementGrid, play
 from bench.placement.regimes import CACHES, LOADS, REGIMES
-from bench.placement.regret import failed_checks
 
 GRID = PlacementGrid()
 
@@ -29,10 +28,3 @@ def test_a_rank_that_computed_one_long_prompt_gets_its_part_of_the_600_short_one
 @pytest.mark.parametrize("load", LOADS)
 def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, cache: str) -> None:
     assert 0.0 < share("restart", load, cache) < 1.0
-
-
-@pytest.mark.planted
-def test_a_history_that_outweighs_the_present_is_found_out() -> None:
-    place = Place("one long prompt", 1.0, "large")
-    figures = play(GRID, Cell(place, "kv-blocks-16-8", GRID.seed))
-    assert failed_checks({place: {"kv-blocks-16-8": figures}}) == {"kv-blocks-16-8": [f"{place}: 0.00"]}

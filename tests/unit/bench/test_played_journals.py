@@ -3,13 +3,10 @@
 from functools import cache
 from typing import Any
 
-import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
-from bench.what_if import fit
 from bench.what_if.agreement import (
     LIVE,
     SLOWER,
@@ -17,21 +14,18 @@ from bench.what_if.agreement import (
     agreement,
     journal_of,
     played,
-    rank_correlation,
     read,
 )
-from bench.what_if.command import what_if
-from bench.what_if.figures import drawn, figures, frontier, gains
+from bench.what_if.figures import drawn, figures, frontier
 from bench.what_if.fit import fitted
 from bench.what_if.play import Played
 from bench.what_if.reading import JournalOfOne
-from bench.what_if.recorded import JournalUnfit, RankSpeed
+from bench.what_if.recorded import RankSpeed
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, names, write_plot
-from bench.what_if.tune import proposal, proposal_lines, screened, tune
+from bench.what_if.tune import proposal, proposal_lines, screened
 from kv_protocol.decided import Decided
 from router.decision.policy import Policy
-from tests.support.planting import plant
-from worker_agent.engines.simulated.timing import H200_8B, EngineTiming, IterationWork
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 OTHERS: dict[str, dict[str, Any]] = {
     "kv-blocks": {"mode": "kv-blocks"},
@@ -78,19 +72,6 @@ def test_what_shadows_predict_agrees_with_the_closed_loop_where_that_is_sure() -
     assert set(names(lived()[1].played)[:2]) == {IN_FORCE, "kv-blocks"}
 
 
-def test_orders_that_are_reversed_have_the_least_correlation() -> None:
-    assert rank_correlation(list("abcd"), list("abcd")) == 1.0
-    assert rank_correlation(list("abcd"), list("dcba")) == -1.0
-
-
-def test_the_policy_in_force_played_again_differs_by_nothing() -> None:
-    found = read(journal(), {"same": {"ttft_weight": LIVE.parameters.ttft_weight}})
-    assert found.policies == {}, "it is the policy in force"
-    times = np.arange(1.0, 50.0)
-    run = Played(times, times, np.zeros(49, dtype=np.int64), times, times, times, times)
-    assert set(gains(run, run)) == {(0.0, 0.0, 0.0)}
-
-
 # ------------------------------------------------------------------------------------------------- the journal
 
 
@@ -119,15 +100,6 @@ def test_prompts_share_what_their_recorded_hashes_share() -> None:
     assert trace[0].arrival_s == 0.0
 
 
-def test_a_journal_without_prompts_is_named() -> None:
-    found = JournalOfOne({}, 1000)
-    for record in journal().records:
-        is_one = isinstance(record, Decided)
-        found.fold(replace(record, request=replace(record.request, isl_tokens=0)) if is_one else record)  # type: ignore[union-attr]
-    with pytest.raises(JournalUnfit, match="not encoded"):
-        found.recorded.trace()
-
-
 # ------------------------------------------------------------------------------------------------- the fit
 
 
@@ -144,27 +116,7 @@ def test_each_rank_gets_its_own_speed_and_one_with_few_measurements_the_mean() -
     assert found.left < 1.01
 
 
-def test_a_journal_without_times_leaves_the_prior() -> None:
-    found = fitted(H200_8B, [RankSpeed(1.0, 1.0, 0, 0)] * 2, simulated_speeds)
-    assert (found.timings, found.measurements) == ((H200_8B, H200_8B), 0)
-
-
-def test_a_fit_that_scales_the_wrong_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(prior: EngineTiming, prefill: float, decode: float) -> EngineTiming:
-        return replace(prior, token_s=prior.token_s / prefill, base_s=prior.base_s / decode)
-
-    plant(fit, "_timing", wrong, monkeypatch)
-    assert fitted(H200_8B, [RankSpeed(2.0, 2.0, 1000, 1000)], simulated_speeds).left > 1.5
-
-
 # ------------------------------------------------------------------------------------------------- figures
-
-
-def test_figures_are_those_of_the_requests_and_within_their_intervals() -> None:
-    _, result = lived()
-    for each in result.played:
-        for name, found in each.figures._asdict().items():
-            assert found.low <= found.value <= found.high, (each.cell.name, name)
 
 
 def test_each_draw_has_whole_blocks_of_requests_in_order() -> None:
@@ -187,17 +139,6 @@ def test_a_busier_rank_is_an_imbalance() -> None:
     found = figures(run, ranks=2)
     assert found.imbalance.value == 1.5
     assert found.requests_per_s.value == pytest.approx(100 / 10.9)
-
-
-@pytest.mark.parametrize("span_s", [0.5, 60.0, 1e6])
-def test_the_rate_of_a_run_of_any_length_is_within_its_interval(span_s: float) -> None:
-    count = 200
-    ends = np.linspace(span_s / count, span_s, count)
-    run = Played(ends * 0.0, ends, np.zeros(count, np.int64), *(np.ones(count) for _ in range(4)))
-    found = figures(run, ranks=1).requests_per_s
-    assert found.value == pytest.approx(count / span_s)
-    assert found.low <= found.value * 1.001
-    assert found.value <= found.high * 1.001
 
 
 def test_the_front_has_the_points_that_no_other_beats_in_both() -> None:
@@ -228,28 +169,3 @@ def test_a_policy_that_draws_at_random_is_tuned_to_one_that_does_not() -> None:
     text = "\n".join(proposal_lines(result, fields))
     assert """curl -X PATCH http://127.0.0.1:8001/v1/policy -d '{"temperature": 0.0}'""" in text
     assert "policy:\n    temperature: 0.0" in text
-
-
-def test_a_policy_that_no_other_beats_stays() -> None:
-    _, result = lived()
-    assert proposal(result, OTHERS) is None
-    assert proposal_lines(result, None)[-1] == "Nothing to set."
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "words"),
-    [
-        (what_if, ("--loads", "0"), "--loads: found '0', allowed 0.01..100"),
-        (what_if, ("--loads", "nan"), "--loads: found 'nan', allowed 0.01..100"),
-        (what_if, ("--loads", "x"), "--loads: found 'x', allowed numbers"),
-        (what_if, ("--modes", "best"), "--modes: found 'best', allowed kv, "),
-        (what_if, ("--sweep", "ttft_weight"), "--sweep: found 'ttft_weight', allowed a policy's field and values"),
-        (what_if, ("--from", "soon"), "allowed a time as 2026-11-21T22:10:00Z"),
-        (tune, ("--only-named",), "--only-named: found no candidate"),
-        (tune, ("--shadows", "here"), "--shadows: found 'here', allowed http(s)://host:port"),
-    ],
-)
-def test_an_option_that_is_not_allowed_is_named(command: click.Command, options: tuple[str, ...], words: str) -> None:
-    found = CliRunner().invoke(command, ["--nats-url", "nats://127.0.0.1:1", *options])
-    assert found.exit_code == 2
-    assert words in found.stderr

@@ -1,18 +1,16 @@
 """The bench of one request: which stage a moment belongs to, the path of its calls, and its arithmetic."""
 
-import ast
 import importlib
-import json
 
 import pytest
 
-from bench.request.call_path import CallPath, call_path, files_of, function_at, only_forwards, path_steps
+from bench.request.call_path import CallPath, path_steps
 from bench.request.feed import use_of
 from bench.request.machine_stacks import moments as machine_code_moments
 from bench.request.machine_stacks import place_of
-from bench.request.report import ORDER, RequestFacts, as_json, tables
-from bench.request.results import PACES, SHAPES, CpuUse, RequestResults, Stages, medians, of_a_chunk
-from bench.request.run import MODES, MeasuredAmount
+from bench.request.report import ORDER, tables
+from bench.request.results import PACES, SHAPES, CpuUse, RequestResults, Stages, of_a_chunk
+from bench.request.run import MODES
 from bench.request.stages import (
     ELSE,
     LOOP,
@@ -22,19 +20,15 @@ from bench.request.stages import (
     WRITES,
     Moment,
     Step,
-    calls_by_stage,
     named_stage,
     own_shares,
     shares,
-    stage_of,
 )
 from bench.request.tools import object_shares, system_calls
 from router.compiled import MODULES
 
 TAKE = "router.decision.routing:Routing.take"
-END = "router.decision.routing:Lease.end"
 BOOK = "router.fleet.ledger:Ledger.apply"
-APPLY = "router.decision.state:RouterState.apply"
 READ = "router.server.client_connection:ClientConnection.data_received"
 WRITE = f"{OBSERVER}:MeasuredTransport.write"
 NAMED = [name for names in STAGES.values() for name in names]
@@ -57,27 +51,6 @@ def test_no_name_has_two_stages() -> None:
     assert len({*NAMED, *OF_CALLERS}) == len(NAMED) + len(OF_CALLERS)
 
 
-@pytest.mark.parametrize(
-    ("places", "stage"),
-    [
-        ([BOOK, APPLY, TAKE], "take"),
-        ([BOOK, APPLY, END], "settle"),
-        (["numpy._core:sum", "router.decision.cost:cost_columns"], "cost and choice"),
-        (["router.server.heads:HeadReader.answer", "router.server.relay:ResponseRelay.feed"], "relay"),
-        (["router.server.heads:HeadReader.request", READ], "read"),
-        ([WRITE, "router.server.upstream:WorkerConnection.send"], WRITES),
-        (["router.server.upstream:WorkerConnection.data_received"], "relay"),
-        (["router.prompt.chains:ChainCounts.add", TAKE], "take"),
-        (["nats.aio.client:Client.publish"], "log client"),
-        (["routers.else:run"], ELSE),
-        ([":made"], ELSE),
-        ([], ELSE),
-    ],
-)
-def test_a_stack_belongs_to_its_innermost_function_that_is_named(places: list[str], stage: str) -> None:
-    assert stage_of(places) == stage
-
-
 def test_what_no_function_runs_in_is_the_loops() -> None:
     moments = [
         Moment(2, False, []),
@@ -86,10 +59,6 @@ def test_what_no_function_runs_in_is_the_loops() -> None:
         Moment(1, True, ["router.server.heads:HeadReader.request", READ]),
     ]
     assert shares(moments) == {LOOP: 3 / 8, "read": 5 / 8}
-
-
-def test_without_moments_no_stage_has_a_share() -> None:
-    assert shares([]) == {}
 
 
 def test_what_a_library_does_is_its_callers_own_time() -> None:
@@ -115,53 +84,10 @@ TRACE = [
 ]  # fmt: skip
 
 
-def test_calls_are_counted_by_the_stage_that_makes_them() -> None:
-    assert calls_by_stage(TRACE) == {"log client": 1, "read": 1, "take": 4, "send": 1, WRITES: 1}
-
-
 def test_the_path_has_the_calls_of_the_callback_that_sends_and_the_open_ones() -> None:
     calls, stack = path_steps(TRACE)
     assert [each.place for each in calls] == [READ, TAKE, BOOK, TAKE, BOOK, TRACE[-3].place]
     assert [each.place for each in stack] == [READ, TRACE[-3].place]
-
-
-def test_a_trace_without_a_write_has_no_path() -> None:
-    assert path_steps(TRACE[:-2]) == ([], [])
-
-
-def test_the_functions_of_libraries_are_not_on_the_path() -> None:
-    steps = [step(READ, file=__file__), step("numpy.core:sum"), step(WRITE)]
-    assert call_path(steps) == CallPath(2, (READ,), (READ,), ())
-
-
-def test_the_files_of_functions_are_counted_once() -> None:
-    assert files_of([READ, TAKE, END]) == {"router.server.client_connection", "router.decision.routing"}
-
-
-@pytest.mark.parametrize(
-    ("body", "forwards"),
-    [
-        ("return self._fleet.worker(worker_id)", True),
-        ("'''Doc.'''\n    self._step(self._read, 1, *rest, key=name)", True),
-        ("await self._log.close()", True),
-        ("return f(a + b)", False),
-        ("return f(g(a))", False),
-        ("return self._fleet", False),
-        ("a = 1\n    return f(a)", False),
-        ("'''Doc.'''", False),
-    ],
-)
-def test_a_function_forwards_if_all_that_it_does_is_a_call_with_what_it_has(body: str, forwards: bool) -> None:
-    source = f"async def name(self):\n    {body}\n"
-    function = function_at(source, 1)
-    assert function is not None
-    assert only_forwards(function) is forwards
-
-
-def test_a_decorated_function_is_found_at_its_decorator() -> None:
-    source = "import a\n\n\n@property\ndef name(self):\n    return f(self)\n"
-    found = [function_at(source, line) for line in (1, 4, 5)]
-    assert [isinstance(each, ast.FunctionDef) for each in found] == [False, True, True]
 
 
 def test_system_calls_are_read_from_the_table_of_strace() -> None:
@@ -182,10 +108,6 @@ def test_shares_by_object_are_read_from_the_report_of_perf() -> None:
 
 def test_a_chunk_costs_the_difference_of_two_streams_over_their_chunks() -> None:
     assert of_a_chunk(CpuUse(400.0, 100.0), CpuUse(1400.0, 300.0), 200) == CpuUse(5.0, 1.0)
-
-
-def test_medians_are_taken_of_each_figure() -> None:
-    assert medians([CpuUse(1.0, 9.0), CpuUse(3.0, 7.0), CpuUse(2.0, 8.0)]) == CpuUse(2.0, 8.0)
 
 
 def test_an_event_batch_costs_what_is_used_beyond_a_time_without_events() -> None:
@@ -211,24 +133,6 @@ def test_a_stage_costs_its_share_of_the_median() -> None:
     rows = {row[0]: row[1] for row in table.rows}
     assert [*rows] == [*ORDER, "all"]
     assert (rows["read"], rows[LOOP], rows["queue"]) == ("50.0 (25.0%)", "150.0 (75.0%)", "0.0 (0.0%)")
-
-
-def test_what_was_not_measured_has_no_table() -> None:
-    results = made_results()
-    results.stages, results.system_calls = {}, {}
-    assert [each.title for each in tables(results)] == ["CPU us of a request", "CPU us of a streamed chunk"]
-
-
-def test_rare_system_calls_have_no_row() -> None:
-    table = next(each for each in tables(made_results()) if each.title.startswith("system calls"))
-    assert [row[0] for row in table.rows] == ["read"]
-
-
-def test_the_json_has_every_cell_and_the_lines_the_machine() -> None:
-    amount = MeasuredAmount(3, 1.0, 1.0, 1.0, 8000, (-1, -1), uses_perf=False)
-    facts, results = RequestFacts("a machine", "abc", amount), made_results()
-    assert len(json.loads(as_json(facts, results))["cells"]) == len(MODES) * len(SHAPES)
-    assert next(facts.lines(results)) == "a machine; not pinned to cores"
 
 
 @pytest.mark.parametrize(

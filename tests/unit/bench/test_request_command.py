@@ -34,7 +34,3 @@ def test_a_quick_run_measures_every_request_and_names_what_is_absent(tmp_path: P
         assert stages["path"]["stack"][-1].endswith("WorkerConnection.send")
         assert sum(stages["shares"].values()) == pytest.approx(1.0)
         assert stages["shares"][LOOP] > 0
-
-
-def test_an_unknown_option_is_refused() -> None:
-    assert CliRunner().invoke(request, ["--rounds", "0"]).exit_code == 2

@@ -6,8 +6,7 @@ from random import Random
 import pytest
 
 from bench.soak.answers import AnswerOutcome
-from bench.soak.faults import schedule
-from bench.soak.figures import Quiet, ResourceSample, summed
+from bench.soak.figures import Quiet, ResourceSample
 from bench.soak.requests import KINDS, Kind
 from bench.soak.tally import Tally
 from bench.soak.verdicts import Soak, growth, problems
@@ -113,10 +112,6 @@ def test_a_leaked_lease_is_found_where_all_is_quiet() -> None:
     assert len(others) == 5
 
 
-def test_more_leases_than_requests_are_found() -> None:
-    assert found(leases_peak=200.0) == ["200 leases at once of 64 users with one request each"]
-
-
 @pytest.mark.parametrize(
     ("planted", "words"),
     [
@@ -132,25 +127,6 @@ def test_what_else_may_not_be_is_found(planted: dict[str, object], words: str) -
     assert words in problem
 
 
-def test_complaints_and_a_run_without_a_round_are_found() -> None:
-    assert found([], complaints=["router: Traceback"]) == ["router: Traceback", "no round came to its end"]
-
-
 def test_growth_is_the_median_slope_over_the_whole_run() -> None:
     assert growth([(float(x), 5.0 + 2 * x) for x in range(10)]) == pytest.approx(18.0)
     assert growth([(0.0, 1.0)]) == 0
-
-
-def test_metrics_are_summed_over_their_labels() -> None:
-    text = '# HELP kvrouter_x Some\nkvrouter_x{a="b c"} 1.0\nkvrouter_x{a="d"} 2.5\nkvrouter_y 3.0\nother 1.0\n'
-    assert summed(text) == {"x": 3.5, "y": 3.0}
-
-
-def test_a_million_requests_have_hundreds_of_faults_of_every_kind() -> None:
-    faults = schedule(1, 1_000_000, 4000)
-    kinds = Counter(fault.kind for fault in faults)
-    assert len(faults) == 249
-    assert len(kinds) == 6
-    assert min(kinds.values()) >= 20
-    assert faults == schedule(1, 1_000_000, 4000)
-    assert faults != schedule(2, 1_000_000, 4000)

@@ -97,17 +97,3 @@ async def test_an_endpoint_may_tell_no_cached_tokens(usage: bytes, cached: int) 
 )
 async def test_a_failure_is_an_error_of_the_measurement(events: tuple[bytes, ...], status: int, error: str) -> None:
     assert (await streamed(*events, status=status))[1].error == error
-
-
-@pytest.mark.asyncio
-async def test_no_server_is_an_error_of_the_measurement() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
-    async with serving(answer) as url:
-        _, cut = await sent(url)
-    _, refused = await sent(url)
-    assert cut.error.startswith("ServerDisconnectedError: ")
-    assert refused.error.startswith("ClientConnectorError: ")

@@ -12,8 +12,7 @@ from bench.sweep import results
 from bench.sweep.aiperf_export import NAME, read_export
 from bench.sweep.figures import figures
 from bench.sweep.report_command import report
-from bench.sweep.results import ResultInvalid
-from bench.sweep.summary import SummaryRow, by_workload, compared, differing, on_frontier, row_of
+from bench.sweep.summary import SummaryRow, on_frontier
 from tests.support.paths import ROOT
 from tests.unit.bench.sweep_runs import answered, inputs, measured_figures, record
 
@@ -46,11 +45,6 @@ def test_an_answer_of_one_token_has_no_itl() -> None:
     assert figures([answered(output_tokens=1)], workers=1).tokens_s_user == 0.0
 
 
-def test_loads_are_in_the_order_of_their_numbers() -> None:
-    found = by_workload([row(1, 1, load) for load in ("c16", "c2", "c8")])
-    assert [each.load for each in found["w"]["kv-4a"]] == ["c2", "c8", "c16"]
-
-
 def test_a_run_that_served_badly_is_not_on_the_frontier() -> None:
     best = row(100, 10, "c16")
     lagging = msgspec.structs.replace(row(200, 9, "c32"), figures=measured_figures(lag_p99_s=0.025))
@@ -58,18 +52,6 @@ def test_a_run_that_served_badly_is_not_on_the_frontier() -> None:
     other = row(50, 20, "c8", "round-robin-4a")
     beaten = row(40, 20, "c4")
     assert on_frontier({"kv": [best, lagging, failing, beaten], "rr": [other]}) == ["kv-4a-c16", "round-robin-4a-c8"]
-
-
-def test_runs_of_the_same_name_are_compared() -> None:
-    rows = compared([row(20, 5), row(1, 1, "c99")], {"kv-4a-c8": row(10, 5)})
-    assert rows[0] == ("kv-4a-c8", "tok/s/worker", "10", "20", "2.00")
-    assert {each[0] for each in rows} == {"kv-4a-c8"}
-
-
-def test_different_machines_and_versions_are_told() -> None:
-    rows = [row_of(record(inputs(), machine="a")), row_of(record(inputs(concurrency=1), machine="b"))]
-    assert differing(rows) == ["runs differ in machine: a, b"]
-    assert differing(rows[:1]) == []
 
 
 def test_an_export_of_aiperf_is_read() -> None:
@@ -96,14 +78,6 @@ def test_the_load_of_an_export_is_named_as_a_sweeps(tmp_path: Path, phase: dict[
     assert run.figures.reasons == ("3 x T: m",)
 
 
-def test_an_export_without_streaming_is_refused(tmp_path: Path) -> None:
-    export = json.loads(EXPORT.read_bytes())
-    del export["time_to_first_token"]
-    (tmp_path / NAME).write_text(json.dumps(export))
-    with pytest.raises(ResultInvalid, match=r"time_to_first_token: found none, allowed .* with --streaming"):
-        read_export(tmp_path / NAME, workers=1)
-
-
 def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:
     runs, base = tmp_path / "runs", tmp_path / "base"
     for each in (runs / "trace", base):
@@ -126,23 +100,3 @@ def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:
         svg, png = (written / f"{plot}-isl100-osl5-share0.5.{kind}" for kind in ("svg", "png"))
         assert "round-robin-4a" in svg.read_text()
         assert png.read_bytes().startswith(PNG)
-
-
-@pytest.mark.parametrize(
-    ("is_base", "words"), [(False, "DIRECTORY: found no run in"), (True, "--base: found no run in")]
-)
-def test_a_directory_without_runs_is_refused(tmp_path: Path, is_base: bool, words: str) -> None:
-    runs, empty = tmp_path / "runs", tmp_path / "empty"
-    for each in (runs, empty):
-        each.mkdir()
-    results.write(runs, record(inputs()))
-    ran = CliRunner().invoke(report, [str(runs), "--base", str(empty)] if is_base else [str(empty)])
-    assert ran.exit_code == 2
-    assert words in ran.output
-
-
-def test_a_directory_with_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "package.json").write_text("{}")
-    ran = CliRunner().invoke(report, [str(tmp_path)])
-    assert ran.exit_code == 2
-    assert "package.json: found no run of a sweep" in ran.output

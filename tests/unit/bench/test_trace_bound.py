@@ -1,13 +1,11 @@
 """The bound, against a cache that is written down without any cleverness."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.routing.lru_bound import LruCache, lru_hit_rate
-from tests.support.planting import plant
 
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 2, 5: 1, 6: 0, 7: 6, 8: 7, 9: 0}
 """A small tree of blocks; 0 is no block."""
@@ -47,24 +45,6 @@ def test_the_cache_gives_what_a_plain_one_gives(leaves: list[tuple[int, int]], b
     assert [fast.take(*each) for each in taken] == [slow.take(*each) for each in taken]
 
 
-class FirstInFirstOut(OrderedDict[int, None]):
-    """A planted bug: use does not make a block younger."""
-
-    def move_to_end(self, key: int, last: bool = True) -> None:
-        """Do nothing."""
-
-
-def test_a_cache_that_forgets_in_order_of_arrival_is_told_apart() -> None:
-    planted, slow = LruCache(2), SlowLru(2)
-    plant(planted, "_blocks", FirstInFirstOut())
-    prompts = [[1], [6], [1], [9], [1]]
-    assert [planted.take(each, 1) for each in prompts] != [slow.take(each, 1) for each in prompts]
-
-
 def test_the_rate_is_of_prompt_tokens_and_the_last_token_is_never_cached() -> None:
     prompts = [(32, (1, 2)), (32, (1, 2)), (36, (1, 2))]
     assert lru_hit_rate(prompts, blocks_max=9, block_size=16) == (0 + 16 + 32) / 100
-
-
-def test_no_prompts_have_no_hits() -> None:
-    assert lru_hit_rate([], blocks_max=1, block_size=16) == 0.0

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from router.__main__ import main
@@ -32,20 +31,11 @@ def test_the_same_arguments_print_the_same_json() -> None:
     assert {each["requests"] for each in told["cells"]} == {12}
 
 
-def test_another_seed_prints_other_json() -> None:
-    assert typed(*SMALL, "--json").stdout != typed(*SMALL, "--json", "--seed", "2").stdout
-
-
 def test_cost_parameters_reach_the_router() -> None:
     few = (*SMALL, "--modes", "kv-blocks", "--no-control", "--json")
     other = json.loads(typed(*few, "--cost", "prefill_scale=0", "--cost", "history_weight=9").stdout)
     assert other["shape"]["cost"]["prefill_scale"] == 0
     assert other["cells"] != json.loads(typed(*few).stdout)["cells"]
-
-
-def test_processes_side_by_side_find_the_same() -> None:
-    few = (*SMALL, "--workers", "2", "--no-control", "--json")
-    assert typed(*few, "--jobs", "2").stdout == typed(*few).stdout
 
 
 def test_tables_name_the_machine_every_cell_the_bound_and_the_verdicts(tmp_path: Path) -> None:
@@ -65,27 +55,6 @@ def test_tables_name_the_machine_every_cell_the_bound_and_the_verdicts(tmp_path:
         "kv: hit rate at least 0.9 of the bound (engines x2): 9 of 9 cells, 9 needed",
     ):
         assert expected in shown.stdout, shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--workers", "4,0"), "found '4,0', allowed at least 1"),
-        (("--workers", "4,x"), "found '4,x', allowed ints between commas"),
-        (("--rates", "0"), "found '0', allowed more than 0"),
-        (("--lag-ms", "nan"), "found 'nan', allowed at least 0"),
-        (("--modes", "kv,best"), "found 'best', allowed kv, kv-blocks, predicted-ttft, round-robin, random,"),
-        (("--cost", "prefill_scale=x"), "found 'prefill_scale=x', allowed overlap_credit=NUMBER"),
-        (("--cost", "hope=1"), "found 'hope=1', allowed overlap_credit=NUMBER"),
-        (("--block-size", "500"), "'500' is not one of"),
-        (("--trace", "no-such-file"), "'no-such-file' does not exist"),
-        (("--sessions", "1", "--kv-tokens", "512"), "request 1: length: found "),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> None:
-    refused = typed(*arguments)
-    assert refused.exit_code == 2
-    assert message in " ".join(refused.stderr.split())
 
 
 def test_a_malformed_trace_is_named_by_file_and_line(tmp_path: Path) -> None:

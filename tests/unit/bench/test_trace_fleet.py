@@ -10,18 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
-from bench.routing.trace import TraceRequest, without_sharing
-from bench.routing.virtual_engine import scaled
+from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from kv_protocol.events import Tier
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.support.amount import examples
-from tests.support.planting import inside, plant
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.layout import CacheLayout
-from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 SHAPE = VirtualFleetShape(workers=3, kv_tokens=24 * 512)
@@ -84,18 +81,6 @@ def test_a_router_that_starts_anew_knows_the_index_and_no_request() -> None:
     assert fleet.state.decisions_by_model.total() == 1
 
 
-def test_a_slow_worker_takes_longer() -> None:
-    _, outcomes = played(
-        [request(float(number), number) for number in range(3)], SHAPE._replace(slowdowns=(1.0, 4.0)), ROUND_ROBIN
-    )
-    assert outcomes[1].ttft_s > 3 * outcomes[0].ttft_s
-    assert outcomes[2].ttft_s == pytest.approx(outcomes[0].ttft_s)
-
-
-def test_the_same_run_is_the_same() -> None:
-    assert played(random_trace(5))[1] == played(random_trace(5))[1]
-
-
 def test_where_requests_do_not_meet_and_events_are_instant_the_router_counts_on_what_is_reused() -> None:
     trace = [each._replace(arrival_s=60.0 * number) for number, each in enumerate(random_trace(6))]
     _, outcomes = played(trace, SHAPE._replace(lag_s=0.0))
@@ -109,24 +94,6 @@ def test_where_events_never_come_the_router_counts_on_nothing() -> None:
     assert sum(each.cached_tokens for each in outcomes) > 0
 
 
-@pytest.mark.parametrize("policy", [KV, ROUND_ROBIN])
-def test_where_nothing_is_shared_nothing_is_cached(policy: Policy) -> None:
-    _, outcomes = played(without_sharing(random_trace(8)), policy=policy)
-    assert [(each.cached_tokens, each.predicted_tokens) for each in outcomes] == [(0, 0)] * 40
-
-
-def test_round_robin_goes_round() -> None:
-    trace = [request(30.0 * number, number) for number in range(6)]
-    assert [each.worker for each in played(trace, policy=ROUND_ROBIN)[1]] == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_conversation_stays_where_its_blocks_are() -> None:
-    trace = [request(30.0 * number, *range(number + 1)) for number in range(6)]
-    _, outcomes = played(trace)
-    assert len({each.worker for each in outcomes}) == 1
-    assert [each.cached_tokens for each in outcomes] == [512 * number for number in range(6)]
-
-
 def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
     _, (outcome,) = played([request(2.0, 1, 2, osl_tokens=2)])
     first_s = H200_8B.iteration_s(IterationWork(context_tokens=1024, attention_pairs=1024 * 512))
@@ -135,34 +102,11 @@ def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
     assert outcome.itl_s == pytest.approx(second_s)
 
 
-def test_a_slower_engine_is_slower_in_everything_but_where_it_saturates() -> None:
-    slow, work = scaled(H200_8B, 2.0), IterationWork(context_tokens=100, attention_pairs=9e3, decode_sequences=90)
-    assert slow.iteration_s(work) == pytest.approx(2 * H200_8B.iteration_s(work))
-
-
 @settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), policy=st.sampled_from((KV, ROUND_ROBIN)))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
     trace = random_trace(seed, requests=25, per_s=per_s)
     assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
-
-
-@pytest.mark.planted
-def test_seeing_one_iteration_too_far_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, quiet = [request(0.0, 1, osl_tokens=100)], inside(Rank, "_quiet_iterations")
-    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
-    assert told(played(trace)) == one_by_one
-    plant(Rank, "_quiet_iterations", lambda self, running: quiet(self, running) + 1, monkeypatch)
-    assert told(played(trace)) != one_by_one
-
-
-@pytest.mark.planted
-def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = [request(0.0, 1, osl_tokens=600)]
-    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
-    assert told(played(trace)) == one_by_one
-    plant(Rank, "_quiet_iterations", lambda _self, running: 1111 - len(running.tokens), monkeypatch)
-    assert told(played(trace)) != one_by_one
 
 
 @pytest.mark.planted
