@@ -60,7 +60,7 @@ WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.
   costs_differential http_against_h11 journal_bounds ledger load_table_differential named_tuples_differential newcomers \
   overlap_columns planner predictions prefix_encoding replay replay_from_checkpoints replication request_queue \
   routed_tree_differential savings_from_journals text_prefix top_rows view_cache) \
-  $(patsubst %,tests/unit/router/test_%.py,approximate data_plane decide disaggregated garbage herding ledger picker_server \
+  $(patsubst %,tests/unit/router/test_%.py,data_plane decide disaggregated garbage herding ledger picker_server \
   pools_selection rates request_machine responses routing state time_cost tracing trust) \
   $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death journal_commands openai_sdk overlap_is_what_the_worker_reuses \
   worker_death)

@@ -30,7 +30,6 @@ def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
     return made
 
 
-@pytest.mark.asyncio
 async def test_a_generation_has_its_tokens_and_then_says_length(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         told = await outputs(running.engine, request(max_tokens=6))
@@ -38,7 +37,6 @@ async def test_a_generation_has_its_tokens_and_then_says_length(run_engine: RunE
     assert [output.finish_reason for output in told] == [None] * (len(told) - 1) + ["length"]
 
 
-@pytest.mark.asyncio
 async def test_the_same_prompt_gets_the_same_tokens_and_finds_its_full_blocks_cached(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         first = await outputs(running.engine, request("a"))
@@ -49,7 +47,6 @@ async def test_the_same_prompt_gets_the_same_tokens_and_finds_its_full_blocks_ca
         assert len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE <= output.cached_tokens < len(PROMPT)
 
 
-@pytest.mark.asyncio
 async def test_a_salt_keeps_caches_apart(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         await outputs(running.engine, request("a"))
@@ -57,7 +54,6 @@ async def test_a_salt_keeps_caches_apart(run_engine: RunEngine) -> None:
     assert told[-1].cached_tokens == 0
 
 
-@pytest.mark.asyncio
 async def test_the_stop_token_is_the_last_of_the_tokens(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         free = tokens_of(await outputs(running.engine, request("a", max_tokens=8)))
@@ -67,7 +63,6 @@ async def test_the_stop_token_is_the_last_of_the_tokens(run_engine: RunEngine) -
     assert told[-1].finish_reason == "stop"
 
 
-@pytest.mark.asyncio
 async def test_generations_side_by_side_get_their_own_tokens(run_engine: RunEngine) -> None:
     prompts = [tuple(range(first, first + 10)) for first in (20, 40, 60)]
     async with run_engine() as running:
@@ -81,7 +76,6 @@ async def test_generations_side_by_side_get_their_own_tokens(run_engine: RunEngi
     assert [tokens_of(told) for told in together] == alone
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("fields", "refusal"),
     [
@@ -101,7 +95,6 @@ async def test_what_can_never_be_served_is_refused_with_its_field(
         assert len(tokens_of(await outputs(running.engine, request()))) == 4
 
 
-@pytest.mark.asyncio
 async def test_an_id_in_use_is_refused_and_afterwards_free(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         async with aclosing(running.engine.generate(request(max_tokens=100))) as generation:
@@ -111,7 +104,6 @@ async def test_an_id_in_use_is_refused_and_afterwards_free(run_engine: RunEngine
         assert len(tokens_of(await outputs(running.engine, request()))) == 4
 
 
-@pytest.mark.asyncio
 async def test_a_closed_generation_is_computed_no_further_and_holds_nothing(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         async with aclosing(running.engine.generate(request(max_tokens=180))) as generation:
@@ -121,7 +113,6 @@ async def test_a_closed_generation_is_computed_no_further_and_holds_nothing(run_
     assert row["kvCacheStats"]["usedNumBlocks"] == 0
 
 
-@pytest.mark.asyncio
 async def test_events_tell_of_the_pool_and_of_each_full_block(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         (created,) = running.engine.kv_events(5.0)
@@ -134,7 +125,6 @@ async def test_events_tell_of_the_pool_and_of_each_full_block(run_engine: RunEng
     assert [token["token_id"] for block in whole for token in block["tokens"]] == list(PROMPT[:8])
 
 
-@pytest.mark.asyncio
 async def test_statistics_make_a_load_report(run_engine: RunEngine) -> None:
     async with run_engine() as running, aclosing(running.engine.generate(request(max_tokens=100))) as generation:
         await anext(generation)
@@ -144,7 +134,6 @@ async def test_statistics_make_a_load_report(run_engine: RunEngine) -> None:
     assert report.used_blocks >= 3
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
 async def test_a_poll_returns_empty_when_its_time_is_up(run_engine: RunEngine, poll: str) -> None:
     async with run_engine() as running:
@@ -152,7 +141,6 @@ async def test_a_poll_returns_empty_when_its_time_is_up(run_engine: RunEngine, p
         assert getattr(running.engine, poll)(0) == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
 async def test_a_thread_that_waits_gets_what_comes(run_engine: RunEngine, poll: str) -> None:
     async with run_engine() as running:
@@ -163,7 +151,6 @@ async def test_a_thread_that_waits_gets_what_comes(run_engine: RunEngine, poll: 
     assert len(polling.result()) >= 1
 
 
-@pytest.mark.asyncio
 async def test_a_stop_lets_generations_end_within_the_grace(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         generation = running.engine.generate(request(max_tokens=20))
@@ -175,7 +162,6 @@ async def test_a_stop_lets_generations_end_within_the_grace(run_engine: RunEngin
         await running.driving
 
 
-@pytest.mark.asyncio
 async def test_a_stop_cuts_what_outlasts_the_grace_and_takes_nothing_new(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         running.freeze()
@@ -188,7 +174,6 @@ async def test_a_stop_cuts_what_outlasts_the_grace_and_takes_nothing_new(run_eng
             await outputs(running.engine, request("late"))
 
 
-@pytest.mark.asyncio
 async def test_cancelling_run_ends_the_generations(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         running.freeze()

@@ -63,14 +63,12 @@ async def nothing_held(engine: Engine) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- aggregated
-@pytest.mark.asyncio
 async def test_an_aggregated_engine_takes_no_prefill_engine_s_handoff(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         with pytest.raises(RequestRefused, match='disaggregated_params: found "one", allowed none'):
             await outputs(running.engine, request(handoff=Handoff(ctx_request_id=1)))
 
 
-@pytest.mark.asyncio
 async def test_log_probabilities_stand_beside_their_tokens_best_first(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         told = await outputs(running.engine, request(sampling=Sampling(logprobs=LOGPROBS)))
@@ -84,7 +82,6 @@ async def test_log_probabilities_stand_beside_their_tokens_best_first(run_engine
     assert [output.logprobs for output in without] == [()] * len(without)
 
 
-@pytest.mark.asyncio
 async def test_each_choice_has_its_own_tokens_and_its_own_end(run_engine: RunEngine) -> None:
     async with run_engine() as running:
         told = await outputs(running.engine, request(sampling=Sampling(choices=2, temperature=0.5)))
@@ -96,7 +93,6 @@ async def test_each_choice_has_its_own_tokens_and_its_own_end(run_engine: RunEng
 
 
 # ----------------------------------------------------------------------------------------------------- prefill
-@pytest.mark.asyncio
 async def test_a_prefill_engine_makes_one_token_and_says_where_its_kv_is(run_engine: RunEngine) -> None:
     async with run_engine() as one, run_engine("prefill") as prefill:
         whole = await outputs(one.engine, request(max_tokens=4))
@@ -107,7 +103,6 @@ async def test_a_prefill_engine_makes_one_token_and_says_where_its_kv_is(run_eng
     assert handoff.opaque_state
 
 
-@pytest.mark.asyncio
 async def test_handed_over_blocks_are_held_until_they_are_fetched(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill, run_engine("decode") as decode:
         _, handoff = await handed_over(prefill.engine)
@@ -118,7 +113,6 @@ async def test_handed_over_blocks_are_held_until_they_are_fetched(run_engine: Ru
         await nothing_held(decode.engine)
 
 
-@pytest.mark.asyncio
 async def test_a_stop_token_on_the_prefill_engine_is_the_whole_answer(run_engine: RunEngine) -> None:
     async with run_engine() as one, run_engine("prefill") as prefill:
         (first, *_) = tokens_of(await outputs(one.engine, request()))
@@ -127,7 +121,6 @@ async def test_a_stop_token_on_the_prefill_engine_is_the_whole_answer(run_engine
         await nothing_held(prefill.engine)
 
 
-@pytest.mark.asyncio
 async def test_what_a_prefill_engine_cannot_take_is_refused_with_its_field(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill:
         allowed = "none, or an encoder's multimodal_embedding_handles"
@@ -138,7 +131,6 @@ async def test_what_a_prefill_engine_cannot_take_is_refused_with_its_field(run_e
 
 
 # ------------------------------------------------------------------------------------------------------ decode
-@pytest.mark.asyncio
 @pytest.mark.parametrize("max_tokens", [1, 2, STEPS])
 async def test_two_engines_say_what_one_would_have_said(run_engine: RunEngine, max_tokens: int) -> None:
     asked: dict[str, Any] = {"max_tokens": max_tokens, "sampling": Sampling(logprobs=LOGPROBS)}
@@ -151,7 +143,6 @@ async def test_two_engines_say_what_one_would_have_said(run_engine: RunEngine, m
     assert [each.finish_reason for each in told] == [None] * (len(told) - 1) + ["length"]
 
 
-@pytest.mark.asyncio
 async def test_a_stop_token_after_the_transfer_ends_the_answer(run_engine: RunEngine) -> None:
     async with run_engine() as one, run_engine("prefill") as prefill, run_engine("decode") as decode:
         free = tokens_of(await outputs(one.engine, request(max_tokens=8)))
@@ -162,7 +153,6 @@ async def test_a_stop_token_after_the_transfer_ends_the_answer(run_engine: RunEn
     assert told[-1].finish_reason == "stop"
 
 
-@pytest.mark.asyncio
 async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_prompt(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill, run_engine("decode") as decode:
         _, handoff = await handed_over(prefill.engine)
@@ -183,7 +173,6 @@ async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_promp
         assert len(tokens_of(await outputs(decode.engine, request(handoff=handoff)))) == 4
 
 
-@pytest.mark.asyncio
 async def test_a_decode_engine_that_serves_alone_computes_the_prompt_itself(run_engine: RunEngine) -> None:
     async with run_engine() as one, run_engine("decode") as decode:
         whole = await outputs(one.engine, request())
@@ -192,7 +181,6 @@ async def test_a_decode_engine_that_serves_alone_computes_the_prompt_itself(run_
         await nothing_held(decode.engine)
 
 
-@pytest.mark.asyncio
 async def test_transfers_side_by_side_come_to_their_own_requests(run_engine: RunEngine) -> None:
     prompts = [tuple(range(first, first + 10)) for first in (20, 40, 60)]
     async with run_engine() as one, run_engine("prefill") as prefill, run_engine("decode") as decode:
@@ -204,7 +192,6 @@ async def test_transfers_side_by_side_come_to_their_own_requests(run_engine: Run
         await nothing_held(prefill.engine)
 
 
-@pytest.mark.asyncio
 async def test_a_decode_request_that_is_given_up_at_once_still_frees_the_prefill_engine(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill, run_engine("decode") as decode:
         _, handoff = await handed_over(prefill.engine)
@@ -216,7 +203,6 @@ async def test_a_decode_request_that_is_given_up_at_once_still_frees_the_prefill
         await nothing_held(decode.engine)
 
 
-@pytest.mark.asyncio
 async def test_a_decode_request_that_is_closed_later_holds_nothing(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill, run_engine("decode") as decode:
         _, handoff = await handed_over(prefill.engine)
@@ -226,7 +212,6 @@ async def test_a_decode_request_that_is_closed_later_holds_nothing(run_engine: R
 
 
 # ------------------------------------------------------------------------------------------------------ encode
-@pytest.mark.asyncio
 async def test_an_encoder_says_a_handle_and_a_hash_of_each_image_and_nothing_else(run_engine: RunEngine) -> None:
     async with run_engine("encode") as encoder:
         said = await encoder.engine.encode("<image><image>", PICTURES)
@@ -239,7 +224,6 @@ async def test_an_encoder_says_a_handle_and_a_hash_of_each_image_and_nothing_els
     assert handoff_of_json(handoff_json(said)) == said
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
 async def test_only_an_encoder_encodes(run_engine: RunEngine, role: Role) -> None:
     async with run_engine(role) as running:
@@ -254,7 +238,6 @@ def other_model_after_the_transfer(role: Role) -> Simulator:
     return Simulator(DESCRIPTION, role=role, transfers=TRANSFERS, token_source=source)
 
 
-@pytest.mark.asyncio
 @pytest.mark.planted
 async def test_the_suite_fails_on_a_planted_bug(trtllm: Fake) -> None:
     with pytest.raises(AssertionError):

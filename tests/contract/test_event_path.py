@@ -60,7 +60,6 @@ async def in_log(engine: Engine, url: str) -> list[Batch]:
     return await batches_in(url)
 
 
-@pytest.mark.asyncio
 async def test_events_are_in_the_log_in_their_order_with_their_batch_s_sequence(
     start: StartEngine, broker: Broker, log: EventLog
 ) -> None:
@@ -81,7 +80,6 @@ async def test_events_are_in_the_log_in_their_order_with_their_batch_s_sequence(
     ]
 
 
-@pytest.mark.asyncio
 async def test_every_rank_has_a_stream_of_its_own(start: StartEngine, log: EventLog) -> None:
     async with start(log) as engine:
         await engine.tell(stored(1, 2))
@@ -91,7 +89,6 @@ async def test_every_rank_has_a_stream_of_its_own(start: StartEngine, log: Event
         assert (held(engine), held(engine, 1)) == (set(hashes_of(1, 2)), set(hashes_of(1)))
 
 
-@pytest.mark.asyncio
 async def test_a_loss_removes_the_source_s_blocks_once_and_what_follows_is_learnt(
     start: StartEngine, broker: Broker, log: EventLog
 ) -> None:
@@ -110,7 +107,6 @@ async def test_a_loss_removes_the_source_s_blocks_once_and_what_follows_is_learn
     assert of_rank_0 == [(0, Stored(tuple(hashes_of(1)))), (0, Cleared(Tier.GPU)), (3, Stored(tuple(hashes_of(2))))]
 
 
-@pytest.mark.asyncio
 async def test_events_of_a_rank_that_the_worker_does_not_have_are_counted_and_dropped(
     start: StartEngine, log: EventLog
 ) -> None:
@@ -122,7 +118,6 @@ async def test_events_of_a_rank_that_the_worker_does_not_have_are_counted_and_dr
         assert held(engine) == set(hashes_of(2))
 
 
-@pytest.mark.asyncio
 async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
     start: StartEngine, log: EventLog
 ) -> None:
@@ -136,7 +131,6 @@ async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
         assert (engine.path.consolidator.stale(0), held(engine)) == ("", set())
 
 
-@pytest.mark.asyncio
 async def test_what_was_told_last_is_in_the_log_after_a_stop(start: StartEngine, broker: Broker, log: EventLog) -> None:
     async with start(log) as engine:
         await engine.tell(stored(1))
@@ -146,7 +140,6 @@ async def test_what_was_told_last_is_in_the_log_after_a_stop(start: StartEngine,
     assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 201))
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_is_polled_needs_no_socket(log: EventLog) -> None:
     before = {each.laddr for each in psutil.Process().net_connections("all")}
     async with polled(log) as engine:
@@ -167,7 +160,6 @@ def batches_are_not_numbered(path: Consolidator, batch: EngineBatch, origin: Ori
     _on_batch(path, replace(batch, sequence=0), origin)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("name", "bug"),
     [

@@ -42,7 +42,6 @@ async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[l
         yield doubles
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", DOUBLES)
 async def test_what_codex_sends_reaches_one_engine_as_it_was_sent(kind: str) -> None:
     """Recorded by `golden/record_codex.py`. The turn that summarises a conversation has no tools: another prompt."""
@@ -62,7 +61,6 @@ async def test_what_codex_sends_reaches_one_engine_as_it_was_sent(kind: str) -> 
     assert {conversation: len(at) for conversation, at in workers.items()} == dict.fromkeys(workers, 1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DOUBLES)
 async def test_every_call_of_published_clients_is_answered(kind: str) -> None:

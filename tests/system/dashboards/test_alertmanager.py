@@ -86,7 +86,6 @@ async def running(directory: Path) -> AsyncIterator[Running]:
         yield Running(router, prometheus, url.removeprefix("http://"))
 
 
-@pytest.mark.asyncio
 async def test_a_webhook_is_told_of_a_process_that_ended(tmp_path: Path) -> None:
     async with running(tmp_path) as (router, prometheus, address):
         await prometheus.until("count_over_time(kvrouter_process_restarts_total[1m]) >= 2", READY_S)
@@ -108,7 +107,6 @@ async def test_a_webhook_is_told_of_a_process_that_ended(tmp_path: Path) -> None
     assert texts["runbook_url"] == "docs/OPERATIONS.md#kvrouterprocessrestarts"
 
 
-@pytest.mark.asyncio
 async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(tmp_path: Path) -> None:
     router = Router()
     async with AsyncExitStack() as cleanup:

@@ -114,7 +114,6 @@ async def without_core(session: aiohttp.ClientSession, _victim: ChildProcess, ur
         assert response.status == 200
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("dies", [killed, without_core])
 async def test_every_stream_of_a_dead_engine_goes_on_at_another_without_a_seam(dies: Death) -> None:
     connector = aiohttp.TCPConnector(limit=0)

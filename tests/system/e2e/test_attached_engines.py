@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import pytest
 import zmq
 import zmq.asyncio
 
@@ -182,7 +181,6 @@ async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[
             await router.end()
 
 
-@pytest.mark.asyncio
 async def test_requests_go_where_attached_engines_hold_them_and_away_from_load() -> None:
     async with running_cluster(va=1, vb=1) as cluster:
         a, b = cluster.attached["va"], cluster.attached["vb"]

@@ -60,7 +60,6 @@ async def until_open(address: str) -> None:
                 return
 
 
-@pytest.mark.asyncio
 @pytest.mark.skipif(_ROTEL is None, reason="rotel is not installed: pip install --pre rotel")
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 async def test_a_foreign_collector_takes_the_spans_of_a_request(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:

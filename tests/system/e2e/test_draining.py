@@ -38,7 +38,6 @@ async def drained(client: Client, **wish: int) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("tokens", "found_tokens"), [(PEOPLE * TOKENS, REUSABLE_TOKENS), (0, 0)])
 async def test_what_a_drained_worker_held_is_found_elsewhere_if_it_was_handed_over(
     three_workers: FleetProcesses, tokens: int, found_tokens: int

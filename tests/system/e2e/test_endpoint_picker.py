@@ -165,7 +165,6 @@ async def test_only_offered_endpoints_are_picked(
         assert "gateway: it does not offer this endpoint" in refused.body["error"]["message"]
 
 
-@pytest.mark.asyncio
 async def test_dead_workers_fail_their_requests_unless_the_gateway_goes_down_the_list(tmp_path: Path) -> None:
     settings = (*PICKER, "picker.fallbacks=2")
     shape = FleetShape(workers=3, mode="round-robin", worker_settings=FAST_WORKER, router_settings=settings)

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 import aiohttp
-import pytest
 
 from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
@@ -18,7 +17,6 @@ IDLE = ALLOWED + 144
 CHATS = 20
 
 
-@pytest.mark.asyncio
 async def test_requests_are_served_while_more_clients_idle_at_the_control_plane_than_there_are_descriptors() -> None:
     shape = FleetShape(workers=1, worker_settings=FAST_WORKER, router_module="tests.system.e2e.few_files")
     async with AsyncExitStack() as cleanup:

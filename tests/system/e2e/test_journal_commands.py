@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import pytest
-
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
 from kv_runtime.clock import ManualClock, SystemClock
@@ -42,7 +40,6 @@ async def write(log: EventLog, told: list[Recordable], router: str = "router-1")
         await eventually(lambda: not writer.statistics().waiting)
 
 
-@pytest.mark.asyncio
 async def test_a_journal_replays_and_says_what_another_policy_would_have_done(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
     same = await typed("-c", _REPLAY, "--nats-url", broker.url)
@@ -59,7 +56,6 @@ async def test_a_journal_replays_and_says_what_another_policy_would_have_done(br
     assert re.search(r"^policy.history_weight=9 +\d+\.\d% ", weighed.out, re.MULTILINE)
 
 
-@pytest.mark.asyncio
 async def test_a_sweep_compares_a_policy_for_each_of_its_values(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
     swept = ("--nats-url", broker.url, "--mode", "kv-blocks", "--sweep", "policy.overlap_credit=0,1")
@@ -80,7 +76,6 @@ async def test_a_sweep_compares_a_policy_for_each_of_its_values(broker: Broker, 
         assert words in refused.err
 
 
-@pytest.mark.asyncio
 async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_differs(
     broker: Broker, log: EventLog
 ) -> None:
@@ -121,7 +116,6 @@ def figure(name: str, report: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.asyncio
 async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_that_is_left(
     broker: Broker, log: EventLog
 ) -> None:
@@ -150,7 +144,6 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
     assert (late.code, "--from: nothing was replayed" in late.err) == (2, True)
 
 
-@pytest.mark.asyncio
 async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_where(
     broker: Broker, log: EventLog
 ) -> None:
@@ -181,7 +174,6 @@ async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_
     assert len(said) == 3
 
 
-@pytest.mark.asyncio
 async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: Broker, log: EventLog) -> None:
     assert (await typed("-c", _REPLAY, "--nats-url", UNREACHABLE_URL)).code == 2
     without = await typed("-c", _REPLAY)
@@ -193,7 +185,6 @@ async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: 
     assert (unknown.code, unknown.err) == (2, "router: --router: found no journal of unknown on the log\n")
 
 
-@pytest.mark.asyncio
 async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(broker: Broker, log: EventLog) -> None:
     await write(log, await lived())
     lines = await typed("-c", _TAIL, "--nats-url", broker.url, "--all", "--limit", "400")
@@ -206,7 +197,6 @@ async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(bro
     assert {each["router"] for each in found} == {"router-1"}
 
 
-@pytest.mark.asyncio
 async def test_a_record_that_cannot_be_folded_is_named_and_replay_goes_on_at_the_next_checkpoint(
     broker: Broker, log: EventLog
 ) -> None:
@@ -224,7 +214,6 @@ async def test_a_record_that_cannot_be_folded_is_named_and_replay_goes_on_at_the
     )
 
 
-@pytest.mark.asyncio
 async def test_of_messages_that_cannot_be_read_the_first_is_named_and_the_others_are_counted(
     broker: Broker, log: EventLog
 ) -> None:
@@ -240,7 +229,6 @@ async def test_of_messages_that_cannot_be_read_the_first_is_named_and_the_others
     assert tail.err.count("message_refused") <= 1
 
 
-@pytest.mark.asyncio
 async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_router_writes(
     broker: Broker, log: EventLog
 ) -> None:

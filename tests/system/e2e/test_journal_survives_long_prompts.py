@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 
 import aiohttp
-import pytest
 import pytest_asyncio
 
 from bench.processes import FleetProcesses, FleetShape
@@ -26,7 +25,6 @@ async def fleet() -> AsyncIterator[FleetProcesses]:
         yield running
 
 
-@pytest.mark.asyncio
 async def test_decisions_behind_a_refused_prompt_of_megabytes_are_replayed_bit_for_bit(fleet: FleetProcesses) -> None:
     async with aiohttp.ClientSession() as session:
         client = Client(session, fleet.data_url, fleet.control_url)

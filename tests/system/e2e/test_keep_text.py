@@ -36,7 +36,6 @@ async def test_without_the_setting_no_text_is_kept(client: Client) -> None:
     assert SECRET not in str(found)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_prompt_stands_with_its_decision_and_not_in_journal_or_logs(processes: int, tmp_path: Path) -> None:
     settings = (*QUIET_ROUTER, "control.keep_text=true", f"data.processes={processes}", "telemetry.log_level=info")

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from indexer.commands import wall_time
 from indexer.follow.checkpoint import encode_checkpoint
 from indexer.service.http import IndexApi
@@ -63,7 +61,6 @@ async def live(broker: Broker, log: EventLog, token: str = "") -> AsyncIterator[
 # ---------------------------------------------------------------- verify
 
 
-@pytest.mark.asyncio
 async def test_verify_says_equal_and_ends_with_0(broker: Broker, log: EventLog) -> None:
     async with live(broker, log) as there:
         words, told = await asyncio.gather(there.verified(), there.verified("--json"))
@@ -73,7 +70,6 @@ async def test_verify_says_equal_and_ends_with_0(broker: Broker, log: EventLog) 
     assert [(each["worker_id"], each["verdict"]) for each in told.json["ranks"]] == [("w0", "equal")]
 
 
-@pytest.mark.asyncio
 async def test_verify_without_an_answer_ends_with_2_and_names_the_silent_party(broker: Broker, log: EventLog) -> None:
     async with live(broker, log, token="secret") as there:
         outcomes = await asyncio.gather(
@@ -97,7 +93,6 @@ async def test_verify_without_an_answer_ends_with_2_and_names_the_silent_party(b
 # ---------------------------------------------------------------- at
 
 
-@pytest.mark.asyncio
 async def test_at_shows_the_index_as_it_was_after_a_message(broker: Broker, log: EventLog) -> None:
     scripted = ScriptedRank(log)
     await scripted.store(1, 2, 3)
@@ -137,7 +132,6 @@ async def test_at_shows_the_index_as_it_was_after_a_message(broker: Broker, log:
     assert told.json["stream_seq"] == 3
 
 
-@pytest.mark.asyncio
 async def test_at_refuses_what_is_not_kept_or_not_known(broker: Broker, log: EventLog, tmp_path: Path) -> None:
     scripted = ScriptedRank(log)
     for block in range(1, 5):
@@ -187,7 +181,6 @@ def blocks_of(lines: list[Any]) -> list[tuple[int, int | None, list[str]]]:
     return [(line["sequence_hash"], line["parent"], line["media"]) for line in lines]
 
 
-@pytest.mark.asyncio
 async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
     broker: Broker, log: EventLog, tmp_path: Path
 ) -> None:
@@ -231,7 +224,6 @@ async def test_dump_writes_what_the_live_index_holds_and_replaces_nothing(
     assert not {name for name in names_in(tmp_path) if name.endswith(".part")}
 
 
-@pytest.mark.asyncio
 async def test_dump_writes_what_a_snapshot_says(broker: Broker, log: EventLog) -> None:
     scripted = ScriptedRank(log)
     await scripted.store(1, 2, 3)
@@ -256,7 +248,6 @@ async def test_dump_writes_what_a_snapshot_says(broker: Broker, log: EventLog) -
 # ---------------------------------------------------------------- tail
 
 
-@pytest.mark.asyncio
 async def test_tail_ends_after_so_many_lines_or_by_a_signal(broker: Broker, log: EventLog) -> None:
     scripted = ScriptedRank(log)
     await scripted.store(1, 2, 3)

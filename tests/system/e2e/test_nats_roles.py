@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import aiohttp
 import nats
-import pytest
 import yaml
 from nats.aio.client import Client as NatsClient
 
@@ -86,7 +85,6 @@ async def run(server: Server, group: asyncio.TaskGroup, role: str, module: str, 
     return await process.until_ended(), process.output
 
 
-@pytest.mark.asyncio
 async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(
     tmp_path: Path,
 ) -> None:
@@ -184,7 +182,6 @@ MAY_SUBSCRIBE = {
 }
 
 
-@pytest.mark.asyncio
 async def test_no_role_may_publish_or_subscribe_to_what_is_not_its_own(
     tmp_path: Path,
 ) -> None:
@@ -210,7 +207,6 @@ async def expect_refused(server: Server, role: str, what: str, expected: set[str
     assert refused == expected, (role, what)
 
 
-@pytest.mark.asyncio
 async def test_a_wrong_or_missing_password_is_refused(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server, asyncio.TaskGroup() as group:
         wrong = command(server, "agent", "worker_agent", "serve", last=("--set", "nats.credentials=wr0ng"))

@@ -23,7 +23,6 @@ async def until_shown(session: aiohttp.ClientSession, url: str, line: str) -> No
             await SystemClock().sleep(0.05)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_killed_nats_server_is_started_again_and_costs_no_stream(processes: int) -> None:
     router = (*QUIET_ROUTER, f"data.processes={processes}")

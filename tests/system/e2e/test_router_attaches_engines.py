@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import psutil
-import pytest
 
 from bench.ports import free_ports
 from bench.processes import ChildProcess
@@ -85,7 +84,6 @@ def worker(engine: Computing, name: str, **options: str) -> list[str]:
     return ["--worker", ",".join([engine.url, f"id={name}", *(f"{key}={value}" for key, value in options.items())])]
 
 
-@pytest.mark.asyncio
 async def test_two_kinds_of_engines_are_attached_by_one_process_and_known_exactly() -> None:
     kinds = (ComputingVllm, ComputingVllm, ComputingSglang, ComputingSglang)
     async with engines(*kinds) as attached:
@@ -112,7 +110,6 @@ async def test_two_kinds_of_engines_are_attached_by_one_process_and_known_exactl
             assert "try it twice" in routed.process.output
 
 
-@pytest.mark.asyncio
 async def test_engines_that_are_dead_or_mistyped_or_silent_take_no_other_one_away() -> None:
     async with engines(ComputingVllm, ComputingVllm, ComputingSglang) as (good, mistyped, silent):
         silent.is_telling = False
@@ -139,7 +136,6 @@ async def test_engines_that_are_dead_or_mistyped_or_silent_take_no_other_one_awa
             assert len({each.worker for each in answered}) == 1
 
 
-@pytest.mark.asyncio
 async def test_engines_come_and_go_while_requests_flow(tmp_path: Path) -> None:
     async with engines(ComputingSglang, ComputingSglang, ComputingSglang) as (first, second, third):
         listed = tmp_path / "workers"
@@ -160,7 +156,6 @@ async def test_engines_come_and_go_while_requests_flow(tmp_path: Path) -> None:
             assert (await routed.complete("abc" * 100)).worker == "b"
 
 
-@pytest.mark.asyncio
 async def test_event_addresses_that_were_swapped_are_named_within_32_requests() -> None:
     async with engines(ComputingVllm, ComputingVllm) as (first, second):
         flags = worker(first, "a", **{"kv-events": second.events})
@@ -180,7 +175,6 @@ async def test_event_addresses_that_were_swapped_are_named_within_32_requests() 
             await routed.until(are_named)
 
 
-@pytest.mark.asyncio
 async def test_a_router_that_cannot_read_the_model_s_directory_says_what_to_run() -> None:
     async with engines(ComputingVllm) as (engine,):
         command = (sys.executable, "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0")

@@ -38,7 +38,6 @@ def kinds(told: list[FleetEvent]) -> list[type[FleetEvent]]:
     return [type(event) for event in told]
 
 
-@pytest.mark.asyncio
 async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: EventLog, tmp_path: Path) -> None:
     arguments = (
         "--served-name",
@@ -72,7 +71,6 @@ async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: 
     assert await agent.until_ended() == 0
 
 
-@pytest.mark.asyncio
 async def test_bad_engine_arguments_end_it_with_2_and_all_their_problems(broker: Broker) -> None:
     bad = ("--trtllm.max_num_tokens", "few", "--trtllm.max_batch_size", "many")
     async with running_agent(WORKER, broker.url, *ENGINE, *bad) as agent:
@@ -81,7 +79,6 @@ async def test_bad_engine_arguments_end_it_with_2_and_all_their_problems(broker:
     assert "--trtllm.max_batch_size" in agent.output
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_cannot_be_loaded_was_never_in_the_fleet(broker: Broker, log: EventLog) -> None:
     async with (
         fleet_events(log) as told,
@@ -92,7 +89,6 @@ async def test_an_engine_that_cannot_be_loaded_was_never_in_the_fleet(broker: Br
     assert told == []
 
 
-@pytest.mark.asyncio
 async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
     agent = agent_process(WORKER, broker.url, *ENGINE)
     async with asyncio.TaskGroup() as group:
@@ -102,7 +98,6 @@ async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
     assert needed in agent.output.splitlines()
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_streams_its_events_is_read_where_it_publishes(broker: Broker, tmp_path: Path) -> None:
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{tmp_path}/events"}
     arguments = {"kv_cache_config": {"use_kv_cache_manager_v2": True, "kv_events_config": config}}
@@ -143,7 +138,6 @@ async def serving_here(nats_url: str, *assignments: str) -> AsyncIterator[Callab
         sys.setswitchinterval(switch_s)
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_is_stopped_while_its_engine_loads_was_never_in_the_fleet(
     trtllm: Fake, broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +158,6 @@ async def test_a_worker_that_is_stopped_while_its_engine_loads_was_never_in_the_
         assert (told, trtllm.control.executors) == ([], [])
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_hangs_is_out_of_the_fleet_until_it_answers_again(
     trtllm: Fake, broker: Broker, log: EventLog
 ) -> None:
@@ -181,7 +174,6 @@ async def test_an_engine_that_hangs_is_out_of_the_fleet_until_it_answers_again(
         assert told[2] == told[0], "the same worker, which had not begun anew"
 
 
-@pytest.mark.asyncio
 async def test_a_worker_whose_log_is_not_there_loads_no_engine(trtllm: Fake) -> None:
     with pytest.raises(ExceptionGroup) as failed:
         async with serving_here("nats://127.0.0.1:1"):
@@ -190,7 +182,6 @@ async def test_a_worker_whose_log_is_not_there_loads_no_engine(trtllm: Fake) -> 
     assert trtllm.control.executors == []
 
 
-@pytest.mark.asyncio
 async def test_a_port_that_is_used_ends_the_engine_again(trtllm: Fake, broker: Broker) -> None:
     with pytest.raises(ExceptionGroup) as failed:
         async with serving_here(broker.url, f"worker.port={broker.port}"):

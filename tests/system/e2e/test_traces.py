@@ -14,7 +14,6 @@ from tests.system.e2e.test_attached_engines import PROMPT, running_cluster
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_router_sends_the_spans_of_its_requests_before_it_ends(processes: int) -> None:
     with OtlpSink() as sink:
@@ -34,7 +33,6 @@ async def test_a_router_sends_the_spans_of_its_requests_before_it_ends(processes
     assert server.attributes["kvrouter.outcome"] == "ok"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ranks", [1, 2], ids=["direct", "through the agent"])
 async def test_an_attached_engine_gets_the_trace_of_the_router_s_client_span(ranks: int) -> None:
     with OtlpSink() as sink:
@@ -48,7 +46,6 @@ async def test_an_attached_engine_gets_the_trace_of_the_router_s_client_span(ran
     assert client.attributes["gen_ai.provider.name"] == "vllm"
 
 
-@pytest.mark.asyncio
 async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> None:
     roles = roles_of(prefill=1, decode=1)
     with OtlpSink() as sink:
@@ -81,7 +78,6 @@ async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> 
     assert {span.service["service.name"] for span in spans.values()} == {"kv-router", "kv-router-worker"}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_the_way_of_kv_events_is_one_tree_of_worker_and_index(processes: int) -> None:
     with OtlpSink() as sink:

@@ -35,7 +35,6 @@ async def search(module: str, at: int, sizes: tuple[int, ...] = SIZES) -> Search
 
 
 @pytest.mark.timeout(300)  # two fleets, each with a search
-@pytest.mark.asyncio
 async def test_a_quadratic_parser_is_found_and_ours_is_none() -> None:
     planted = await search("tests.support.slow_router", 0, SMALLER_SIZES)
     ours = await search("router", 0, SMALLER_SIZES)
@@ -44,7 +43,6 @@ async def test_a_quadratic_parser_is_found_and_ours_is_none() -> None:
     assert planted.scores[worst] > 4 * max(ours.scores.values()), (worst, ours.worst(1))
 
 
-@pytest.mark.asyncio
 async def test_no_body_of_an_agent_costs_more_than_its_size_explains() -> None:
     found = await search("router", 1)
     small = max((score for shape, score in found.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)

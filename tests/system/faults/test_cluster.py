@@ -37,7 +37,6 @@ async def fleet_on_a_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Fl
             yield cluster, running
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "leader", ["n0", "n1"], ids=["which all clients are connected to", "which no client is connected to"]
 )
@@ -62,7 +61,6 @@ async def test_a_cluster_whose_stream_leader_is_killed_loses_nothing_and_goes_on
         recoveries.add(f"cluster of three, the stream's leader killed, {clients}", recovered_s, LEADER_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_a_cluster_whose_stream_leader_retires_loses_nothing_and_goes_on(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -81,7 +79,6 @@ async def test_a_cluster_whose_stream_leader_retires_loses_nothing_and_goes_on(
         recoveries.add("cluster of three, the stream's leader retired (lame duck)", recovered_s, LEADER_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_streams_are_awaited_while_the_cluster_has_no_leader(tmp_path: Path) -> None:
     async with Children() as children:
         first, *others = Cluster(children, tmp_path, SERVERS).servers.values()

@@ -43,7 +43,6 @@ def test_what_only_one_side_holds_another_place_and_doubt_are_no_equality(found:
     assert bool(expected) == bool(why)
 
 
-@pytest.mark.asyncio
 async def test_an_index_that_stands_still_is_not_taken_for_right(tmp_path: Path, recoveries: Recoveries) -> None:
     async with fleet_on_one_server(tmp_path) as (_, running):
         async with running.traffic() as sent:

@@ -57,7 +57,6 @@ async def until_index_is(running: Fleet, engine: ForeignEngine, within_s: float)
     return loop.time() - began_s
 
 
-@pytest.mark.asyncio
 async def test_a_killed_consolidator_comes_back_as_a_new_life_with_all_that_the_engine_holds(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -79,7 +78,6 @@ async def test_a_killed_consolidator_comes_back_as_a_new_life_with_all_that_the_
         recoveries.add("consolidator killed", recovered_s, CONSOLIDATOR_S, sent)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ring", [DROPPED_MESSAGES * 2, SHORT_RING])
 async def test_what_a_full_socket_dropped_is_replayed_or_else_forgotten(
     tmp_path: Path, recoveries: Recoveries, ring: int

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.system.faults.fleet import READY_S, fleet_on_one_server
 from tests.system.faults.nats_servers import Limits
 from tests.system.faults.recoveries import Recoveries
@@ -18,7 +16,6 @@ FEW_BYTES = 4096
 """A few messages; and less than the streams have after a second."""
 
 
-@pytest.mark.asyncio
 async def test_an_index_that_starts_while_a_full_stream_discards_its_oldest_asks_for_what_is_gone(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -37,7 +34,6 @@ async def test_an_index_that_starts_while_a_full_stream_discards_its_oldest_asks
         recoveries.add("the oldest of a full stream discarded, a new index", recovered_s, DISCARDED_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_a_full_store_stops_no_process_and_refused_messages_arrive_once_it_has_space(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:

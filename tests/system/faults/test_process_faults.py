@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -23,7 +21,6 @@ BURST_MESSAGES, BURST_BYTES = 64, 512 * 1024
 """More than the system keeps for a connection that is not read: 10 MB or so."""
 
 
-@pytest.mark.asyncio
 async def test_a_killed_agent_costs_no_request_and_comes_back_as_a_new_life(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -62,7 +59,6 @@ async def until_promised(running: Fleet, worker_id: str) -> None:
             await SystemClock().sleep(_LOOK_S)
 
 
-@pytest.mark.asyncio
 async def test_a_restarted_router_answers_every_connected_client_and_is_exact_again(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -81,7 +77,6 @@ async def test_a_restarted_router_answers_every_connected_client_and_is_exact_ag
         recoveries.add("router restarted", recovered_s, ROUTER_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_an_index_that_was_cut_off_as_a_slow_consumer_reads_on(tmp_path: Path, recoveries: Recoveries) -> None:
     async with fleet_on_one_server(tmp_path, limits=Limits(write_deadline_s=1.0)) as (server, running):
         async with running.traffic() as sent:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.system.faults.fleet import Shape, fleet_on_one_server
 from tests.system.faults.traffic import MODEL
 
@@ -23,7 +21,6 @@ EXTREMES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.asyncio
 async def test_whatever_a_request_says_the_router_serves_the_next_one_and_its_journal_has_it(tmp_path: Path) -> None:
     ordinary = {"model": MODEL, "prompt": "hello", "max_tokens": 1}
     async with fleet_on_one_server(tmp_path, Shape(workers=1)) as (_, running):

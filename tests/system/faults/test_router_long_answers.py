@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.system.faults.small_fleet import running
 
 WORKERS = 2
@@ -11,7 +9,6 @@ _IMPATIENT = ("failures.first_byte_s=1", "failures.between_bytes_s=1")
 _SLOW = ("engine.speed=0.2",)
 
 
-@pytest.mark.asyncio
 async def test_a_whole_answer_may_take_longer_than_the_first_byte_of_a_stream(tmp_path: Path) -> None:
     async with running(tmp_path, WORKERS, _IMPATIENT, _SLOW) as fleet:
         status, body = await fleet.answer("a story", max_tokens=80)

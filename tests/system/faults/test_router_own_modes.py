@@ -5,8 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.system.faults.own_modes import UNLUCKY
 from tests.system.faults.small_fleet import running
 
@@ -15,7 +13,6 @@ _OWN = (f'policy.user_modes=["{MODE}"]',)
 _SLOW = ("engine.speed=0.05",)
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_waits_and_cannot_be_placed_is_told_so_and_the_others_go_on(tmp_path: Path) -> None:
     async with running(tmp_path, 1, (*_OWN, "queue.threshold=0"), _SLOW) as fleet, asyncio.TaskGroup() as group:
         first = group.create_task(fleet.answer("x" * 2000))
@@ -31,7 +28,6 @@ async def test_a_request_that_waits_and_cannot_be_placed_is_told_so_and_the_othe
         await fleet.until("ledger_active_requests", 0)
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_cannot_be_placed_a_second_time_is_told_so(tmp_path: Path) -> None:
     async with running(tmp_path, 2, _OWN, _SLOW) as fleet:
         assert await fleet.choose_by(MODE) == 200
@@ -41,7 +37,6 @@ async def test_a_request_that_cannot_be_placed_a_second_time_is_told_so(tmp_path
         await fleet.until("inflight_requests", 0)
 
 
-@pytest.mark.asyncio
 async def test_decisions_of_a_mode_that_replay_does_not_know_are_not_called_different(tmp_path: Path) -> None:
     async with running(tmp_path, 1, _OWN, _SLOW) as fleet:
         assert await fleet.choose_by(MODE) == 200

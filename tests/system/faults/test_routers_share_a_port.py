@@ -97,7 +97,6 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-@pytest.mark.asyncio
 async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
 from tests.system.faults.recoveries import Recoveries
 from tests.system.faults.stream_reader import holes, stored_in
@@ -25,7 +23,6 @@ async def all_processes_lost_and_found_the_log(running: Fleet) -> None:
     assert sum(await running.totals("publish_failures_total", *running.worker_ids)) >= 1
 
 
-@pytest.mark.asyncio
 async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowledged(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -48,7 +45,6 @@ async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowle
         recoveries.add("nats-server killed, its data kept", recovered_s, KILLED_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_the_gap_is_recorded(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
@@ -70,7 +66,6 @@ async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_th
         recoveries.add("nats-server killed, its data lost", recovered_s, EMPTY_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Path, recoveries: Recoveries) -> None:
     async with fleet_on_one_server(tmp_path) as (server, running):
         async with running.traffic() as sent:
@@ -90,7 +85,6 @@ async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Pat
         recoveries.add("nats-server stopped for 8 s", recovered_s, FROZEN_S, sent)
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_retires_hands_over_to_the_next_one_on_its_port(
     tmp_path: Path, recoveries: Recoveries
 ) -> None:

@@ -46,7 +46,6 @@ def test_the_wheel_is_pure_and_the_build_says_why(build: tuple[Path, str]) -> No
     assert "WARNING: this wheel has no machine code (index: Python, hot path: interpreted)" in printed
 
 
-@pytest.mark.asyncio
 async def test_the_router_says_at_its_start_what_it_lacks(python: Path) -> None:
     command = [str(python), "-P", "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
     router = ChildProcess("router", command)

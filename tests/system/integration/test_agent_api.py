@@ -120,7 +120,6 @@ async def worker(
 # ---------------------------------------------------------------- answers
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hello"})])
 async def test_a_stream_and_a_whole_answer_say_the_same(path: str, asked: dict[str, Any]) -> None:
     async with worker() as running:
@@ -141,7 +140,6 @@ async def test_a_stream_and_a_whole_answer_say_the_same(path: str, asked: dict[s
     assert {event["created"] for event in stream.events[:-1]} == {CREATED}
 
 
-@pytest.mark.asyncio
 async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token() -> None:
     clock = ManualClock(now_s=5.0)
     async with serving(_Timed(clock), drive=False, now_s=clock.now) as agent:
@@ -151,7 +149,6 @@ async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token
     assert DECODE_HEADER not in stream.headers
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_may_come_as_text_as_tokens_or_as_the_router_sends_it() -> None:
     tokens = list(b"a prompt of some length, so that blocks of it are kept")
     encoded = base64.b64encode(array("I", tokens).tobytes()).decode()
@@ -171,7 +168,6 @@ async def test_a_prompt_may_come_as_text_as_tokens_or_as_the_router_sends_it() -
     assert cached == [0, len(tokens) // 4 * 4, len(tokens) // 4 * 4]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_stop_string_ends_the_text_and_the_generation(streamed: bool) -> None:
     async with worker() as running:
@@ -190,7 +186,6 @@ async def test_a_stop_string_ends_the_text_and_the_generation(streamed: bool) ->
         assert await running.used_blocks() == 0
 
 
-@pytest.mark.asyncio
 async def test_two_requests_with_the_same_id_are_two_requests() -> None:
     body = {"messages": HELLO, "max_tokens": 50}
     async with worker() as running:
@@ -206,7 +201,6 @@ async def test_two_requests_with_the_same_id_are_two_requests() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("body", "status", "param"),
@@ -225,7 +219,6 @@ async def test_a_bad_request_is_named(body: dict[str, Any], status: int, param: 
         assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("rank", ["2", "-1", "x", "1.0", "", "9" * 5000, "\u0661", "0x1"])
 async def test_a_bad_rank_is_named(rank: str) -> None:
     async with worker() as running:
@@ -235,7 +228,6 @@ async def test_a_bad_rank_is_named(rank: str) -> None:
         assert len(answered.body["error"]["message"]) < 200
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"model": "m", "prompt": "\\ud800"}'])
 async def test_a_body_that_is_no_request_is_a_400(body: bytes) -> None:
     async with worker() as running:
@@ -244,7 +236,6 @@ async def test_a_body_that_is_no_request_is_a_400(body: bytes) -> None:
             assert (answered.status, answered.body["error"]["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.asyncio
 async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None:
     async with worker(body_bytes=100) as running:
         answered = await running.ask(COMPLETIONS, b" " * 101)
@@ -252,7 +243,6 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
         assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "words"),
     [
@@ -272,7 +262,6 @@ async def test_a_large_or_wrong_body_is_refused_by_name(
     assert len(error["message"]) < 400
 
 
-@pytest.mark.asyncio
 async def test_while_a_large_answer_is_rendered_other_requests_are_answered() -> None:
     text = _HeldText()
     asked = {"messages": HELLO, "n": 8, "max_tokens": 20, "logprobs": True, "top_logprobs": 20}
@@ -287,7 +276,6 @@ async def test_while_a_large_answer_is_rendered_other_requests_are_answered() ->
     assert [len(choice["logprobs"]["content"]) for choice in answered.body["choices"]] == [20] * 8
 
 
-@pytest.mark.asyncio
 async def test_beyond_its_bound_the_worker_says_so_at_once() -> None:
     async with worker(speed=1.0, inflight=2) as running:
         waiting = [await running.open(COMPLETIONS, {"prompt": "x", "max_tokens": ENDLESS_TOKENS}) for _ in range(2)]
@@ -312,7 +300,6 @@ async def close(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("leave", [abort, close])
 @pytest.mark.parametrize(
     ("streamed", "read_until", "speed"),
@@ -344,7 +331,6 @@ async def test_a_client_that_goes_away_ends_its_generation_and_frees_its_blocks(
     assert lines == []
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_does_not_read_blocks_no_other_client() -> None:
     async with worker() as running:
         _, writer = await running.open(COMPLETIONS, {"prompt": "x", "max_tokens": ENDLESS_TOKENS, "stream": True})
@@ -358,7 +344,6 @@ async def test_a_client_that_does_not_read_blocks_no_other_client() -> None:
 # ---------------------------------------------------------------- engines that stop
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_stops_ends_a_stream_with_an_error_event() -> None:
     body = {"model": "m", "prompt": "x", "max_tokens": ENDLESS_TOKENS, "stream": True}
     async with worker(speed=1.0) as running, running.session.post(COMPLETIONS, json=body) as response:
@@ -372,7 +357,6 @@ async def test_an_engine_that_stops_ends_a_stream_with_an_error_event() -> None:
     assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "engine_stopped")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_engine_that_stops_before_the_first_byte_is_a_503(streamed: bool) -> None:
     async with worker(drive=False) as running, asyncio.TaskGroup() as group:
@@ -384,7 +368,6 @@ async def test_an_engine_that_stops_before_the_first_byte_is_a_503(streamed: boo
         assert (answered.status, answered.body["error"]["code"]) == (503, "engine_stopped")
 
 
-@pytest.mark.asyncio
 async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
     with capture_logs() as lines:
         async with worker(kind=_Failing) as running:
@@ -397,7 +380,6 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
     assert [line["event"] for line in lines] == ["request_failed", "request_failed"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_encode_worker_that_gives_nothing_is_a_503_with_when_to_try_again(streamed: bool) -> None:
     async with worker(kind=_WithoutEncoder) as running:
@@ -409,7 +391,6 @@ async def test_an_encode_worker_that_gives_nothing_is_a_503_with_when_to_try_aga
 # ---------------------------------------------------------------- the rest
 
 
-@pytest.mark.asyncio
 async def test_the_position_is_that_of_every_rank() -> None:
     async with worker() as running:
         assert await running.get("/v1/kv/position") == (
@@ -418,7 +399,6 @@ async def test_the_position_is_that_of_every_rank() -> None:
         )
 
 
-@pytest.mark.asyncio
 async def test_a_position_that_does_not_come_is_a_504_and_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_api, "BARRIER_S", 0.05)
     with capture_logs() as lines:
@@ -427,7 +407,6 @@ async def test_a_position_that_does_not_come_is_a_504_and_no_fault_of_ours(monke
     assert (status, body["error"]["code"], lines) == (504, "not_reached", [])
 
 
-@pytest.mark.asyncio
 async def test_the_worker_says_what_it_serves_and_how_it_is() -> None:
     async with worker() as running:
         assert [model["id"] for model in (await running.get("/v1/models"))[1]["data"]] == ["m"]

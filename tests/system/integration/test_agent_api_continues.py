@@ -37,7 +37,6 @@ async def stream(agent: Agent, path: str, body: dict[str, Any]) -> list[bytes]:
     return events_of(answered.data)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", sorted(IMPLEMENTATIONS))
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -68,7 +67,6 @@ async def test_a_stream_goes_on_behind_any_of_its_events(
     assert (len(names), len(usages)) == (1, 1)
 
 
-@pytest.mark.asyncio
 async def test_an_answer_of_which_all_was_said_only_ends(trtllm: Fake) -> None:
     async with IMPLEMENTATIONS["simulated"](trtllm)() as running, serving(running.engine, drive=False) as agent:
         whole = await stream(agent, COMPLETIONS, ASKED | {"prompt": "hello"})
@@ -81,7 +79,6 @@ async def test_an_answer_of_which_all_was_said_only_ends(trtllm: Fake) -> None:
     assert (said(rest)[0], b'"finish_reason":"length"' in b"".join(rest)) == ("", True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
@@ -101,14 +98,12 @@ async def test_what_cannot_be_gone_on_with_is_refused(trtllm: Fake, changed: dic
     assert (answered.status, json.loads(answered.data)["error"]["param"]) == (400, param)
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_tells_nothing_has_no_comments(trtllm: Fake) -> None:
     async with IMPLEMENTATIONS["simulated"](trtllm)() as running, serving(running.engine, drive=False) as agent:
         answered = await agent.ask(COMPLETIONS, ASKED | {"prompt": "hello"})
     assert b": tokens" not in answered.data
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_tells_its_tokens_is_cut_where_the_engine_stops(trtllm: Fake) -> None:
     async with IMPLEMENTATIONS["simulated"](trtllm)() as running, serving(running.engine, drive=False) as agent:
         generate = running.engine.generate

@@ -41,7 +41,6 @@ async def ask(**body: Any) -> Answered:
         return await agent.ask(COMPLETIONS, {"prompt": PROMPTS, "max_tokens": 2, **body})
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_each_prompt_has_its_choices_and_all_are_counted(streamed: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
@@ -53,13 +52,11 @@ async def test_each_prompt_has_its_choices_and_all_are_counted(streamed: bool) -
     assert usage["prompt_tokens_details"]["cached_tokens"] == 3
 
 
-@pytest.mark.asyncio
 async def test_what_is_of_one_prompt_only_is_refused() -> None:
     answered = await ask(prompt_logprobs=1)
     assert (answered.status, answered.body["error"]["param"]) == (400, "prompt_logprobs")
 
 
-@pytest.mark.asyncio
 async def test_where_one_prompt_fails_all_fail_and_the_others_are_aborted() -> None:
     engine = Echo(fails=(4, 5))
     async with serving(engine, drive=False) as agent:

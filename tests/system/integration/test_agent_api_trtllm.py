@@ -55,7 +55,6 @@ async def both(running: Agent, path: str, asked: dict[str, Any]) -> tuple[Answer
 
 
 # --------------------------------------------------------------------------------------------- answers
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("vocabulary", [LETTERS, BYTES])
 async def test_choices_with_log_probabilities_are_the_same_streamed_and_whole(
@@ -77,7 +76,6 @@ async def test_choices_with_log_probabilities_are_the_same_streamed_and_whole(
     assert whole.usage["completion_tokens"] == 90
 
 
-@pytest.mark.asyncio
 async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the_last(trtllm: Fake) -> None:
     asked = {**ASKED, "n": 2, "temperature": 0.7, "seed": 1}
     async with agent(trtllm) as (running, _):
@@ -93,7 +91,6 @@ async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the
 # --------------------------------------------------------------------------------------------- wishes
 
 
-@pytest.mark.asyncio
 async def test_guides_processors_and_adapters_that_it_was_loaded_with_serve(trtllm: Fake, tmp_path: Any) -> None:
     settings = TrtllmSettings(
         loras={"law": LoraAdapter(number=7, path=str(tmp_path))},
@@ -118,7 +115,6 @@ async def test_guides_processors_and_adapters_that_it_was_loaded_with_serve(trtl
 
 
 # --------------------------------------------------------------------------------------------- what goes wrong
-@pytest.mark.asyncio
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, streamed: bool) -> None:
     trtllm.control.hold()
@@ -138,7 +134,6 @@ async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, str
     assert (answered.status, error["code"]) == (200 if streamed else 500, "request_failed")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("role", "wishes"), [("aggregated", {"n": 4, "temperature": 0.5}), ("prefill", {}), ("aggregated", {"logprobs": 1})]
 )
@@ -160,7 +155,6 @@ async def test_a_client_that_goes_away_leaves_no_request_in_the_engine(
             await engine.stop(3600.0)  # it waits for requests that are not over
 
 
-@pytest.mark.asyncio
 async def test_a_dead_engine_s_worker_is_not_healthy(trtllm: Fake) -> None:
     reasons: list[str | None] = [None]
     async with agent(trtllm, fault=lambda: reasons[0]) as (running, _):
@@ -170,7 +164,6 @@ async def test_a_dead_engine_s_worker_is_not_healthy(trtllm: Fake) -> None:
             assert await running.get(path) == (503, {"status": "failed", "reason": "RuntimeError: Xid 79"})
 
 
-@pytest.mark.asyncio
 async def test_the_trace_and_the_conversation_reach_the_engine(trtllm: Fake) -> None:
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     async with agent(trtllm, settings=TrtllmSettings(conversation_affinity=True, watch_s=0.01)) as (running, _):
@@ -179,7 +172,6 @@ async def test_the_trace_and_the_conversation_reach_the_engine(trtllm: Fake) -> 
     assert trtllm.control.heard == [(trace, "talk 7"), (trace, None)]
 
 
-@pytest.mark.asyncio
 async def test_the_vendor_s_own_client_reads_every_answer(trtllm: Fake) -> None:
     wishes = {"max_tokens": 6, "n": 2, "temperature": 0.7}
     async with agent(trtllm) as (running, _):
@@ -199,7 +191,6 @@ async def test_the_vendor_s_own_client_reads_every_answer(trtllm: Fake) -> None:
 
 
 # ------------------------------------------------------------------------------------- another version
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("module", "kind", "name"),
     [("llmapi.llm", "BaseLLM", "generate_async"), ("executor.result", "GenerationResult", "outputs")],

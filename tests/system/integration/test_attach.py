@@ -112,7 +112,6 @@ class HealthOf:
 # ---------------------------------------------------------------- attach
 
 
-@pytest.mark.asyncio
 async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broker: Broker, log: EventLog) -> None:
     async with (
         zmq_context() as context,
@@ -159,7 +158,6 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
         assert [type(event) for event in told] == [WorkerRegistered, WorkerDraining, WorkerLeft]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("events", ["poll", "tcp://127.0.0.1:5557"])
 async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, events: str) -> None:
     async with TrtllmServeDouble().serving() as engine:
@@ -180,7 +178,6 @@ async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, ev
         assert f"worker-agent: port: found 127.0.0.1:{broker.port}, which cannot be bound" in process.output
 
 
-@pytest.mark.asyncio
 async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log: EventLog) -> None:
     double = VllmDouble(model="llama", total_blocks=500, is_healthy=False)
     double.adapters = ("law",)
@@ -200,7 +197,6 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_tokenizes_is_not_taken_for_one_of_bytes(broker: Broker) -> None:
     double = VllmDouble(
         served_paths=("/v1/completions", "/tokenize"), faults={"/tokenize": Fault(body=b'{"tokens":[7]}')}
@@ -213,7 +209,6 @@ async def test_an_engine_that_tokenizes_is_not_taken_for_one_of_bytes(broker: Br
     assert "Traceback" not in process.output
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_all(
     broker: Broker, log: EventLog
 ) -> None:
@@ -233,7 +228,6 @@ async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_al
         assert sizes == [1000, 2000]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", ["sglang", "trtllm-serve"])
 async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, kind: str) -> None:
     double: EngineDouble = TrtllmServeDouble() if kind == "trtllm-serve" else SglangDouble(ranks=[Rank(), Rank()])
@@ -277,7 +271,6 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     assert shown_families(shown) - COMMANDS["worker-agent attach"].keys() == set()
 
 
-@pytest.mark.asyncio
 async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: EventLog) -> None:
     health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
     loras: list[tuple[str, ...]] = [()]
@@ -354,7 +347,6 @@ control: {{port: 0}}
 """
 
 
-@pytest.mark.asyncio
 async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: EventLog, tmp_path: Path) -> None:
     async with (
         zmq_context() as context,

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import pytest
 import zmq
 import zmq.asyncio
 
@@ -86,14 +85,12 @@ async def subscribed(chaos: Chaos | None = None, buffer_steps: int = 10_000) -> 
         context.destroy(linger=0)
 
 
-@pytest.mark.asyncio
 async def test_frames_are_heard_from_the_first_and_in_order() -> None:
     async with subscribed() as subscriber:
         await subscriber.publisher.publish(frames(range(7, 1007)))
         assert await subscriber.heard(1000) == list(range(7, 1007))
 
 
-@pytest.mark.asyncio
 async def test_a_replay_brings_what_is_still_in_the_ring_and_then_the_end() -> None:
     async with subscribed(buffer_steps=3000) as subscriber:
         await subscriber.publisher.publish(frames(range(5000)))
@@ -103,7 +100,6 @@ async def test_a_replay_brings_what_is_still_in_the_ring_and_then_the_end() -> N
         assert subscriber.publisher.replays_total == 3
 
 
-@pytest.mark.asyncio
 async def test_each_fate_is_on_the_wire_what_it_is_called_and_replay_has_all() -> None:
     fates = Script(frame_1=Fate.DROPPED, frame_3=Fate.DUPLICATED, frame_4=Fate.REORDERED, frame_6=Fate.REORDERED)
     async with subscribed(fates) as subscriber:

@@ -94,7 +94,6 @@ PAGES: dict[str, Handler] = {
 # ---------------------------------------------------------------- HTTP
 
 
-@pytest.mark.asyncio
 async def test_a_control_plane_that_wants_its_token_is_read_with_it_and_is_not_open() -> None:
     async with asked(PAGES, token=TOKEN) as (asker, url):
         with_token, without = RouterProbe(asker, url, TOKEN), RouterProbe(asker, url, "")
@@ -108,7 +107,6 @@ async def test_a_control_plane_that_wants_its_token_is_read_with_it_and_is_not_o
     assert without.answer.problem == "status 401 at /v1/policy, allowed a router's control plane"
 
 
-@pytest.mark.asyncio
 async def test_addresses_beyond_loopback_that_want_no_token_are_open() -> None:
     agent = {"/health": says({"status": "ok"}), "/status": says({"status": "ok", "log": "away"})}
     async with asked({**PAGES, **agent}) as (asker, url):
@@ -120,7 +118,6 @@ async def test_addresses_beyond_loopback_that_want_no_token_are_open() -> None:
     assert (seen.is_open, seen.is_well, seen.is_log_away) == (True, True, True)
 
 
-@pytest.mark.asyncio
 async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
     async with asked({"/health": says("")}) as (asker, url):
         worker = WorkerProbe(asker, registered(base_url=f"{url}/"), TOKEN)
@@ -130,7 +127,6 @@ async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
     assert worker.seen().before == worker.seen().after == {}
 
 
-@pytest.mark.asyncio
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:
     async with asked({"/never": never, "/elsewhere": elsewhere, "/health": says("ok")}, timeout_s=0.2) as (asker, url):
         silent, moved = await asker.get(f"{url}/never"), await asker.get(f"{url}/elsewhere", TOKEN)
@@ -158,7 +154,6 @@ async def readers(broker: Broker, *names: str) -> None:
     await client.close()
 
 
-@pytest.mark.asyncio
 async def test_streams_and_their_readers_are_as_the_server_has_them(broker: Broker, log: EventLog) -> None:
     for number in range(5):
         await log.publish("kv.v1.events.m.w0.0", b"x" * 100, f"{number}")
@@ -184,7 +179,6 @@ async def test_streams_and_their_readers_are_as_the_server_has_them(broker: Brok
     assert store_bytes_max == 0
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_does_not_answer_is_unavailable(broker: Broker) -> None:
     async with connected(broker.url, confirm_s=0.2) as connection:
         broker.freeze()

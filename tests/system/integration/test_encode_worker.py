@@ -113,7 +113,6 @@ async def asking(made: EncodeWorker, form: Form = "handles", **fields: Any) -> A
 
 
 # ---------------------------------------------------------------------------------------------- encoded
-@pytest.mark.asyncio
 async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
         prompt = (await prompts.prompts(chat(words("two:"), picture(), picture(GIF))))[0]
@@ -123,7 +122,6 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
     assert made.api.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
 
 
-@pytest.mark.asyncio
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
@@ -135,7 +133,6 @@ async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) 
         assert made.transfer.statistics().entries == 0
 
 
-@pytest.mark.asyncio
 async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_path: Any) -> None:
     (tmp_path / "a.safetensors").write_bytes(SAFETENSORS)
     url = f"{tmp_path}/a.safetensors"
@@ -150,7 +147,6 @@ async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_p
 
 
 # ---------------------------------------------------------------------------------------------- refused
-@pytest.mark.asyncio
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
 async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(model: Model, form: Form) -> None:
     async with encoding(model) as made, asking(made, form) as prompts:
@@ -168,7 +164,6 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
         assert made.api.requests_total["refused"] == 3
 
 
-@pytest.mark.asyncio
 async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
         trtllm.control.hold()
@@ -181,7 +176,6 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
         assert made.api.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -196,7 +190,6 @@ async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields
             (await prompts.prompts(chat(picture())))[0]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
@@ -215,7 +208,6 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
         assert made.api.requests_total["refused"] == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "speak",
     [

@@ -21,7 +21,6 @@ FAULTS: list[tuple[FetchOutcome, Fault]] = [
 ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("outcome", "fault"), FAULTS)
 async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fault: Fault) -> None:
     answer_s = 1.0 if outcome == "slow" else 10.0
@@ -36,7 +35,6 @@ async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fau
         assert client.requests_total["metrics", "ok"] == 1
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_is_gone_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -51,7 +49,6 @@ async def surveyed(kind: EngineKind, engine: EngineDouble) -> tuple[EngineFacts 
         return await EngineSurvey(kind, client, metrics_path="/metrics").query(), client
 
 
-@pytest.mark.asyncio
 async def test_vllm_says_its_names_adapters_cache_and_version() -> None:
     double = VllmDouble(model="llama", total_blocks=500)
     double.adapters = ("law",)
@@ -68,7 +65,6 @@ async def test_vllm_says_its_names_adapters_cache_and_version() -> None:
     )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_old", [False, True])
 async def test_sglang_says_it_under_either_path(is_old: bool) -> None:
     double = SglangDouble(block_size=64)
@@ -90,7 +86,6 @@ async def test_sglang_says_it_under_either_path(is_old: bool) -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
     async with TrtllmServeDouble().serving() as engine:
         assert (await surveyed("trtllm-serve", engine))[0] == EngineFacts(
@@ -109,7 +104,6 @@ async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_is_not_healthy_is_not_asked() -> None:
     async with VllmDouble(is_healthy=False).serving() as engine:
         assert (await surveyed("vllm", engine))[0] is None

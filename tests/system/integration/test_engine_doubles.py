@@ -31,7 +31,6 @@ async def post(engine: EngineDouble, path: str, body: dict[str, Any]) -> tuple[i
         return response.status, await response.read()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("params", "status", "why"),
     [
@@ -48,7 +47,6 @@ async def test_a_generation_server_takes_what_a_context_server_said(params: Any,
         assert (told, why in data) == (status, True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
 async def test_vllm_s_two_servers_hand_over_by_kv_transfer_params(path: str) -> None:
     async with pair(VllmDouble) as (prefill, decode):

@@ -40,7 +40,6 @@ def quarantined(agent: PolledAgent) -> dict[str, int]:
 
 
 # -------------------------------------------------------------------- the engine and its thread
-@pytest.mark.asyncio
 async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: EventLog) -> None:
     engine = RoughEngine()
     async with polled_agent(log, engine) as agent:
@@ -54,7 +53,6 @@ async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: Event
         assert agent.holds(1)
 
 
-@pytest.mark.asyncio
 async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
     log: EventLog,
 ) -> None:
@@ -74,7 +72,6 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         assert agent.stale == ""
 
 
-@pytest.mark.asyncio
 async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log: EventLog) -> None:
     engine, stop = RoughEngine(), asyncio.Event()
     async with zmq_context() as context, asyncio.TaskGroup() as group:
@@ -88,7 +85,6 @@ async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log
         stop.set()
 
 
-@pytest.mark.asyncio
 async def test_a_thread_that_fails_on_and_on_ends_the_process_after_all_else_has_drained(log: EventLog) -> None:
     engine = RoughEngine()
     async with polled_agent(log, engine, restarts=Restarts(failures_max=3, pause_s=0.0)) as agent:
@@ -103,7 +99,6 @@ async def test_a_thread_that_fails_on_and_on_ends_the_process_after_all_else_has
 
 
 # -------------------------------------------------------------------- ids
-@pytest.mark.asyncio
 async def test_a_buffer_that_overflowed_is_a_jump_of_ids_that_clears_the_rank_and_counts_what_was_lost(
     log: EventLog,
 ) -> None:
@@ -123,7 +118,6 @@ async def test_a_buffer_that_overflowed_is_a_jump_of_ids_that_clears_the_rank_an
 # -------------------------------------------------------------------- blocks
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("key", [{"hash": UUID}, {"hash": "", "uuid": UUID}, {"hash": None, "uuid": UUID}])
 async def test_items_that_a_caller_named_are_in_the_blocks_by_that_name_and_counted(
     log: EventLog, key: dict[str, Any]
@@ -137,7 +131,6 @@ async def test_items_that_a_caller_named_are_in_the_blocks_by_that_name_and_coun
         assert agent.stale == ""
 
 
-@pytest.mark.asyncio
 async def test_an_item_has_its_digest_s_name_where_both_are_there(log: EventLog) -> None:
     engine, digest = RoughEngine(), "ab" * 32
     async with polled_agent(log, engine) as agent:
@@ -153,7 +146,6 @@ for _ in range(5000):
     BOMB = [BOMB]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -76,7 +76,6 @@ def figures(report: LoadReport) -> tuple[int, int, int, int]:
     return report.running_requests, report.waiting_requests, report.used_blocks, report.total_blocks
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("kind", "double"), DOUBLES)
 async def test_each_rank_is_reported_as_the_engine_counts_it(
     log: EventLog, kind: EngineKind, double: EngineDouble
@@ -91,7 +90,6 @@ async def test_each_rank_is_reported_as_the_engine_counts_it(
         assert heard[0].instance == "i"
 
 
-@pytest.mark.asyncio
 async def test_iterations_are_reported_once_and_an_idle_engine_is_silent(log: EventLog) -> None:
     double = TrtllmServeDouble(ranks=[Rank(running=3, waiting=1, used_blocks=250)])
     async with double.serving() as engine, reporting(log, "trtllm-serve", engine) as (loads, client, heard):
@@ -104,7 +102,6 @@ async def test_iterations_are_reported_once_and_an_idle_engine_is_silent(log: Ev
         assert (heard[0].iteration, heard[0].iteration_s, heard[0].context_tokens) == (42, 0.0125, 7)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("outcome", "fault"),
     [
@@ -137,7 +134,6 @@ async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
     assert told == ["engine_load_unknown", "engine_load_known_again"]
 
 
-@pytest.mark.asyncio
 async def test_the_engines_own_metrics_are_shown_until_they_are_stale(log: EventLog) -> None:
     clock = ManualClock()
     async with (

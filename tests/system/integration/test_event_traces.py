@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import time_ns
 
-import pytest
-
 from indexer.embedded import ensure_streams
 from kv_protocol import subjects
 from kv_protocol.event_trace import event_trace
@@ -75,7 +73,6 @@ def names(trace: TraceData) -> tuple[str, ...]:
     return tuple(span.name for span in trace.spans)
 
 
-@pytest.mark.asyncio
 async def test_engine_agent_log_and_index_are_one_tree_of_a_message(broker: Broker) -> None:
     engine_ns = time_ns() - SECOND_NS
     async with way(broker.url) as each:
@@ -108,7 +105,6 @@ async def test_engine_agent_log_and_index_are_one_tree_of_a_message(broker: Brok
     assert len({span.span_id for span in (*sent.spans, *applied.spans)}) == 5
 
 
-@pytest.mark.asyncio
 async def test_a_message_that_was_sent_again_has_one_trace_with_its_attempts(broker: Broker) -> None:
     async with way(broker.url) as each:
         broker.freeze()

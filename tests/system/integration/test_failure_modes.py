@@ -19,7 +19,6 @@ from tests.system.integration.event_path import (
 )
 
 
-@pytest.mark.asyncio
 async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay(
     broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +35,6 @@ async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay
             await until_converged(index, agent)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("topic", [(), (b"",), (b"kv-events",)], ids=["without topic", "empty topic", "topic"])
 async def test_17_a_replay_of_many_answers_is_read_to_its_end_with_or_without_topics(
     log: EventLog, topic: tuple[bytes, ...]

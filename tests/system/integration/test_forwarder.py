@@ -42,7 +42,6 @@ async def post(session: aiohttp.ClientSession, url: str, body: bytes = BODY, **h
         return response.status, await response.read()
 
 
-@pytest.mark.asyncio
 async def test_an_answers_bytes_are_the_engines_and_the_request_is_what_the_client_wrote() -> None:
     async with VllmDouble().serving() as engine, forwarding(engine.url) as (forwarder, url, session):
         answer = await post(session, url, ROUTED, x_dp_rank="1", x_request_id="r1", authorization="Bearer routers")
@@ -56,7 +55,6 @@ async def test_an_answers_bytes_are_the_engines_and_the_request_is_what_the_clie
         assert forwarder.requests_total == {"ok": 1}
 
 
-@pytest.mark.asyncio
 async def test_the_first_bytes_pass_before_the_last_are_made() -> None:
     async with (
         VllmDouble(holds_answers=True).serving() as engine,
@@ -69,7 +67,6 @@ async def test_the_first_bytes_pass_before_the_last_are_made() -> None:
         assert await response.read() == b"".join(CHUNKS[1:])
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_goes_ends_the_engines_request() -> None:
     async with (
         VllmDouble(holds_answers=True).serving() as engine,
@@ -84,7 +81,6 @@ async def test_a_client_that_goes_ends_the_engines_request() -> None:
         assert forwarder.running == 0
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
     async with VllmDouble().serving() as engine, forwarding(engine.url) as (forwarder, url, session):
         engine.faults[PATH] = Fault(body=b"half", cuts=True)
@@ -93,7 +89,6 @@ async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
         assert forwarder.requests_total == {"cut": 1}
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -106,7 +101,6 @@ async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() ->
         assert (await post(session, url))[0] == 504
 
 
-@pytest.mark.asyncio
 async def test_the_engines_own_errors_pass_as_they_are() -> None:
     async with TrtllmServeDouble().serving() as engine, forwarding(engine.url) as (_, url, session):
         status, body = await post(session, url, b'{"model":"m","prompt":"hi","nonsense":1}')
@@ -116,7 +110,6 @@ async def test_the_engines_own_errors_pass_as_they_are() -> None:
         assert await post(session, url) == (503, b"busy")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("rank", ["2", "-1", "x", "99999"])
 async def test_a_rank_that_the_engine_does_not_have_is_refused(rank: str) -> None:
     async with VllmDouble().serving() as engine, forwarding(engine.url) as (forwarder, url, session):
@@ -125,7 +118,6 @@ async def test_a_rank_that_the_engine_does_not_have_is_refused(rank: str) -> Non
         assert (engine.requests, forwarder.requests_total) == ([], {"refused": 1})
 
 
-@pytest.mark.asyncio
 async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
     async with (
         VllmDouble(holds_answers=True).serving() as engine,
@@ -141,7 +133,6 @@ async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
         await eventually(lambda: forwarder.requests_total == {"ok": 1, "refused": 2})
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
 async def test_other_endpoints_pass_too_without_the_routers_token_ids(path: str) -> None:
     engine_of_one: EngineDouble = VllmDouble(served_paths=(path,))

@@ -37,7 +37,6 @@ from worker_agent.events.recoveries import CHUNK_BLOCKS
 # ---------------------------------------------------------------- the way through
 
 
-@pytest.mark.asyncio
 async def test_what_the_engine_holds_is_what_readers_hold(broker: Broker, log: EventLog) -> None:
     async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
         source.engine.store(1, 2, 3)
@@ -49,7 +48,6 @@ async def test_what_the_engine_holds_is_what_readers_hold(broker: Broker, log: E
         assert {block.sequence_hash for block in index.held(RANK)} == {*hashes_of(1, 2), hashes_of(1, 2, 4)[2]}
 
 
-@pytest.mark.asyncio
 async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(log: EventLog) -> None:
     async with everything(log, ScriptedEngine()) as (source, _):
         for block in range(1, 31):
@@ -60,7 +58,6 @@ async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(
 # ---------------------------------------------------------------- late, lost, out of order
 
 
-@pytest.mark.asyncio
 async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, log: EventLog) -> None:
     async with zmq_context() as context, publishing(context) as engine:
         await engine.store(3000)
@@ -71,7 +68,6 @@ async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, 
             await until_converged(index, agent)
 
 
-@pytest.mark.asyncio
 async def test_what_the_ring_no_longer_has_is_lost_and_readers_converge(broker: Broker, log: EventLog) -> None:
     async with (
         zmq_context() as context,
@@ -89,7 +85,6 @@ async def test_what_the_ring_no_longer_has_is_lost_and_readers_converge(broker: 
 # ---------------------------------------------------------------- a publisher that a test plays
 
 
-@pytest.mark.asyncio
 async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: Broker, log: EventLog) -> None:
     wrong = [
         [b""],
@@ -114,7 +109,6 @@ async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: B
         assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[0] == 3
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("payload", [b"", b"garbage" * 99, b"\x91" * 100_000])
 async def test_a_payload_that_cannot_be_read_makes_the_rank_stale_until_it_is_known_to_be_empty(
     broker: Broker, log: EventLog, payload: bytes
@@ -136,7 +130,6 @@ async def test_a_payload_that_cannot_be_read_makes_the_rank_stale_until_it_is_kn
 # ---------------------------------------------------------------- the log is away
 
 
-@pytest.mark.asyncio
 async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_when_it_is_back(
     broker: Broker, log: EventLog
 ) -> None:
@@ -158,7 +151,6 @@ async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_whe
     assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 151))
 
 
-@pytest.mark.asyncio
 async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:
     async with everything(log, ScriptedEngine()) as (source, agent):
         source.engine.store(1)
@@ -191,7 +183,6 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
         assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [there]}
 
 
-@pytest.mark.asyncio
 async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(broker: Broker, log: EventLog) -> None:
     bound = 20_000
     engine = ScriptedEngine(per_poll=1)
@@ -235,7 +226,6 @@ async def dump_of(log: EventLog, request: RecoverRequest, chunks: int = 1) -> li
     return [part for part in parts if isinstance(part, DumpChunk)]
 
 
-@pytest.mark.asyncio
 async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Broker, log: EventLog) -> None:
     n = codec.BLOCKS_PER_EVENT_MAX + 10
     async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
@@ -261,7 +251,6 @@ async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Brok
     assert isinstance(third, Removed)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("request_data", [b"", b"garbage", b"\x81\xaarequest_id\xff"])
 async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_next_is_answered(
     broker: Broker, log: EventLog, request_data: bytes
@@ -276,7 +265,6 @@ async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_nex
 # ---------------------------------------------------------------- the end
 
 
-@pytest.mark.asyncio
 async def test_a_stop_while_the_log_is_away_does_not_wait_for_it(broker: Broker, log: EventLog) -> None:
     async with everything(log, ScriptedEngine()) as (source, agent):
         await broker.kill()

@@ -61,7 +61,6 @@ async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa:
 # ---------------------------------------------------------------- what the log says is held
 
 
-@pytest.mark.asyncio
 async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -> None:
     await scripted.store(1, 2, 3)
     await scripted.store(4, parent=2)
@@ -79,7 +78,6 @@ async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -
     assert scripted.dumps_asked == 0
 
 
-@pytest.mark.asyncio
 async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
@@ -94,7 +92,6 @@ async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("data", [b"", b"\x00\x00", b"garbage" * 100, bytes(60), b"\xff" * 1000])
 async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_it(
     index: Index, scripted: ScriptedRank, data: bytes
@@ -115,7 +112,6 @@ async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_
     assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
 
 
-@pytest.mark.asyncio
 async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
     broker: Broker, log: EventLog, scripted: ScriptedRank
 ) -> None:
@@ -139,7 +135,6 @@ async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
 # ---------------------------------------------------------------- what says nothing of a rank
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "subject",
     [
@@ -159,7 +154,6 @@ async def test_an_unknown_subject_is_counted_and_costs_nothing(
     assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
 
 
-@pytest.mark.asyncio
 async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counted_and_cost_nothing(
     index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
@@ -182,7 +176,6 @@ async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counte
 # ---------------------------------------------------------------- ranks come and go
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
     index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
@@ -199,7 +192,6 @@ async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
     assert 'worker="w1"' in index.metrics()
 
 
-@pytest.mark.asyncio
 async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
@@ -240,7 +232,6 @@ def routing_on(index: Index) -> Routing:
     )
 
 
-@pytest.mark.asyncio
 async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(broker: Broker, log: EventLog) -> None:
     first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
     async with (
@@ -265,7 +256,6 @@ async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(brok
 # ---------------------------------------------------------------- the log goes and comes
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("store_lost", [False, True])
 async def test_while_the_log_is_away_no_worker_is_forgotten_and_then_the_index_catches_up(
     broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog, store_lost: bool
@@ -293,7 +283,6 @@ async def test_while_the_log_is_away_no_worker_is_forgotten_and_then_the_index_c
     await eventually(lambda: not index.index.statistics().streams)
 
 
-@pytest.mark.asyncio
 async def test_the_end_of_a_worker_counts_only_on_its_own_subject(
     index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
@@ -361,7 +350,6 @@ async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
     return in_process if request.param == "embedded" else over_http
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -388,7 +376,6 @@ async def test_the_stand_alone_index_answers_as_the_embedded_one(
     assert all((r["epoch"], r["seq"]) == (7, 1) for r in answer if r["worker_id"] != "w9")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -408,7 +395,6 @@ async def test_a_bad_question_is_named(api: Api, body: bytes, words: str) -> Non
     assert words in error["message"]
 
 
-@pytest.mark.asyncio
 async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedRank, api: Api) -> None:
     assert (await api.get("/v1/ranks/w0/0/blocks"))[0] == 404
     await scripted.store(1, 2)
@@ -425,7 +411,6 @@ async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedR
     assert [(each["worker_id"], each["blocks"]["gpu"], each["cursor"]) for each in body["ranks"]] == [("w0", 2, 1)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("rank", ["w0/1", "w0/-1", "w0/%D9%A0", f"w0/{'9' * 5000}"])
 async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
     index: Index, scripted: ScriptedRank, api: Api, rank: str
@@ -437,7 +422,6 @@ async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
     assert body["error"]["message"].endswith("allowed w0/0")
 
 
-@pytest.mark.asyncio
 async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> None:
     assert await api.get("/v1/prefixes") == (200, {"prefixes": []})
     ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1)]
@@ -461,7 +445,6 @@ async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> 
     assert await api.get(f"/v1/prefixes/{2**64 - 1}") == (200, end)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
@@ -484,7 +467,6 @@ async def test_a_bad_question_for_prefixes_is_named(
     assert words in body["error"]["message"]
 
 
-@pytest.mark.asyncio
 async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     index: Index, scripted: ScriptedRank, api: Api
 ) -> None:
@@ -496,7 +478,6 @@ async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     assert await api.get("/health") == (200, {"status": "ok"})
 
 
-@pytest.mark.asyncio
 async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: ScriptedRank) -> None:
     await scripted.store(1, 2, 3)
     command = ["-m", "indexer", "serve", "--nats-url", broker.url, "--port", "0"]

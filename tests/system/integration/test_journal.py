@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, TimePassed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
@@ -54,7 +52,6 @@ async def written(
         stop.set()
 
 
-@pytest.mark.asyncio
 async def test_a_written_journal_is_read_back_and_every_decision_is_taken_again(log: EventLog) -> None:
     life = Life(1, POLICIES["kv"])
     await life.run()
@@ -70,7 +67,6 @@ async def test_a_written_journal_is_read_back_and_every_decision_is_taken_again(
     assert writer.statistics().lost_total == 0
 
 
-@pytest.mark.asyncio
 async def test_each_router_has_its_own_journal(log: EventLog) -> None:
     async with written(log, router="a") as first:
         first.record(TimePassed(now_s=1.0))
@@ -82,7 +78,6 @@ async def test_each_router_has_its_own_journal(log: EventLog) -> None:
         assert await read(log, "unknown") == []
 
 
-@pytest.mark.asyncio
 async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(broker: Broker, log: EventLog) -> None:
     async with written(log, SETTINGS.model_copy(update={"buffer_records_max": 64})) as writer:
         await eventually(lambda: writer.statistics().records_total == 1)

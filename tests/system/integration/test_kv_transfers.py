@@ -77,7 +77,6 @@ async def failure(work: Any) -> BaseException | None:
     return None
 
 
-@pytest.mark.asyncio
 async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
     async with worker("prefill") as prefill, worker("decode", token_bytes=1000) as decode:
         handoff = await handed_over(prefill)
@@ -90,7 +89,6 @@ async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
     assert got.fetch_seconds_total > 0
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "endpoint",
     [
@@ -114,7 +112,6 @@ async def test_kv_is_fetched_only_from_addresses_of_the_configured_networks(endp
         assert decode.statistics().fetching == 0
 
 
-@pytest.mark.asyncio
 async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request() -> None:
     async with AsyncExitStack() as prefills, worker("decode") as decode:
         prefill = await prefills.enter_async_context(worker("prefill", **ENDLESS))
@@ -127,7 +124,6 @@ async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request(
         assert decode.statistics().fetches_total["lost"] == 1
 
 
-@pytest.mark.asyncio
 async def test_a_receiver_that_goes_gives_the_places_back_and_leaves_the_context() -> None:
     async with worker("prefill", **ENDLESS) as prefill:
         handoff = await handed_over(prefill)
@@ -139,7 +135,6 @@ async def test_a_receiver_that_goes_gives_the_places_back_and_leaves_the_context
         assert (prefill.statistics().held, prefill.statistics().handed_over_total) == (1, 0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("runs", [True, False])
 async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None:
     prefill = made("prefill")
@@ -155,7 +150,6 @@ async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None
 
 
 # -------------------------------------------------------------------------------------------------------- wire
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -175,7 +169,6 @@ async def test_what_is_not_held_or_not_understood_is_not_sent(body: bytes, statu
         assert "message" in (await answer.json())["error"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("change", [{"state": b"another"}, {"tokens": 11}, {"transfer_id": 6}])
 async def test_only_a_client_with_the_handoff_gets_the_context(change: dict[str, Any]) -> None:
     async with worker("prefill") as prefill, aiohttp.ClientSession() as session:

@@ -127,7 +127,6 @@ async def reporting(
 
 
 # -------------------------------------------------------------------- at rest
-@pytest.mark.asyncio
 async def test_an_engine_at_rest_is_reported_again_and_again_without_requests(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +142,6 @@ async def test_an_engine_at_rest_is_reported_again_and_again_without_requests(
         assert running.loads.newest[0].running_requests == 4
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken_to_rest(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +156,6 @@ async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken
 
 
 # -------------------------------------------------------------------- failures
-@pytest.mark.asyncio
 async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +172,6 @@ async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is
     assert [line["event"] for line in lines].count("engine_stats_not_polled") == 1
 
 
-@pytest.mark.asyncio
 async def test_a_thread_that_failed_begins_again_and_reports_go_on(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

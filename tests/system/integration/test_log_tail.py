@@ -62,7 +62,6 @@ async def all_of(lines: list[Line], count: int) -> None:
     await eventually(lambda: len(lines) >= count)
 
 
-@pytest.mark.asyncio
 async def test_from_now_on_only_what_comes_is_told(log: EventLog) -> None:
     scripted = await lived(log)
     async with tailing(log, await log_tail.from_now(log)) as lines:
@@ -72,7 +71,6 @@ async def test_from_now_on_only_what_comes_is_told(log: EventLog) -> None:
         assert (came(lines), events(lines)) == (["w2"], [(6, 6)])
 
 
-@pytest.mark.asyncio
 async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(log: EventLog) -> None:
     await lived(log)
     async with tailing(log, await log_tail.from_seq(log, 3)) as lines:
@@ -83,7 +81,6 @@ async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(
         assert (came(lines), events(lines)) == ([], [(4, 4), (5, 5)])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seq", [2, 6, 1 << 70])
 async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: EventLog, seq: int) -> None:
     await lived(log)
@@ -96,7 +93,6 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
     assert (told.field, told.found, told.oldest, told.last_seq) == ("from-seq", seq, Available(3, third.time_ns), 5)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("wanted", "told", "fleet_of"),
     [
@@ -119,7 +115,6 @@ async def test_only_of_whom_is_wanted_is_told(
         assert (came(lines), events(lines)) == (fleet_of, told)
 
 
-@pytest.mark.asyncio
 async def test_what_cannot_be_read_is_said_and_the_next_is_read(log: EventLog) -> None:
     scripted = ScriptedRank(log)
     await scripted.publish_raw(b"garbage")

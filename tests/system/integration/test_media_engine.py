@@ -97,7 +97,6 @@ def cached(told: list[EngineOutput]) -> int:
     return told[-1].cached_tokens
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("form", ["text", "tokens"])
 async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, form: str) -> None:
     prompt = (await model.prompts.prompts(chat(words("two:"), picture(), words("and"), picture(GIF), words("which?"))))[
@@ -112,7 +111,6 @@ async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, fo
     assert told[0].prompt.count(model.token) == 2 * TOKENS_PER_IMAGE
 
 
-@pytest.mark.asyncio
 async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_claim_nothing_behind_it(
     model: Model,
 ) -> None:
@@ -134,7 +132,6 @@ async def test_events_of_the_second_cache_manager_agree_up_to_the_image_and_clai
     assert not set(held[before:]) & set(hashes[before:])
 
 
-@pytest.mark.asyncio
 async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fake, model: Model) -> None:
     trtllm.control.model = replace(trtllm.control.model, image_token_id=None)
     prompt = (await model.prompts.prompts(chat(words("look"), picture())))[0]
@@ -150,7 +147,6 @@ async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fa
     assert cached(by_tokens) >= TOKENS_PER_IMAGE  # by the image's UUID
 
 
-@pytest.mark.asyncio
 async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Model) -> None:
     prompt = (await model.prompts.prompts(chat(picture())))[0]
     (media,) = prompt.media
@@ -162,7 +158,6 @@ async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Mo
         assert engine.fault is None
 
 
-@pytest.mark.asyncio
 async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_none(trtllm: Fake, model: Model) -> None:
     prompt = (await model.prompts.prompts(chat(picture())))[0]
     engine = worker(model)
@@ -185,7 +180,6 @@ def embeddings(fill: float = 1.0) -> Media:
     return embeddings_media("f", data, EmbeddingLimits())
 
 
-@pytest.mark.asyncio
 async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Model) -> None:
     prompt = (await model.prompts.prompts(chat(words("look at this one"), picture())))[0]
     async with running(worker(model)) as engine:
@@ -207,7 +201,6 @@ async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngi
         yield one, two, three
 
 
-@pytest.mark.asyncio
 async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
     prompt = (await model.prompts.prompts(chat(picture())))[0]
     assert prompt.text is not None
@@ -218,7 +211,6 @@ async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -
     assert threading.current_thread() not in trtllm.control.preprocessed_on
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("dtype", ["torch.float16", "torch.bfloat16"])
 async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
     trtllm: Fake, model: Model, dtype: str

@@ -80,7 +80,6 @@ async def small_chunks(_: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         await writer.drain()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("speak", "reason"), [(interim, "unreachable"), (small_chunks, "incomplete")])
 async def test_a_server_that_floods_the_reader_is_left_and_the_loop_turns_meanwhile(speak: Speak, reason: str) -> None:
     turns = 0
@@ -133,7 +132,6 @@ async def reason_of(port: int, url: str, *, names: Names | None = None, **fields
 
 
 # -------------------------------------------------------------------------------------------------- what is read
-@pytest.mark.asyncio
 async def test_media_come_from_everywhere_that_is_allowed_in_their_order(server: Server, tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(SAFETENSORS)
     urls = (server.url("/a.png?x=1"), data_url(GIF, "image/gif"), f"file://{tmp_path}/b.safetensors")
@@ -144,7 +142,6 @@ async def test_media_come_from_everywhere_that_is_allowed_in_their_order(server:
     assert loader.loaded_bytes_total == len(PNG) + len(GIF) + len(SAFETENSORS)
 
 
-@pytest.mark.asyncio
 async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -181,20 +178,17 @@ async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monke
         ("images.example", "address_loopback"),
     ],
 )
-@pytest.mark.asyncio
 async def test_an_address_that_is_not_public_is_not_even_asked(server: Server, host: str, reason: str) -> None:
     assert await reason_of(server.port, server.url("/a.png?secret", host), networks=()) == reason
     assert server.asked == []
 
 
-@pytest.mark.asyncio
 async def test_an_allowed_address_may_be_named_itself_in_each_of_its_forms(server: Server) -> None:
     names = Names()
     (media,) = await load(server.port, server.url("/a.png", "127.0.0.1"), names=names)
     assert (media.data, names.asked) == (PNG, [])
 
 
-@pytest.mark.asyncio
 async def test_a_name_is_resolved_once_and_the_connection_goes_where_it_led(server: Server) -> None:
     names = Names([HERE], [OTHER])  # a second look would lead elsewhere
     async with serving(Server(), "127.0.0.2", server.port) as rebound:
@@ -202,14 +196,12 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_where_it_led(serv
         assert (len(names.asked), len(server.asked), rebound.asked) == (1, 1, [])
 
 
-@pytest.mark.asyncio
 async def test_a_name_with_one_address_that_is_not_allowed_is_refused(server: Server) -> None:
     for answer in ([HERE, OTHER], [OTHER, HERE]):
         assert await reason_of(server.port, server.url("/a.png"), names=Names(answer)) == "address_loopback"
     assert server.asked == []
 
 
-@pytest.mark.asyncio
 async def test_each_redirect_is_resolved_and_checked_anew(server: Server) -> None:
     server.paths["/moved"] = lambda: web.Response(status=307, headers={"Location": "/a.png"})
     names = Names([HERE], [OTHER])
@@ -238,7 +230,6 @@ def test_the_client_reads_a_target_as_it_was_checked(url: str) -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_a_name_without_addresses_is_refused(server: Server) -> None:
     async def unresolved(_: str) -> list[Address]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -264,14 +255,12 @@ async def test_a_name_without_addresses_is_refused(server: Server) -> None:
         ("", "redirect_form"),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_redirect_leads_nowhere_that_could_not_be_asked(server: Server, location: str, reason: str) -> None:
     server.paths["/moved"] = lambda: web.Response(status=302, headers={"Location": location.format(port=server.port)})
     assert await reason_of(server.port, server.url("/moved")) == reason
     assert len(server.asked) == 1
 
 
-@pytest.mark.asyncio
 async def test_redirects_are_bounded(server: Server) -> None:
     server.paths["/loop"] = lambda: web.Response(status=308, headers={"Location": "/loop"})
     assert await reason_of(server.port, server.url("/loop"), redirects_max=2) == "redirect_count"
@@ -293,7 +282,6 @@ async def test_redirects_are_bounded(server: Server) -> None:
         ({"body": PNG + bytes(1000)}, "too_large"),
     ],
 )
-@pytest.mark.asyncio
 async def test_an_answer_that_is_no_image_is_refused(server: Server, response: dict[str, Any], reason: str) -> None:
     server.paths["/b.png"] = lambda: web.Response(**response)
     assert await reason_of(server.port, server.url("/b.png?secret"), part_bytes_max=1000) == reason
@@ -310,20 +298,17 @@ async def test_an_answer_that_is_no_image_is_refused(server: Server, response: d
         ((), "unreachable"),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_server_that_lies_or_breaks_off_is_refused(texts: tuple[bytes, ...], reason: str) -> None:
     async with speaking(says(*texts)) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png?secret", part_bytes_max=1000) == reason
 
 
-@pytest.mark.asyncio
 async def test_more_than_content_length_said_is_not_taken() -> None:
     body = OK + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG + b"more"
     async with speaking(says(body)) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png") == "unreachable"
 
 
-@pytest.mark.asyncio
 async def test_a_body_without_end_is_given_up_at_the_bound() -> None:
     async with speaking(endless) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", part_bytes_max=10_000) == "too_large"
@@ -331,14 +316,12 @@ async def test_a_body_without_end_is_given_up_at_the_bound() -> None:
 
 
 @pytest.mark.parametrize("texts", [(), (OK,), (OK, b"Content-Length: 70\r\n\r\n", PNG[:1])])
-@pytest.mark.asyncio
 async def test_a_server_that_is_silent_at_any_point_is_given_up(texts: tuple[bytes, ...]) -> None:
     async with speaking(says(*texts, then_waits=True)) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", fetch_s=0.05) == "timeout"
         await speaker.gone.wait()
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_drips_is_given_up_though_it_never_stops() -> None:
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK + b"Content-Length: 1000000\r\n\r\n")
@@ -354,7 +337,6 @@ async def test_a_body_that_drips_is_given_up_though_it_never_stops() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- of a request
-@pytest.mark.asyncio
 async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
     running, peak = 0, 0
 
@@ -371,7 +353,6 @@ async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
     assert (len(media), peak) == (6, 2)
 
 
-@pytest.mark.asyncio
 async def test_where_one_is_refused_the_others_are_given_up() -> None:
     async with speaking(says(OK, then_waits=True)) as speaker:
 
@@ -384,7 +365,6 @@ async def test_where_one_is_refused_the_others_are_given_up() -> None:
         assert refused(caught) == "address_loopback"
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_request_cancels_its_fetches() -> None:
     asked = asyncio.Event()
 
@@ -401,7 +381,6 @@ async def test_a_cancelled_request_cancels_its_fetches() -> None:
         await speaker.gone.wait()
 
 
-@pytest.mark.asyncio
 async def test_what_a_path_says_stays_within_the_directories(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "secret.png").write_bytes(PNG)

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from kv_protocol.fleet import Role
 from kv_runtime.telemetry import new_registry
 from tests.support.trtllm import trtllm
@@ -54,7 +52,6 @@ def picture(data: bytes = PNG) -> dict[str, Any]:
     return image_part(data_url(data, "image/gif" if data == GIF else "image/png"))
 
 
-@pytest.mark.asyncio
 async def test_an_image_is_answered_and_its_tokens_are_counted_and_reused(model: Model) -> None:
     async with agent(model) as served:
         status, first = await served.post(asked("see", picture()), CHAT)
@@ -65,7 +62,6 @@ async def test_an_image_is_answered_and_its_tokens_are_counted_and_reused(model:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= TOKENS_PER_IMAGE
 
 
-@pytest.mark.asyncio
 async def test_what_is_refused_has_its_field_and_spares_the_engine(model: Model) -> None:
     cases = [
         (CHAT, asked(image_part("https://10.0.0.1/a.png")), "messages[0].content[0].image_url.url"),
@@ -80,7 +76,6 @@ async def test_what_is_refused_has_its_field_and_spares_the_engine(model: Model)
             assert (status, told["error"]["param"]) == (400, field)
 
 
-@pytest.mark.asyncio
 async def test_streams_go_on_while_media_are_placed(model: Model) -> None:
     async with agent(model) as served:
         answers = await asyncio.gather(

@@ -77,7 +77,6 @@ def ids(tokens: list[int]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- taken
-@pytest.mark.asyncio
 async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(model_path: Any) -> None:
     made = worker(model_path)
     prompt = (
@@ -93,7 +92,6 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
     assert made.loader.loaded_total == {"image": 2}
 
 
-@pytest.mark.asyncio
 async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
     made = worker(model_path)
     for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
@@ -103,7 +101,6 @@ async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
     assert (await made.prompts.prompts(completion))[0] == EnginePrompt(tokens=tuple(made.text.encode("hello")))
 
 
-@pytest.mark.asyncio
 async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
     made = worker(model_path)
     routed = (await made.prompts.prompts(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6]))))[0]
@@ -111,7 +108,6 @@ async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any
     assert ((await made.prompts.prompts(chat("see", kv_prompt_ids=ids([5, 6]))))[0]).tokens == (5, 6)
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
     made = worker(model_path)
     prompt = (
@@ -126,7 +122,6 @@ async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_pat
 
 
 # -------------------------------------------------------------------------------------------- refused
-@pytest.mark.asyncio
 async def test_a_model_without_images_takes_none(model_path: Any) -> None:
     made = worker(model_path)
     alone = EnginePrompts(made.text, ChatMedia(made.text, made.loader, None))
@@ -139,7 +134,6 @@ async def test_a_model_without_images_takes_none(model_path: Any) -> None:
     assert (await alone.prompts(chat("hello")))[0].media == ()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "request_",
     [
@@ -153,7 +147,6 @@ async def test_text_that_says_it_is_an_image_is_refused(model_path: Any, request
     assert (await worker(model_path).refusal(request_))[0] == "placeholder"
 
 
-@pytest.mark.asyncio
 async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_path: Any) -> None:
     made = worker(model_path)
     for request in (
@@ -163,7 +156,6 @@ async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_pat
         assert (await made.refusal(request))[0] == "placeholder"
 
 
-@pytest.mark.asyncio
 async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
     import msgspec  # noqa: PLC0415
 
@@ -172,7 +164,6 @@ async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
         await worker(model_path).prompts.prompts(chat(image_part(data_url(PNG)), nvext=nvext))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -191,7 +182,6 @@ async def test_what_may_not_be_read_is_refused_where_it_stands(
     assert await made.refusal(chat(image_part(url))) == (reason, WHERE)
 
 
-@pytest.mark.asyncio
 async def test_a_redirect_to_a_private_address_is_not_followed(model_path: Any) -> None:
     async with serving(Server()) as server:
         server.paths["/a.png"] = lambda: web.Response(status=302, headers={"Location": "http://10.0.0.1/a.png"})

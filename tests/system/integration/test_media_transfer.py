@@ -47,7 +47,6 @@ def changed(descriptor: HttpDescriptor, **fields: object) -> HttpDescriptor:
     return msgspec.structs.replace(descriptor, **fields)
 
 
-@pytest.mark.asyncio
 async def test_what_is_offered_here_is_fetched_there() -> None:
     large = bytes(range(256)) * 8192  # several chunks
     async with running() as offering:
@@ -59,7 +58,6 @@ async def test_what_is_offered_here_is_fetched_there() -> None:
         assert offering.statistics().size_bytes == 0
 
 
-@pytest.mark.asyncio
 async def test_embeddings_are_given_once() -> None:
     async with running() as offering:
         descriptor = await offering.offer(SAFETENSORS)
@@ -67,7 +65,6 @@ async def test_embeddings_are_given_once() -> None:
         assert await reason_of(another(), descriptor) == "expired"
 
 
-@pytest.mark.asyncio
 async def test_two_offers_of_the_same_have_tokens_of_their_own() -> None:
     async with running() as offering:
         first, second = await offering.offer(SAFETENSORS), await offering.offer(SAFETENSORS)
@@ -76,7 +73,6 @@ async def test_two_offers_of_the_same_have_tokens_of_their_own() -> None:
         assert await another().fetch(second) == await another().fetch(first)
 
 
-@pytest.mark.asyncio
 async def test_a_token_is_asked_for_in_a_header_and_nowhere_else() -> None:
     async with running() as offering, aiohttp.ClientSession() as session:
         descriptor = await offering.offer(SAFETENSORS)
@@ -103,13 +99,11 @@ async def test_a_token_is_asked_for_in_a_header_and_nowhere_else() -> None:
         ("127.0.0.1:80", "url_host"),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_forged_descriptor_is_refused(host: str, reason: str) -> None:
     made_up = HttpDescriptor(host=host, port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
     assert await reason_of(another(), made_up) == reason
 
 
-@pytest.mark.asyncio
 async def test_more_than_one_may_have_is_not_asked_for() -> None:
     async with running() as offering:
         descriptor = await offering.offer(SAFETENSORS)
@@ -122,7 +116,6 @@ async def test_more_than_one_may_have_is_not_asked_for() -> None:
     ("fields", "reason"),
     [({"digest": "0" * 64}, "digest"), ({"size_bytes": 95}, "too_large"), ({"size_bytes": 97}, "incomplete")],
 )
-@pytest.mark.asyncio
 async def test_other_bytes_than_were_told_of_are_refused(fields: dict[str, object], reason: str) -> None:
     async with running() as offering:
         descriptor = await offering.offer(SAFETENSORS)
@@ -142,7 +135,6 @@ async def test_other_bytes_than_were_told_of_are_refused(fields: dict[str, objec
         pytest.param(says(b"SSH-2.0\r\n"), "unreachable", id="another protocol"),
     ],
 )
-@pytest.mark.asyncio
 async def test_an_impostor_is_refused_whatever_it_answers(speak: Speak, reason: str) -> None:
     async with speaking(speak) as speaker:
         descriptor = HttpDescriptor(host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96)

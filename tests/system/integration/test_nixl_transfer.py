@@ -57,7 +57,6 @@ async def reason_of(transfer: EmbeddingTransfer, descriptor: EmbeddingDescriptor
     return refused(caught)
 
 
-@pytest.mark.asyncio
 async def test_what_is_offered_here_is_read_there_and_then_let_go(nixl: Any) -> None:
     async with running() as here, running() as there:
         for embeddings in (SAFETENSORS, LARGE):
@@ -70,7 +69,6 @@ async def test_what_is_offered_here_is_read_there_and_then_let_go(nixl: Any) -> 
     assert (nixl.handles, nixl.regions) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_other_bytes_are_refused(nixl: Any) -> None:
     async with running() as here, running() as there:
         descriptor = msgspec.structs.replace(await here.offer(SAFETENSORS), digest="0" * 64)
@@ -78,7 +76,6 @@ async def test_other_bytes_are_refused(nixl: Any) -> None:
     assert nixl.regions == 0
 
 
-@pytest.mark.asyncio
 async def test_more_than_is_allowed_is_neither_kept_nor_read(nixl: Any) -> None:
     async with running(store_bytes_max=1000) as here, running(item_bytes_max=100) as there:
         with pytest.raises(NoRoom):
@@ -90,7 +87,6 @@ async def test_more_than_is_allowed_is_neither_kept_nor_read(nixl: Any) -> None:
     assert nixl.regions == 0
 
 
-@pytest.mark.asyncio
 async def test_an_agent_that_does_not_exist_is_unreachable(nixl: Any) -> None:
     async with running() as here, running() as there:
         descriptor = await here.offer(SAFETENSORS)
@@ -100,7 +96,6 @@ async def test_an_agent_that_does_not_exist_is_unreachable(nixl: Any) -> None:
     assert (nixl.handles, nixl.regions) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_a_read_that_takes_too_long_is_given_up(nixl: Any) -> None:
     nixl.steps = 1 << 30
     async with running() as here, running(fetch_s=0.05) as there:
@@ -109,7 +104,6 @@ async def test_a_read_that_takes_too_long_is_given_up(nixl: Any) -> None:
     assert nixl.regions == 0
 
 
-@pytest.mark.asyncio
 async def test_memory_of_a_read_that_cannot_be_cancelled_is_kept_and_bounds_what_follows(nixl: Any) -> None:
     nixl.steps, nixl.holds = 1 << 30, True
     async with running() as here, running(fetch_s=0.05, store_bytes_max=1000) as there:
@@ -118,7 +112,6 @@ async def test_memory_of_a_read_that_cannot_be_cancelled_is_kept_and_bounds_what
     assert (nixl.handles, nixl.regions) == (1, 1)
 
 
-@pytest.mark.asyncio
 async def test_a_fetch_that_is_cancelled_leaves_nothing_registered(nixl: Any) -> None:
     nixl.steps = 1 << 30
     async with running() as here, running() as there:
@@ -131,7 +124,6 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing_registered(nixl: Any) ->
     assert nixl.regions == 0
 
 
-@pytest.mark.asyncio
 async def test_the_two_transports_do_not_read_each_other(nixl: Any) -> None:
     assert isinstance(embedding_transfer(EmbeddingTransferSection(over="http"), SystemClock()), HttpEmbeddingTransfer)
     over_http = HttpEmbeddingTransfer(EmbeddingTransferSection(), SystemClock())

@@ -63,7 +63,6 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
             stop.set()
 
 
-@pytest.mark.asyncio
 async def test_events_that_another_client_took_clear_the_rank_and_are_counted(broker: Broker, log: EventLog) -> None:
     async with polling(broker, log) as at:
         at.engine.create(0)
@@ -74,7 +73,6 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
         assert (at.rules.events_lost[0], at.rules.counts.event_id_gaps) == (7, 1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("outcome", "fault"),
     [

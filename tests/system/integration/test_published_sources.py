@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-import pytest
 import zmq
 import zmq.asyncio
 
@@ -94,7 +93,6 @@ async def host_tier(
 
 
 # -------------------------------------------------------------------- an engine that streams
-@pytest.mark.asyncio
 async def test_an_engine_that_streams_is_read_at_the_ports_of_its_ranks_and_never_polled(log: EventLog) -> None:
     async with zmq_context() as context:
         with bound(context, zmq.XPUB, 2) as (first, publish), bound(context, zmq.ROUTER, 2) as (replays, replay):
@@ -133,7 +131,6 @@ async def test_an_engine_that_streams_is_read_at_the_ports_of_its_ranks_and_neve
 
 
 # -------------------------------------------------------------------- a host tier beside the engine
-@pytest.mark.asyncio
 async def test_blocks_that_only_the_host_tier_s_owner_knows_are_indexed_on_the_host(
     broker: Broker, log: EventLog
 ) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import nats
-import pytest
 from nats.js import JetStreamContext
 from structlog.testing import capture_logs
 
@@ -82,7 +81,6 @@ def told(lines: list[Any]) -> list[str]:
     return [line["event"] for line in lines if line["event"] in TOLD and line["log_level"] != "debug"]
 
 
-@pytest.mark.asyncio
 async def test_a_message_does_not_wait_for_those_before_it_to_be_confirmed(broker: Broker) -> None:
     async with publishing(broker.url) as each:
         broker.freeze()
@@ -95,7 +93,6 @@ async def test_a_message_does_not_wait_for_those_before_it_to_be_confirmed(broke
     assert await seqs_in(broker) == list(range(1, SMALL_MAX + 6))
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_is_killed_and_comes_back_has_everything_once_and_in_order(broker: Broker) -> None:
     async with publishing(broker.url) as each:
         each.add(10)
@@ -109,7 +106,6 @@ async def test_a_server_that_is_killed_and_comes_back_has_everything_once_and_in
     assert await seqs_in(broker) == list(range(1, 31))
 
 
-@pytest.mark.asyncio
 async def test_without_a_stream_it_is_told_once_and_all_is_published_when_there_is_one(broker: Broker) -> None:
     async with publishing(broker.url) as each, jetstream(broker.url) as server:
         await server.delete_stream(subjects.EVENTS_STREAM)
@@ -124,7 +120,6 @@ async def test_without_a_stream_it_is_told_once_and_all_is_published_when_there_
     assert await seqs_in(broker) == list(range(1, 11))
 
 
-@pytest.mark.asyncio
 async def test_a_stop_while_the_log_takes_nothing_does_not_wait_for_it(broker: Broker) -> None:
     async with publishing(broker.url) as each, jetstream(broker.url) as server:
         await server.delete_stream(subjects.EVENTS_STREAM)

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import pytest
-
 from kv_protocol import subjects
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
@@ -81,7 +79,6 @@ async def agreed(one: Router, other: Router, leases: int) -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         one.does(routed("a"), routed("b", 50), routed("c", at=W1), FirstToken(lease_id="a"))
@@ -95,7 +92,6 @@ async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> 
         assert other.ledger.is_empty()
 
 
-@pytest.mark.asyncio
 async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker) -> None:
     async with router(broker.url, "r1") as one:
         one.does(*(routed(f"l{number}", number % 100) for number in range(5000)))
@@ -105,7 +101,6 @@ async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker)
             assert told.answered_total >= 1
 
 
-@pytest.mark.asyncio
 async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         one.does(routed("a"), routed("b"))
@@ -119,7 +114,6 @@ async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(bro
         await agreed(one, other, 3)
 
 
-@pytest.mark.asyncio
 async def test_the_metrics_tell_what_went_between_routers(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         registry = new_registry()

@@ -81,7 +81,6 @@ async def encode_worker(model: Model) -> AsyncIterator[str]:
         assert {"kvrouter_media_refused", "kvrouter_encode_requests", "kvrouter_embedding_offers"} <= names
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
 async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, form: str) -> None:
     request = chat(words("see"), picture())
@@ -96,7 +95,6 @@ async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, for
         )
 
 
-@pytest.mark.asyncio
 async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
     media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
     assert media.parts(0) == ()

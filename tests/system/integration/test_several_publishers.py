@@ -146,7 +146,6 @@ async def until_all_read(agent: Agent, *publishers: Publisher) -> None:
 # ---------------------------------------------------------------- two sources
 
 
-@pytest.mark.asyncio
 async def test_a_gpu_and_a_host_source_are_one_rank(broker: Broker, log: EventLog) -> None:
     async with (
         zmq_context() as context,
@@ -168,7 +167,6 @@ async def test_a_gpu_and_a_host_source_are_one_rank(broker: Broker, log: EventLo
 # ---------------------------------------------------------------- publishers that begin anew
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("told_before", [0, 1, 5])
 @pytest.mark.parametrize("told_after", [0, 1, 9])
 async def test_a_publisher_that_begins_anew_on_its_endpoint_is_noticed_and_had_whole(
@@ -195,7 +193,6 @@ async def test_a_publisher_that_begins_anew_on_its_endpoint_is_noticed_and_had_w
         await until_converged(index, agent)
 
 
-@pytest.mark.asyncio
 async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_its_connection(log: EventLog) -> None:
     async with (
         zmq_context() as context,
@@ -212,7 +209,6 @@ async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_
         assert agent.cursor.restarts_total == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("has_replay", [False, True])
 async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
     log: EventLog,
@@ -233,7 +229,6 @@ async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
         await eventually(lambda: agent.consolidator.stale(0) == "")
 
 
-@pytest.mark.asyncio
 async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_fill_the_log(log: EventLog) -> None:
     accepted = 0
 
@@ -253,7 +248,6 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventLog) -> None:
     async with (
         zmq_context() as context,

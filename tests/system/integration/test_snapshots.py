@@ -74,7 +74,6 @@ async def purge_all(log: EventLog) -> None:
 # ---------------------------------------------------------------- a cold start
 
 
-@pytest.mark.asyncio
 async def test_an_index_that_starts_goes_on_where_the_newest_snapshot_ends(
     broker: Broker, log: EventLog, scripted: ScriptedRank
 ) -> None:
@@ -97,7 +96,6 @@ async def test_an_index_that_starts_goes_on_where_the_newest_snapshot_ends(
         assert second.happened("duplicates", scripted.rank) == 0
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("damage", ["bytes", "chunks", "words", "place"])
 async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
     broker: Broker, log: EventLog, scripted: ScriptedRank, bucket: ObjectBucket, damage: str
@@ -131,7 +129,6 @@ async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
     assert [line["name"] for line in lines if line["event"] == "snapshot_restored"] == [good]
 
 
-@pytest.mark.asyncio
 async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_is(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
@@ -154,7 +151,6 @@ async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_
 # ---------------------------------------------------------------- writing
 
 
-@pytest.mark.asyncio
 async def test_of_several_indexes_on_one_log_one_writes(broker: Broker, scripted: ScriptedRank) -> None:
     await scripted.store(1)
     async with running_index(broker.url, nats=OFTEN) as one:
@@ -171,7 +167,6 @@ async def test_of_several_indexes_on_one_log_one_writes(broker: Broker, scripted
             assert metric(other, "snapshots_written_total") == 0
 
 
-@pytest.mark.asyncio
 async def test_where_there_is_no_room_the_oldest_snapshot_is_given_up_and_the_newest_is_not(
     broker: Broker, bucket: ObjectBucket, scripted: ScriptedRank
 ) -> None:
@@ -197,7 +192,6 @@ async def test_where_there_is_no_room_the_oldest_snapshot_is_given_up_and_the_ne
 # ---------------------------------------------------------------- the log's bounds
 
 
-@pytest.mark.asyncio
 async def test_the_log_is_purged_before_its_limit_and_only_up_to_what_a_snapshot_covers(
     broker: Broker, log: EventLog, scripted: ScriptedRank, bucket: ObjectBucket
 ) -> None:

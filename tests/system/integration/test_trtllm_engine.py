@@ -47,7 +47,6 @@ async def handed_over(prefill: TensorRTLLMEngine, name: str = "a", **fields: Any
 
 
 # ------------------------------------------------------------------------------------------------ start
-@pytest.mark.asyncio
 async def test_the_engine_is_loaded_off_the_event_loop_and_the_time_is_known(trtllm: Fake) -> None:
     trtllm.control.delay_start()
     engine = trtllm_engine()
@@ -63,7 +62,6 @@ async def test_the_engine_is_loaded_off_the_event_loop_and_the_time_is_known(trt
     await engine.stop(0.0)
 
 
-@pytest.mark.asyncio
 async def test_a_start_that_is_cancelled_leaves_no_engine_behind(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(trtllm.submodule("llmapi.llm").BaseLLM, "__del__")  # a kept reference would prevent it
     trtllm.control.delay_start()
@@ -77,7 +75,6 @@ async def test_a_start_that_is_cancelled_leaves_no_engine_behind(trtllm: Fake, m
     assert trtllm.control.executors == []
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_cannot_start_says_why(trtllm: Fake) -> None:
     trtllm.control.start_failure = RuntimeError("CUDA out of memory")
     with pytest.raises(EngineError, match="cannot be loaded: RuntimeError: CUDA out of memory"):
@@ -99,7 +96,6 @@ REFUSED_VALUES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("arguments", "told"), REFUSED_VALUES)
 async def test_what_the_engine_s_own_model_refuses_is_told_with_its_place(
     trtllm: Fake, arguments: dict[str, Any], told: str
@@ -112,14 +108,12 @@ async def test_what_the_engine_s_own_model_refuses_is_told_with_its_place(
     assert line.startswith(f"  engine.yaml: {told}")
 
 
-@pytest.mark.asyncio
 @pytest.mark.usefixtures("trtllm")
 async def test_a_name_that_the_engine_does_not_know_is_told_with_its_place() -> None:
     with pytest.raises(EngineError, match=r"got invalid argument: newer; newer is of file \(engine\.yaml\)$"):
         await trtllm_engine({"newer": 1}, engine_version="1.3.0rc29").start()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("config", "said"),
     [('{"a": 1}', "no max_position_embeddings"), ("{", "config.json: found"), (None, "no config.json")],
@@ -134,7 +128,6 @@ async def test_an_unknown_length_is_refused_before_anything_is_loaded(
         await trtllm_engine({"model": str(tmp_path), "max_seq_len": None}).start()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("asked", "setting", "longest"), [(None, 77, 100), (None, None, 100), (50, 77, 50), (400, 77, 100)]
 )
@@ -151,7 +144,6 @@ async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
             await outputs(engine, request(max_tokens=longest))
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_above_one_iteration_s_tokens_needs_chunked_prefill(trtllm: Fake) -> None:
     del trtllm
     short: dict[str, Any] = {"max_num_tokens": len(PROMPT) - 1}
@@ -174,7 +166,6 @@ async def test_a_prompt_above_one_iteration_s_tokens_needs_chunked_prefill(trtll
             assert engine.describe().max_prompt_tokens == told
 
 
-@pytest.mark.asyncio
 async def test_nested_sections_become_new_objects_of_the_library_s_classes(trtllm: Fake) -> None:
     batches = {"dynamic_batch_config": {"dynamic_batch_moving_average_window": 64}}
     caches = {"tokens_per_block": 4, "max_attention_window": [64, 200]}
@@ -188,7 +179,6 @@ async def test_nested_sections_become_new_objects_of_the_library_s_classes(trtll
         assert ours.value("kv_cache_config", "max_attention_window") == [64, 200]
 
 
-@pytest.mark.asyncio
 async def test_the_backend_autodeploy_has_its_own_class(trtllm: Fake) -> None:
     ours = trtllm_args({"backend": "_autodeploy", "world_size": 2, "tensor_parallel_size": 4})
     async with running(TensorRTLLMEngine(ours, SystemClock(), model="m")) as engine:
@@ -198,14 +188,12 @@ async def test_the_backend_autodeploy_has_its_own_class(trtllm: Fake) -> None:
     assert [str(each.path) for each in ours.warnings if each.path == ("tensor_parallel_size",)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 async def test_the_library_logs_from_our_level_on(trtllm: Fake, level: Any) -> None:
     async with running(trtllm_engine(settings=TrtllmSettings(log_level=level))):
         assert trtllm.submodule("logger").logger.level == level
 
 
-@pytest.mark.asyncio
 async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trtllm: Fake) -> None:
     del trtllm
     async with running(trtllm_engine({"tensor_parallel_size": 2, "enable_attention_dp": True})) as engine:
@@ -218,7 +206,6 @@ async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trt
 # --------------------------------------------------------------------------------------------- requests
 
 
-@pytest.mark.asyncio
 async def test_adapters_guides_and_priorities_reach_the_engine(trtllm: Fake, tmp_path: Any) -> None:
     settings = TrtllmSettings(loras={"law": LoraAdapter(number=7, path=str(tmp_path))})
     arguments = {"enable_lora": True, "guided_decoding_backend": "xgrammar"}
@@ -232,7 +219,6 @@ async def test_adapters_guides_and_priorities_reach_the_engine(trtllm: Fake, tmp
     assert trtllm.control.executors == []
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_the_engine_refuses_fails_alone(trtllm: Fake) -> None:
     async with running(trtllm_engine()) as engine:
         trtllm.control.refuse_request("not this one")
@@ -249,7 +235,6 @@ async def test_a_request_that_the_engine_refuses_fails_alone(trtllm: Fake) -> No
 
 
 # ---------------------------------------------------------------------------------------------- death
-@pytest.mark.asyncio
 async def test_a_dead_engine_ends_its_streams_and_then_run(trtllm: Fake) -> None:
     trtllm.control.hold()
     engine = trtllm_engine(settings=WATCH)
@@ -274,7 +259,6 @@ async def _raised(work: Any) -> BaseException | None:
     return None
 
 
-@pytest.mark.asyncio
 async def test_polls_of_an_engine_that_is_not_there_are_engine_errors(trtllm: Fake) -> None:
     engine = trtllm_engine()
     with pytest.raises(EngineError, match="does not run"):
@@ -290,7 +274,6 @@ async def test_polls_of_an_engine_that_is_not_there_are_engine_errors(trtllm: Fa
 # ------------------------------------------------------------------------------- prefill, decode, encode
 
 
-@pytest.mark.asyncio
 async def test_a_log_probability_of_minus_infinity_can_be_handed_over(trtllm: Fake) -> None:
     del trtllm
     named = "tests.unit.worker_agent.logits_processors:masks_all_but_seven"
@@ -308,7 +291,6 @@ async def test_a_log_probability_of_minus_infinity_can_be_handed_over(trtllm: Fa
     assert tokens_of(told) == [7] * 4
 
 
-@pytest.mark.asyncio
 async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) -> None:
     async with running(worker("prefill")) as prefill, running(worker("decode")) as decode:
         answer = await handed_over(prefill)
@@ -328,7 +310,6 @@ async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) ->
     assert len(result.outputs[0].token_ids) < 150
 
 
-@pytest.mark.asyncio
 async def test_a_prefill_worker_s_stop_waits_for_its_transfers(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = worker("prefill"), worker("decode")
     await prefill.start()
@@ -350,7 +331,6 @@ async def test_a_prefill_worker_s_stop_waits_for_its_transfers(trtllm: Fake, mon
     assert trtllm.control.transfers == 0
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_does_not_end_holds_up_neither_its_streams_nor_the_stop(
     trtllm: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +351,6 @@ async def test_an_engine_that_does_not_end_holds_up_neither_its_streams_nor_the_
         shutdown()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("counts", [True, False])
 async def test_a_prefill_worker_s_stop_does_not_wait_for_ever(trtllm: Fake, counts: bool) -> None:
     prefill = worker("prefill", QUICK, enable_iter_perf_stats=counts)
@@ -381,7 +360,6 @@ async def test_a_prefill_worker_s_stop_does_not_wait_for_ever(trtllm: Fake, coun
     assert trtllm.control.executors == []
 
 
-@pytest.mark.asyncio
 async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm: Fake, tmp_path: Path) -> None:
     settings = TrtllmSettings(max_seq_len=LONGEST)
     for config, said in (('{"model_type": "llama4"}', "role encode: found 'llama4', allowed"), ("{", "config.json")):
@@ -392,7 +370,6 @@ async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm:
 
 
 # ------------------------------------------------------------------------------------ logits processors
-@pytest.mark.asyncio
 async def test_a_processor_changes_the_tokens_and_a_broken_one_changes_nothing(trtllm: Fake) -> None:
     del trtllm
     named = "tests.unit.worker_agent.logits_processors"

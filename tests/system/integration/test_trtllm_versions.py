@@ -27,7 +27,6 @@ def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> Tensor
     return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
 
 
-@pytest.mark.asyncio
 async def test_the_oldest_version_computes_contexts_on_a_prefill_worker(trtllm: Fake) -> None:
     trtllm.control.version = "1.3.0rc0"
     prefill = engine(TRANSCEIVER, role="prefill", engine_version="1.3.0rc0")
@@ -37,7 +36,6 @@ async def test_the_oldest_version_computes_contexts_on_a_prefill_worker(trtllm: 
     await prefill.stop(0.0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.usefixtures("trtllm")
 async def test_newer_keys_of_a_handoff_are_dropped_where_the_engine_does_not_know_them(
     capfd: pytest.CaptureFixture[str],

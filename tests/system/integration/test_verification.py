@@ -95,7 +95,6 @@ def ranks_of(workers: list[ToldWorker]) -> list[WorkerRank]:
 # ---------------------------------------------------------------- equal
 
 
-@pytest.mark.asyncio
 async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
         workers = await living(log, index)
@@ -107,7 +106,6 @@ async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: Event
     assert all(sum(each.blocks.values()) > 10 for each in found)
 
 
-@pytest.mark.asyncio
 async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
         workers = await living(log, index)
@@ -131,7 +129,6 @@ async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker
 # ---------------------------------------------------------------- different
 
 
-@pytest.mark.asyncio
 async def test_blocks_that_are_missing_or_surplus_in_the_index_are_named(broker: Broker, log: EventLog) -> None:
     async with (
         running_index(broker.url) as index,
@@ -149,7 +146,6 @@ async def test_blocks_that_are_missing_or_surplus_in_the_index_are_named(broker:
     ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("listens", [True, False])
 async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log: EventLog, listens: bool) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
@@ -165,7 +161,6 @@ async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log
         scripted.may_answer.set()
 
 
-@pytest.mark.asyncio
 async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(
     log: EventLog,
 ) -> None:
@@ -180,7 +175,6 @@ async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_ra
 # ---------------------------------------------------------------- mirrors
 
 
-@pytest.mark.asyncio
 async def test_what_is_no_answer_is_said(log: EventLog) -> None:
     mirrors = Mirrors(log, 0.2)
     await mirrors.start()
@@ -223,7 +217,6 @@ async def called(log: EventLog, *beating: ScriptedRank) -> Mapping[WorkerRank, s
     return calling.result()
 
 
-@pytest.mark.asyncio
 async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_left_ones_are_not(log: EventLog) -> None:
     for event in (
         registered("w1", model=MODEL, dp_ranks=(0, 1)),
@@ -240,7 +233,6 @@ async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_l
 # ---------------------------------------------------------------- the index over HTTP
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_is_no_index_or_requires_a_token_is_named(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index, served(index.index, log, token="secret") as verified:
         async with IndexClient(verified.url, token="secret", timeout_s=5.0) as client:

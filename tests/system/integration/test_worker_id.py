@@ -102,7 +102,6 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
 
 
 # ------------------------------------------------------------------------------------------------- at the start
-@pytest.mark.asyncio
 async def test_an_id_in_use_is_refused_with_the_other_s_instance_and_address(log: EventLog) -> None:
     async with living(Agent(log, "first")) as first:
         await first.membership.register()
@@ -117,7 +116,6 @@ async def test_an_id_in_use_is_refused_with_the_other_s_instance_and_address(log
         assert (await newest(log)).data == fleet.encode(first.registration)
 
 
-@pytest.mark.asyncio
 async def test_the_id_of_a_worker_that_left_or_was_never_there_is_free_at_once(log: EventLog) -> None:
     clock = ManualClock()
     first, second = Agent(log, "first", clock=clock), Agent(log, "second", clock=clock)
@@ -129,7 +127,6 @@ async def test_the_id_of_a_worker_that_left_or_was_never_there_is_free_at_once(l
     assert (await newest(log)).data == fleet.encode(second.registration)
 
 
-@pytest.mark.asyncio
 async def test_the_id_of_a_dead_agent_at_whose_address_nothing_listens_is_taken_over_at_once(log: EventLog) -> None:
     dead = registered(ID, instance="dead", base_url="http://127.0.0.1:1", accepts_token_ids=True)
     await log.publish(SUBJECT, fleet.encode(dead))
@@ -138,7 +135,6 @@ async def test_the_id_of_a_dead_agent_at_whose_address_nothing_listens_is_taken_
     assert await agent.membership.register()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_engine_s", [False, True])
 async def test_the_id_of_an_instance_whose_address_says_nothing_is_taken_over_after_five_missed_heartbeats(
     log: EventLog, is_engine_s: bool
@@ -161,7 +157,6 @@ async def test_the_id_of_an_instance_whose_address_says_nothing_is_taken_over_af
     server.close()
 
 
-@pytest.mark.asyncio
 async def test_of_agents_that_start_together_one_registers(log: EventLog) -> None:
     agents = [Agent(log, f"i{each}") for each in range(5)]
     stop = asyncio.Event()
@@ -176,7 +171,6 @@ async def test_of_agents_that_start_together_one_registers(log: EventLog) -> Non
 
 
 # ------------------------------------------------------------------------------------------------- while it runs
-@pytest.mark.asyncio
 async def test_a_registration_that_an_intruder_replaces_is_published_again_and_the_log_names_it(log: EventLog) -> None:
     with capture_logs() as logs:
         async with watching(Agent(log, "first")) as first:
@@ -191,7 +185,6 @@ async def test_a_registration_that_an_intruder_replaces_is_published_again_and_t
     assert "malformed" in replaced[1]["refused"]
 
 
-@pytest.mark.asyncio
 async def test_a_forged_address_of_the_own_instance_is_withdrawn_before_the_true_one_is_registered(
     log: EventLog,
 ) -> None:
@@ -202,7 +195,6 @@ async def test_a_forged_address_of_the_own_instance_is_withdrawn_before_the_true
         assert told == [forged, left("first", "registration forged"), first.registration]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("reason", "is_repaired"), [("forged", True), (REMOVED_BY_HAND, False)])
 async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: str, is_repaired: bool) -> None:
     clock = ManualClock()
@@ -217,7 +209,6 @@ async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: s
         assert agent.membership.repairs_total == is_repaired
 
 
-@pytest.mark.asyncio
 async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: EventLog) -> None:
     clock = ManualClock()
     agent = Agent(log, "first", clock=clock)
@@ -234,7 +225,6 @@ async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: Eve
 
 
 # ------------------------------------------------------------------------------------------------- two agents
-@pytest.mark.asyncio
 async def test_an_instance_that_was_thought_dead_and_returns_keeps_the_id_and_the_later_one_stops(
     log: EventLog,
 ) -> None:
@@ -265,7 +255,6 @@ async def test_an_instance_that_was_thought_dead_and_returns_keeps_the_id_and_th
 
 
 # ------------------------------------------------------------------------------------------------- drained by hand
-@pytest.mark.asyncio
 async def test_an_agent_that_registers_again_keeps_an_operator_s_drain_until_it_is_put_back(log: EventLog) -> None:
     agent = Agent(log, "first")
     await agent.membership.register()
@@ -288,7 +277,6 @@ async def test_an_agent_that_registers_again_keeps_an_operator_s_drain_until_it_
 
 
 # ------------------------------------------------------------------------------------------------- keys
-@pytest.mark.asyncio
 async def test_with_a_key_every_event_of_an_agent_is_signed_and_unsigned_rivals_do_not_count(log: EventLog) -> None:
     reader = FleetGate(KEYS)
     intruder = Agent(log, "intruder")
@@ -315,7 +303,6 @@ def simulated(nats_url: str) -> ChildProcess:
     return agent_process(ID, nats_url, "--set", "telemetry.log_format=json")
 
 
-@pytest.mark.asyncio
 async def test_a_second_process_under_a_living_id_ends_with_one_sentence_and_the_first_stays(
     broker: Broker, log: EventLog
 ) -> None:

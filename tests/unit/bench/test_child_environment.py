@@ -10,7 +10,6 @@ from bench.processes import ChildProcess
 PRINTS = "import os; print(sorted(os.environ.items()))"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("command", "has_the_users"), [([sys.executable, "-c", PRINTS], True), (["env"], False)])
 async def test_our_programs_have_the_users_but_no_settings_and_others_what_they_need(
     command: list[str], monkeypatch: pytest.MonkeyPatch, *, has_the_users: bool

@@ -26,7 +26,6 @@ def connection() -> SoakConnection:
     return made
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("relayed_before", [b"", HEAD[:20], HEAD])
 async def test_an_answer_is_hit_wherever_it_is_when_its_worker_is_killed(
     connection: SoakConnection, relayed_before: bytes
@@ -38,7 +37,6 @@ async def test_an_answer_is_hit_wherever_it_is_when_its_worker_is_killed(
     assert (await ended, connection.was_hit) == ("complete", True)
 
 
-@pytest.mark.asyncio
 async def test_the_kill_of_another_worker_hits_no_answer(connection: SoakConnection) -> None:
     connection.send(REQUEST)
     connection.hit("w0")
@@ -46,7 +44,6 @@ async def test_the_kill_of_another_worker_hits_no_answer(connection: SoakConnect
     assert not connection.was_hit
 
 
-@pytest.mark.asyncio
 async def test_a_kill_hits_neither_the_answer_before_nor_the_next(connection: SoakConnection) -> None:
     connection.send(REQUEST)
     connection.data_received(HEAD + REST)

@@ -62,7 +62,6 @@ async def streamed(*events: bytes, status: int = 200) -> tuple[str, Measured]:
     return found
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("events", "text", "ttft_s"),
     [((TEXT,), "a", 1.0), ((ROLE, TEXT), "a", 2.0), ((ROLE, THOUGHT, TEXT), "a", 2.0), ((COMPLETION,), "c", 1.0)],
@@ -75,14 +74,12 @@ async def test_the_first_token_is_the_first_event_with_text(
     assert (measured.sent_s, measured.predicted_blocks) == (1.0, 3)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("usage", "cached"), [(USAGE, 0), (CACHED, 8), (NULL_DETAILS, 0)])
 async def test_an_endpoint_may_tell_no_cached_tokens(usage: bytes, cached: int) -> None:
     _, measured = await streamed(TEXT, usage, DONE)
     assert (measured.prompt_tokens, measured.output_tokens, measured.cached_tokens) == (9, 2, cached)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("events", "status", "error"),
     [

@@ -143,14 +143,6 @@ def test_every_kind_of_event_changes_the_index(fold: IndexFold) -> None:
     assert [block.sequence_hash for block in fold.held(A0)] == PATH[:3]
 
 
-def test_an_event_that_comes_twice_is_applied_once(fold: IndexFold) -> None:
-    facts = [batch(A0, 1, path(0, 2)), batch(A0, 2, Removed((PATH[1],))), batch(A0, 3, path(1, 2))]
-    told(fold, *facts, *facts)
-    assert depths(fold, A0) == [(2, 2, 2, 2)]
-    assert fold.statistics().streams[A0].counts.duplicates == 3
-    assert fold.statistics().index.duplicate_blocks_total == 0
-
-
 def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 2)), batch(B0, 1, path(0, 2)))
     assert told(fold, batch(A0, 3, path(4, 6))) == [asks_tail(A0, 1, 1)]
@@ -160,14 +152,6 @@ def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold
     rows = [HeldBlock(PATH[at], PATH[at - 1] if at else None, 1) for at in range(5)]
     assert told(fold, dump(A0, 1, 3, rows)) == []
     assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 4, "")]
-
-
-def test_a_dump_replaces_what_was_held_and_what_was_parked(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path(0, 3)), batch(A0, 2, path(5, 6)), batch(A0, 4, path(3, 4)))
-    assert fold.statistics().index.parked_blocks == 1
-    told(fold, dump(A0, 1, 4, [HeldBlock(PATH[0], None, 2)]))
-    assert fold.held(A0) == [HeldBlock(PATH[0], None, 2)]
-    assert fold.statistics().index.parked_blocks == 0
 
 
 def test_a_heartbeat_that_proves_the_set_asks_nothing_and_one_that_does_not_asks(fold: IndexFold) -> None:
@@ -224,17 +208,6 @@ def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold)
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
 
 
-def test_what_is_not_answered_is_asked_again_by_each_rank_for_itself(fold: IndexFold) -> None:
-    fold.apply(BytesRefused(A0), 0.0)
-    fold.apply(BytesRefused(B0), 0.5)
-    fold.apply(pulse(C0, 3), 1.0)
-    assert fold.tick(1.99) == []
-    assert fold.tick(2.0) == [asks_dump(A0, 3)]
-    assert fold.tick(2.5) == [asks_dump(B0, 4)]
-    assert fold.tick(3.0) == [asks_tail(C0, 5, 0)]
-    assert fold.tick(3.99) == []
-
-
 def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(1, 3)), batch(B0, 1, path(0, 1)), batch(C0, 1, path(4, 5)))
     assert fold.statistics().index.parked_blocks == 1, "rank b had the parent"
@@ -249,20 +222,6 @@ def test_blocks_parked_beyond_the_bound_are_a_question_to_their_rank() -> None:
     told(fold, batch(A0, 1, path(1, 2)), batch(B0, 1, path(3, 4)))
     assert fold.tick(0) == [asks_repair(A0, 1, 1)]
     assert fold.statistics().index.parked_lost_blocks_total == 1
-
-
-def test_a_loss_while_a_question_is_in_flight_asks_nothing_more() -> None:
-    fold = make_fold(parked_blocks_max=0)
-    told(fold, batch(A0, 1, path(1, 2)), BytesRefused(A0))
-    assert fold.tick(0) == []
-    told(fold, dump(A0, 1, 1))
-    assert fold.tick(0) == []
-
-
-def test_a_loss_before_a_dump_is_made_good_by_the_dump() -> None:
-    fold = make_fold(parked_blocks_max=0)
-    told(fold, batch(A0, 1, path(1, 2)), BytesRefused(A0), dump(A0, 1, 1, [HeldBlock(PATH[1], PATH[0], 1)]))
-    assert fold.tick(0) == []
 
 
 # ------------------------------------------------------------------------------------------------- silence
@@ -393,19 +352,6 @@ def test_a_rank_in_a_reused_slot_has_no_blocks_of_the_former_rank(fold: IndexFol
     assert fold.statistics().index.parked_blocks == 0
     told(fold, batch(B0, 1, Stored((76,))), now_s=GONE_S)
     assert fold.held(C0) == []
-
-
-def test_a_loss_of_a_left_worker_is_not_requested() -> None:
-    fold = make_fold(parked_blocks_max=0)
-    told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"))
-    assert fold.tick(0) == []
-
-
-def test_a_loss_of_a_left_worker_is_not_requested_from_the_rank_in_its_slot() -> None:
-    fold = make_fold(parked_blocks_max=0)
-    told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"), pulse(B0, 0))
-    assert fold.tick(0) == []
-    assert fold.overlap(PATH, [B0])[0].stale == ""
 
 
 def test_a_rank_that_falls_silent_with_blocks_parked_is_forgotten_with_them(fold: IndexFold) -> None:

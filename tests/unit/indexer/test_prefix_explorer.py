@@ -25,7 +25,6 @@ from tests.contract.indexes import chain
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 1)
 TRUNK, LEFT, RIGHT = chain(6, seed=1), chain(4, seed=2), chain(3, seed=3)
-pytestmark = pytest.mark.asyncio
 
 
 def stored(parent: int | None, blocks: Sequence[int], tier: Tier = Tier.GPU) -> Stored:

@@ -13,15 +13,9 @@ from kv_protocol.codec import (
     unpack_u64,
 )
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 
-HEAD_BYTES = 52
 SIZES = [1, 2, 3, 4, 5, 9, 10, 11]
-
-
-def test_a_message_is_at_most_half_a_mebibyte() -> None:
-    assert MESSAGE_BYTES_MAX == 524_288
-    assert BLOCKS_PER_EVENT_MAX == (524_288 - 2 - HEAD_BYTES) // 8
 
 
 @pytest.mark.parametrize("kind", [Stored, Removed])
@@ -78,11 +72,6 @@ def test_decoding_refuses_more_bytes_than_a_message_may_have() -> None:
     assert refused.value.offset == MESSAGE_BYTES_MAX
 
 
-@pytest.mark.parametrize("event", [Stored((1, 2, 3)), Removed((1, 2, 3), Tier.DISK), Cleared(Tier.HOST)])
-def test_an_event_within_the_bound_is_its_own_only_part(event: Event) -> None:
-    assert list(split_event(event, 3)) == [event]
-
-
 def test_an_event_is_split_at_the_size_of_a_message_unless_told_otherwise() -> None:
     parts = list(split_event(Stored(tuple(range(2 * BLOCKS_PER_EVENT_MAX + 1)))))
     sizes = [len(part.sequence_hashes) for part in parts if isinstance(part, Stored)]
@@ -102,18 +91,3 @@ def test_parts_of_a_stored_event_are_linked_by_parent_and_cover_it(n: int, paren
         assert (part.start, part.tier) == (start + len(covered), Tier.HOST)
         covered += part.sequence_hashes
     assert covered == whole.sequence_hashes
-
-
-@pytest.mark.parametrize("n", SIZES)
-def test_parts_of_a_removed_event_cover_it(n: int) -> None:
-    whole = Removed(tuple(range(n)), Tier.DISK)
-    parts = list(split_event(whole, 3))
-    assert all(isinstance(part, Removed) and part.tier is Tier.DISK for part in parts)
-    assert sum((part.sequence_hashes for part in parts if isinstance(part, Removed)), ()) == whole.sequence_hashes
-
-
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("blocks_max", [1, 2, 3, 100])
-def test_splitting_parts_again_changes_nothing(n: int, blocks_max: int) -> None:
-    once = list(split_event(Stored(tuple(range(n)), 5, 1), blocks_max))
-    assert [again for part in once for again in split_event(part, blocks_max)] == once

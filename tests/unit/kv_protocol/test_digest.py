@@ -8,11 +8,6 @@ from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
 HASHES = [0, 1, 2**56 - 1, 2**56, 2**63, 2**64 - 1]
 
 
-def test_the_empty_set_has_digest_0() -> None:
-    empty = SetDigest()
-    assert (empty.block_count, empty.total, empty.buckets) == (0, 0, (0,) * BUCKETS)
-
-
 @pytest.mark.parametrize("sequence_hash", HASHES)
 def test_one_block_counts_in_the_bucket_of_its_top_byte_alone(sequence_hash: int) -> None:
     digest = SetDigest([sequence_hash])
@@ -20,37 +15,6 @@ def test_one_block_counts_in_the_bucket_of_its_top_byte_alone(sequence_hash: int
     expected[sequence_hash // 2**56] = splitmix64(sequence_hash)
     assert digest.buckets == tuple(expected)
     assert (digest.block_count, digest.total) == (1, splitmix64(sequence_hash))
-
-
-def test_order_does_not_matter() -> None:
-    forth, back = SetDigest(HASHES), SetDigest(reversed(HASHES))
-    assert (forth.buckets, forth.total, forth.block_count) == (back.buckets, back.total, back.block_count)
-
-
-def test_a_block_discarded_is_as_if_never_added() -> None:
-    digest = SetDigest(HASHES)
-    for sequence_hash in HASHES[::2]:
-        digest.discard(sequence_hash)
-    rest = SetDigest(HASHES[1::2])
-    assert (digest.buckets, digest.total, digest.block_count) == (rest.buckets, rest.total, rest.block_count)
-
-
-def test_sums_wrap_at_2_to_the_64() -> None:
-    digest = SetDigest(range(100))
-    assert digest.total == sum(splitmix64(value) for value in range(100)) % 2**64
-    assert all(0 <= bucket < 2**64 for bucket in digest.buckets)
-    assert sum(digest.buckets) % 2**64 == digest.total
-
-
-def test_a_set_that_differs_in_one_block_has_another_digest() -> None:
-    digests = {SetDigest([*HASHES[:at], *HASHES[at + 1 :]]).total for at in range(len(HASHES))}
-    assert len(digests | {SetDigest(HASHES).total}) == len(HASHES) + 1
-
-
-def test_two_digests_share_nothing() -> None:
-    one, other = SetDigest(), SetDigest()
-    one.add(5)
-    assert other.block_count == other.total == 0
 
 
 @pytest.mark.parametrize("tier", Tier)

@@ -49,7 +49,7 @@ from kv_protocol.journal import (
     in_parts,
     pack_journal,
 )
-from kv_protocol.ledger import Cancelled, Finished, FirstToken, LedgerEvent, Reconciled, Routed
+from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
 
 U64_MAX = 2**64 - 1
@@ -180,11 +180,6 @@ def test_a_record_survives_bit_for_bit(record: JournalRecord) -> None:
     assert message_of(*read.records) == once
 
 
-def test_records_keep_their_order() -> None:
-    assert decode_journal(message_of(*RECORDS)).records == tuple(RECORDS)
-    assert decode_journal(message_of(*RECORDS[::-1])).records == tuple(RECORDS[::-1])
-
-
 def test_a_field_of_a_later_version_of_a_record_is_passed_over() -> None:
     data = pack_journal(5, 9, [msgspec.msgpack.encode(["tick", 1.0, [{"deep": None}]])])
     assert decode_journal(data).records == (TimePassed(now_s=1.0),)
@@ -251,12 +246,6 @@ def test_the_columns_of_a_decision_are_read_as_they_were_packed() -> None:
     assert (depths[0], depths[1], depths[9], depths[10]) == ((5, 5, 5, 5), (0, 0, 0, 9), (0, 0, 0, 0), (65535,) * 4)
 
 
-def test_a_decision_that_weighed_nothing_has_no_columns() -> None:
-    decided = Decided(**LEAST)
-    assert (best_columns(decided.best), best_terms(decided), other_costs(decided)) == ((), [], ())
-    assert overlap_depths(decided) == [(0, 0, 0, 0)] * 11
-
-
 def test_depths_beyond_a_u16_are_wide() -> None:
     wide = b"\x81" + b"\x00\x04" + struct.pack("<I", 70_000)
     assert overlap_depths(Decided(**LEAST | {"overlap": wide}))[10] == (70_000,) * 4
@@ -311,11 +300,6 @@ def test_a_decision_says_what_it_promised_of_its_request() -> None:
     )
 
 
-@pytest.mark.parametrize(("outcome", "ending"), [("ok", Finished), ("failed", Finished), ("cancelled", Cancelled)])
-def test_an_outcome_ends_its_lease(outcome: str, ending: type[Finished | Cancelled]) -> None:
-    assert OutcomeKnown(now_s=7.0, decision_id="d", outcome=outcome).ending == ending(lease_id="d")
-
-
 def test_an_outcome_of_the_former_version_is_read_as_that_version_meant_it() -> None:
     *former, itl_s, came_whole = msgspec.to_builtins(
         OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=1.0, duration_s=3.0, output_tokens=5)
@@ -323,25 +307,6 @@ def test_an_outcome_of_the_former_version_is_read_as_that_version_meant_it() -> 
     known = msgspec.msgpack.decode(msgspec.msgpack.encode(former), type=OutcomeKnown)
     assert (itl_s, came_whole, known.itl_s, known.came_whole) == (None,) * 4
     assert (known.ttft_s, known.mean_itl_s, known.is_unstreamed) == (1.0, 0.5, False)
-
-
-@pytest.mark.parametrize("output_tokens", [None, 5])
-@pytest.mark.parametrize("came_whole", [True, False])
-@pytest.mark.parametrize("itl_s", [None, 0.25])
-def test_an_outcome_says_what_is_known_and_nothing_is_worked_out(
-    output_tokens: int | None, itl_s: float | None, *, came_whole: bool
-) -> None:
-    known = OutcomeKnown(
-        now_s=7.0,
-        decision_id="d",
-        outcome="ok",
-        ttft_s=1.0,
-        duration_s=3.0,
-        output_tokens=output_tokens,
-        itl_s=itl_s,
-        came_whole=came_whole,
-    )
-    assert (known.mean_itl_s, known.is_unstreamed) == (itl_s, came_whole)
 
 
 @pytest.mark.parametrize(

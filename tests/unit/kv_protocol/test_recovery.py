@@ -6,7 +6,6 @@ import pytest
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Tier
 from kv_protocol.recovery import (
     ANSWER_BYTES_MAX,
     CHUNK_BLOCKS_MAX,
@@ -56,11 +55,6 @@ def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_bl
     assert all(len(chunk.tiers) <= chunk_blocks for chunk in chunks)
 
 
-def test_the_dump_of_an_empty_cache_is_one_empty_chunk() -> None:
-    (chunk,) = dump_chunks(1, 2, 0, iter(()))
-    assert (chunk.chunk, chunk.of, list(chunk.blocks())) == (0, 1, [])
-
-
 def test_a_full_chunk_fits_a_message_whatever_its_numbers() -> None:
     first, second = dump_chunks(U64_MAX, U64_MAX, U64_MAX, rows(CHUNK_BLOCKS_MAX + 1))
     assert len(encode(first)) <= MESSAGE_BYTES_MAX
@@ -72,14 +66,6 @@ def test_a_parent_of_hash_0_is_a_parent() -> None:
     blocks = [HeldBlock(0, None, 1), HeldBlock(5, 0, 8)]
     (chunk,) = dump_chunks(1, 2, 3, blocks)
     assert list(chunk.blocks()) == blocks
-
-
-@pytest.mark.parametrize(
-    ("tier_bits", "tiers"),
-    [(1, (Tier.GPU,)), (8, (Tier.EXTERNAL,)), (6, (Tier.HOST, Tier.DISK)), (15, tuple(Tier))],
-)
-def test_a_block_names_the_tiers_that_hold_it(tier_bits: int, tiers: tuple[Tier, ...]) -> None:
-    assert HeldBlock(1, None, tier_bits).tiers == tiers
 
 
 @pytest.mark.parametrize("block", [HeldBlock(2**64, None, 1), HeldBlock(-1, None, 1), HeldBlock(1, 2**64, 1)])
@@ -126,11 +112,6 @@ def test_a_chunk_beyond_the_size_of_a_message_is_refused_unread() -> None:
     with pytest.raises(MalformedMessage, match=f"answer of {len(data)} bytes") as refused:
         decode_answer(data)
     assert refused.value.offset == ANSWER_BYTES_MAX
-
-
-@pytest.mark.parametrize("request_id", [0, 1, U64_MAX])
-def test_a_request_survives_the_wire(request_id: int) -> None:
-    assert decode_recover_request(encode(RecoverRequest(request_id))) == RecoverRequest(request_id)
 
 
 def test_a_request_with_digests_and_a_repair_survive_the_wire() -> None:
@@ -198,44 +179,10 @@ def test_a_ring_which_only_an_accident_of_hashes_could_make_is_walked_once(ring:
 # ---------------------------------------------------------------- columns
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 8])
-@pytest.mark.parametrize("chunk_blocks", [1, 3, 7, 8, 9])
-def test_columns_hold_each_block_once_and_in_order(n: int, chunk_blocks: int) -> None:
-    parts = list(block_columns(iter(rows(n)), chunk_blocks))
-    assert [block for part in parts for block in part.blocks()] == rows(n)
-    assert [len(part) for part in parts] == [chunk_blocks] * (n // chunk_blocks) + [n % chunk_blocks] * bool(
-        n % chunk_blocks
-    )
-
-
 @pytest.mark.parametrize("chunk_blocks", [0, -1])
 def test_columns_have_room_for_a_block(chunk_blocks: int) -> None:
     with pytest.raises(LimitExceeded, match=rf"^chunk_blocks: found {chunk_blocks}, allowed 1 or more$"):
         block_columns(rows(1), chunk_blocks)
-
-
-def test_the_columns_of_a_chunk_are_its_own() -> None:
-    chunk = msgspec.convert(CHUNK, DumpChunk)
-    assert chunk.columns == BlockColumns(chunk.parents, chunk.hashes, chunk.tiers)
-    assert list(chunk.columns.blocks()) == list(chunk.blocks())
-    assert len(chunk.columns) == 2
-
-
-@pytest.mark.parametrize(
-    ("parents", "hashes", "tiers", "found"),
-    [
-        (b"", b"", b"\1", r"columns: found \(0, 0, 1\)"),
-        (bytes(8), bytes(16), b"\1", r"columns: found \(8, 16, 1\)"),
-        (bytes(8), bytes(8), b"\0", "tiers: found 0,"),
-        (bytes(8), bytes(8), b"\x80", "tiers: found 128,"),
-        (bytes(16), bytes(16), b"\x0f\x10", "tiers: found 16,"),
-    ],
-)
-def test_columns_that_contradict_themselves_cannot_be_made(
-    parents: bytes, hashes: bytes, tiers: bytes, found: str
-) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{found}"):
-        BlockColumns(parents, hashes, tiers)
 
 
 @pytest.mark.parametrize("bits", range(256))

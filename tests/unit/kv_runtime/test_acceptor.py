@@ -4,14 +4,11 @@ import asyncio
 import socket
 from contextlib import ExitStack
 
-import pytest
-
 from kv_runtime.http.acceptor import Acceptor, listening_sockets, port_of
 
 BURST = 40
 
 
-@pytest.mark.asyncio
 async def test_a_burst_of_connections_is_shared_by_all_that_accept_from_the_socket() -> None:
     listening = listening_sockets("127.0.0.1", 0)
     taken: list[list[socket.socket]] = [[], []]

@@ -111,14 +111,6 @@ def test_a_template_that_loops_over_parts_gets_them_and_others_one_string(source
     assert rendered == ("a;b;" if is_list else "a\nb")
 
 
-def test_a_template_that_loops_over_parts_gets_a_string_as_a_part_too() -> None:
-    source = (
-        "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
-        "{% else %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endif %}{% endfor %}"
-    )
-    assert template(source).render([USER, PARTS]) == "hi;a;b;"
-
-
 # ---------------------------------------------------------------- bounds
 def test_a_chat_that_becomes_too_long_is_refused() -> None:
     source = "{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}"

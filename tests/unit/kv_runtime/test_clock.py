@@ -26,7 +26,6 @@ def elapse(clock: Clock) -> Elapse:
     return passing
 
 
-@pytest.mark.asyncio
 async def test_now_never_goes_back(clock: Clock, elapse: Elapse) -> None:
     readings = [clock.now()]
     for _ in range(3):
@@ -35,7 +34,6 @@ async def test_now_never_goes_back(clock: Clock, elapse: Elapse) -> None:
     assert readings == sorted(readings)
 
 
-@pytest.mark.asyncio
 async def test_a_sleep_lasts_as_long_as_was_asked(clock: Clock, elapse: Elapse) -> None:
     async def slept() -> float:
         start_s = clock.now()
@@ -48,7 +46,6 @@ async def test_a_sleep_lasts_as_long_as_was_asked(clock: Clock, elapse: Elapse) 
     assert task.result() >= 2 * MILLISECOND
 
 
-@pytest.mark.asyncio
 async def test_sleepers_wake_in_the_order_of_their_deadlines(clock: Clock, elapse: Elapse) -> None:
     woken: list[int] = []
 
@@ -63,7 +60,6 @@ async def test_sleepers_wake_in_the_order_of_their_deadlines(clock: Clock, elaps
     assert woken == [1, 5, 9]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 async def test_a_sleep_of_nothing_lets_other_tasks_run(clock: Clock, seconds: float) -> None:
     ran = asyncio.Event()
@@ -77,7 +73,6 @@ async def test_a_sleep_of_nothing_lets_other_tasks_run(clock: Clock, seconds: fl
         assert ran.is_set()
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_sleeper_does_not_hold_up_the_others(clock: Clock, elapse: Elapse) -> None:
     async with asyncio.TaskGroup() as group:
         cancelled = group.create_task(clock.sleep(MILLISECOND))
@@ -88,13 +83,11 @@ async def test_a_cancelled_sleeper_does_not_hold_up_the_others(clock: Clock, ela
     assert (cancelled.cancelled(), other.done()) == (True, True)
 
 
-@pytest.mark.asyncio
 async def test_wall_time_is_after_the_year_2020(clock: Clock, elapse: Elapse) -> None:
     await elapse(MILLISECOND)
     assert clock.wall_ns() > 1_577_836_800_000_000_000
 
 
-@pytest.mark.asyncio
 async def test_the_manual_clock_stops_at_every_deadline_on_the_way() -> None:
     clock = ManualClock()
     readings: list[float] = []
@@ -111,7 +104,6 @@ async def test_the_manual_clock_stops_at_every_deadline_on_the_way() -> None:
     assert (clock.now(), clock.wall_ns()) == (3.5, 3_500_000_000)
 
 
-@pytest.mark.asyncio
 async def test_equal_deadlines_of_the_manual_clock_wake_in_the_order_of_lying_down() -> None:
     clock = ManualClock()
     woken: list[str] = []
@@ -127,7 +119,6 @@ async def test_equal_deadlines_of_the_manual_clock_wake_in_the_order_of_lying_do
     assert woken == ["a", "b", "c"]
 
 
-@pytest.mark.asyncio
 async def test_a_sleeper_beyond_the_advance_stays_asleep() -> None:
     clock = ManualClock()
     async with asyncio.TaskGroup() as group:
@@ -137,7 +128,6 @@ async def test_a_sleeper_beyond_the_advance_stays_asleep() -> None:
         await clock.advance(0.002)
 
 
-@pytest.mark.asyncio
 async def test_a_manual_clock_counts_the_tasks_that_sleep() -> None:
     clock = ManualClock()
     async with asyncio.TaskGroup() as group:

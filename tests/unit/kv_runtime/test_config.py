@@ -9,7 +9,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
@@ -33,10 +33,6 @@ class Tree(Settings):
     policy: PolicySection = PolicySection()
     nats: NatsSection = NatsSection()
     control: ControlSection = ControlSection()
-
-
-class ListedTree(Settings):
-    stages: tuple[InnerSection, ...] = ()
 
 
 class AgentTree(Settings):
@@ -136,21 +132,9 @@ def test_an_assignment_of_nothing_is_the_empty_text(tmp_path: Path) -> None:
     assert settings.nats.url == ""
 
 
-def test_an_assigned_value_may_hold_an_equals_sign() -> None:
-    assert load_settings(Tree, assignments=["nats.url=nats://a:1/?x=1"]).nats.url == "nats://a:1/?x=1"
-
-
 @pytest.mark.parametrize("text", ["", "# nothing but words\n", "---\n", "nats:\n# port: 1\n"])
 def test_an_empty_file_or_section_says_nothing(tmp_path: Path, text: str) -> None:
     assert load_settings(Tree, file=file_with(tmp_path, text)) == load_settings(Tree)
-
-
-def test_the_tree_cannot_be_changed() -> None:
-    settings = load_settings(Tree)
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(settings, "nats", NatsSection())  # noqa: B010 - the type checker knows it as well
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(settings.nats, "port", 1)  # noqa: B010
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -195,17 +179,6 @@ def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch,
 )
 def test_an_unknown_key_names_the_allowed_ones_and_the_nearest(assignment: str, expected: str) -> None:
     assert problems(None, assignment) == [expected]
-
-
-def test_a_key_of_another_section_is_the_nearest_one() -> None:
-    assert problems(None, "policy.store_dir=x")[0].endswith("; nearest: nats.store_dir")
-
-
-def test_an_unknown_key_of_a_section_in_a_list_names_those_of_that_section(tmp_path: Path) -> None:
-    file = file_with(tmp_path, "stages: [{level: 1}, {levle: 2}]")
-    with pytest.raises(ConfigurationError) as raised:
-        load_settings(ListedTree, file=file)
-    assert raised.value.problems == ["stages.1.levle: unknown; allowed: level; nearest: stages.level"]
 
 
 @pytest.mark.parametrize("value", ["not json", "", "[1"])
@@ -280,10 +253,6 @@ def test_a_key_that_stands_twice_in_a_file_is_refused_with_its_lines(
     assert problems(file) == [f"{file}: {each}" for each in found]
 
 
-def test_a_key_that_stands_twice_in_an_assignment_is_refused() -> None:
-    assert problems(None, "nats={port: 1, port: 2}") == ["--set nats: port: found in lines 1 and 1, allowed once"]
-
-
 def test_a_key_may_stand_once_in_each_section_and_beside_a_merged_one(tmp_path: Path) -> None:
     text = "nats: &defaults {port: 1, user: a}\n"
     assert load_yaml(f"{text}other:\n  <<: *defaults\n  port: 2\n") == {
@@ -307,18 +276,6 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 def test_a_section_that_is_none_is_named(tmp_path: Path, text: str, path: str) -> None:
     (problem,) = problems(file_with(tmp_path, text))
     assert problem.startswith(f"{path}: ")
-
-
-def test_a_section_that_is_none_stays_wrong_when_one_of_its_fields_is_set(tmp_path: Path) -> None:
-    assert problems(file_with(tmp_path, "nats: 7\n"), "nats.port=1") == [
-        "nats.port: nats is given as a value and as a section",
-        "nats: Input should be a valid dictionary or instance of NatsSection",
-    ]
-
-
-def test_a_field_is_no_section() -> None:
-    assert problems(None, "nats.port=1", "nats.port.x=1") == ["nats.port.x: port is given as a value and as a section"]
-    assert problems(None, "nats.port.x=1") == ["nats.port: found {'x': 1}, Input should be a valid integer"]
 
 
 # ---------------------------------------------------------------- secrets
@@ -358,11 +315,6 @@ def test_a_list_of_secrets_is_masked_and_its_masks_are_refused(tmp_path: Path) -
     assert settings.nats.fleet_secrets == (b"hunter2-hunter2-", b"hunter2-hunter2+")
     assert "hunter2" not in (shown := render(settings))
     assert problems(file_with(tmp_path, shown)) == ["nats.fleet_keys: key 0 has fewer than 16 characters"]
-
-
-def test_a_list_of_secrets_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVROUTER_NATS__FLEET_KEYS", '["0123456789abcdef"]')
-    assert load_settings(Tree).nats.fleet_secrets == (b"0123456789abcdef",)
 
 
 @pytest.mark.parametrize("keys", ["[hunter2]", "hunter2", "[hunter2-hunter2-, {a: hunter2}]", "[9999999999999999]"])

@@ -21,7 +21,6 @@ from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers,
 SECRET = "s3cret"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:1", "nats://unknown.invalid:4222", "nats://[::1", "", "nats://h:x"])
 async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
     with pytest.raises(BrokerUnavailable) as raised:
@@ -29,7 +28,6 @@ async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
     assert str(raised.value).startswith(f"nats.url {url}: ")
 
 
-@pytest.mark.asyncio
 async def test_a_message_is_in_the_stream_once_for_each_id(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -41,14 +39,12 @@ async def test_a_message_is_in_the_stream_once_for_each_id(broker: Broker) -> No
         await reader.until([b"x", b"z", b"z"])
 
 
-@pytest.mark.asyncio
 async def test_publishing_to_no_stream_is_an_error_that_names_the_subject(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^publish nowhere\.a: "):
             await connection.log.publish("nowhere.a", b"x")
 
 
-@pytest.mark.asyncio
 async def test_too_large_a_message_is_an_error(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -59,7 +55,6 @@ async def test_too_large_a_message_is_an_error(broker: Broker) -> None:
         assert connection.log.is_connected
 
 
-@pytest.mark.asyncio
 async def test_following_begins_with_the_first_message_and_goes_on_in_order(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -72,26 +67,12 @@ async def test_following_begins_with_the_first_message_and_goes_on_in_order(brok
     assert {message.subject for message in reader.messages} == {"test.a", "test.b"}
 
 
-@pytest.mark.asyncio
-async def test_following_a_subject_leaves_the_others_out(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        await publish_all(connection.log, numbers(1, 3), "test.a")
-        await publish_all(connection.log, numbers(4, 6), "test.b")
-        await publish_all(connection.log, numbers(7, 9), "test.a")
-        await connection.log.follow("TEST", "test.a", reader.on_message)
-        await reader.until(numbers(1, 3) + numbers(7, 9))
-
-
-@pytest.mark.asyncio
 async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):
             await connection.log.follow("TEST", "test.>", Reader().on_message)
 
 
-@pytest.mark.asyncio
 async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Broker) -> None:
     told: list[bytes] = []
     inside = 0
@@ -112,7 +93,6 @@ async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Br
     assert told == numbers(1, 500)
 
 
-@pytest.mark.asyncio
 async def test_an_announcement_reaches_subscribers_with_its_reply_subject(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -127,13 +107,6 @@ async def test_an_announcement_reaches_subscribers_with_its_reply_subject(broker
     ]
 
 
-@pytest.mark.asyncio
-async def test_inboxes_differ(broker: Broker) -> None:
-    async with connected(broker.url) as one, connected(broker.url) as other:
-        assert len({one.log.new_inbox(), one.log.new_inbox(), other.log.new_inbox()}) == 3
-
-
-@pytest.mark.asyncio
 async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(broker: Broker) -> None:
     reader, heard = Reader(), Reader()
     async with connected(broker.url) as connection:
@@ -154,7 +127,6 @@ async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(bro
     assert [message.stream_seq for message in reader.messages] == list(range(1, 41))
 
 
-@pytest.mark.asyncio
 async def test_nothing_is_published_or_announced_while_the_server_is_away_and_that_is_known_at_once(
     broker: Broker,
 ) -> None:
@@ -177,7 +149,6 @@ async def test_nothing_is_published_or_announced_while_the_server_is_away_and_th
         await heard.until([b"back"])
 
 
-@pytest.mark.asyncio
 async def test_a_publication_that_the_server_died_over_may_be_repeated(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -194,7 +165,6 @@ async def test_a_publication_that_the_server_died_over_may_be_repeated(broker: B
         await reader.until([b"x", b"y"])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("before", [3, 30])
 async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_the_new_one(
     broker: Broker, before: int
@@ -215,7 +185,6 @@ async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_th
         await reader.until(numbers(1, before) + numbers(101, 110))
 
 
-@pytest.mark.asyncio
 async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url, confirm_s=1.0) as connection:
@@ -243,7 +212,6 @@ async def error_of(work: Coroutine[Any, Any, object]) -> BrokerUnavailable:
     return raised.value
 
 
-@pytest.mark.asyncio
 async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -266,7 +234,6 @@ async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> No
         await reader.until(numbers(1, 6))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("made_again", [False, True])
 async def test_a_reading_that_the_server_ended_goes_on(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, made_again: bool
@@ -293,7 +260,6 @@ async def test_a_reading_that_the_server_ended_goes_on(
     await client.close()
 
 
-@pytest.mark.asyncio
 async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker) -> None:
     reader, client = Reader(), await nats.connect(broker.url)
     async with connected(broker.url) as connection:
@@ -305,7 +271,6 @@ async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker
     await client.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("followed", [False, True])
 async def test_an_error_of_a_subscriber_is_not_swallowed(broker: Broker, followed: bool) -> None:
     async def fail(message: LogMessage) -> None:
@@ -340,7 +305,6 @@ class RecordingServer:
         writer.close()
 
 
-@pytest.mark.asyncio
 async def test_a_listener_is_subscribed_when_listen_returns() -> None:
     recording = RecordingServer()
     server = await asyncio.start_server(recording.serve, "127.0.0.1", 0)
@@ -352,7 +316,6 @@ async def test_a_listener_is_subscribed_when_listen_returns() -> None:
     assert received[-2:] == [b"SUB", b"PING"]
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown() -> None:
     server = await asyncio.create_subprocess_exec(
         find_binary(), "-a", "127.0.0.1", "-p", "-1", "--auth", SECRET, stderr=asyncio.subprocess.PIPE
@@ -376,7 +339,6 @@ async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown
         await server.communicate()
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_when_it_accepts_us_again(
     tmp_path: Path,
 ) -> None:
@@ -415,7 +377,6 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
         await server.communicate()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("bound", ["LISTEN_MESSAGES_MAX", "LISTEN_BYTES_MAX"])
 async def test_announced_messages_that_come_faster_than_they_are_taken_are_dropped_counted_and_logged_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, bound: str
@@ -439,14 +400,6 @@ async def test_announced_messages_that_come_faster_than_they_are_taken_are_dropp
     assert [line["event"] for line in logs] == ["log_messages_dropped"]
 
 
-@pytest.mark.asyncio
-async def test_closing_is_no_loss(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        await connection.log.close()
-    assert connection.said == []
-
-
-@pytest.mark.asyncio
 async def test_closing_while_the_server_is_away_is_quiet(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -458,7 +411,6 @@ async def test_closing_while_the_server_is_away_is_quiet(broker: Broker) -> None
             await connection.log.close()
 
 
-@pytest.mark.asyncio
 async def test_closing_lets_what_was_announced_leave(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as listener:
@@ -469,7 +421,6 @@ async def test_closing_lets_what_was_announced_leave(broker: Broker) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- conditions, headers
-@pytest.mark.asyncio
 async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_have(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -484,7 +435,6 @@ async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_h
         assert (await log.stream_state("TEST")).last_seq == 3
 
 
-@pytest.mark.asyncio
 async def test_what_a_publisher_set_beside_the_bytes_is_read_by_followers_and_listeners(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log, followed, heard = connection.log, Reader(), Reader()
@@ -498,7 +448,6 @@ async def test_what_a_publisher_set_beside_the_bytes_is_read_by_followers_and_li
             assert [message.headers for message in reader.messages] == [None, {"Kv-One": "a"}]
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log, reader = connection.log, Reader()
@@ -523,7 +472,6 @@ async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_fo
         await eventually(lambda: b"2" in reader.data)
 
 
-@pytest.mark.asyncio
 async def test_refused_credentials_are_named_though_the_next_connection_is_reset() -> None:
     refused = False
 

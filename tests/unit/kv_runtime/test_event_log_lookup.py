@@ -27,7 +27,6 @@ async def filled(log: EventLog, count: int) -> list[int]:
     return [message.time_ns for message in reader.messages]
 
 
-@pytest.mark.asyncio
 async def test_a_message_is_found_by_its_place_or_as_the_first_behind_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -43,7 +42,6 @@ async def test_a_message_is_found_by_its_place_or_as_the_first_behind_it(broker:
         assert await log.message_from("TEST", 10) is None
 
 
-@pytest.mark.asyncio
 async def test_a_place_is_found_by_its_time(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -55,7 +53,6 @@ async def test_a_place_is_found_by_its_time(broker: Broker) -> None:
         assert [await log.seq_at("TEST", times[at]) for at in (0, 9, 10, 29)] == [10, 10, 11, 30]
 
 
-@pytest.mark.asyncio
 async def test_in_an_empty_stream_no_time_has_a_message(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -66,7 +63,6 @@ async def test_in_an_empty_stream_no_time_has_a_message(broker: Broker) -> None:
         assert (await log.seq_at("TEST", 10**18), await log.message_from("TEST", 1)) == (3, None)
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_is_not_there_is_named(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"message 1 of TEST.*stream not found"):
@@ -75,7 +71,6 @@ async def test_a_stream_that_is_not_there_is_named(broker: Broker) -> None:
             await connection.log.seq_at("TEST", 1)
 
 
-@pytest.mark.asyncio
 async def test_a_closed_reader_of_a_stream_gets_no_more_messages(broker: Broker) -> None:
     left, other = Reader(), Reader()
     async with connected(broker.url) as connection:
@@ -91,7 +86,6 @@ async def test_a_closed_reader_of_a_stream_gets_no_more_messages(broker: Broker)
         assert left.data == numbers(1, 2)
 
 
-@pytest.mark.asyncio
 async def test_a_message_of_one_subject_is_found_with_what_its_publisher_set_beside_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -107,7 +101,6 @@ async def test_a_message_of_one_subject_is_found_with_what_its_publisher_set_bes
         assert await log.message_from("TEST", 2, "test.a.*") is None
 
 
-@pytest.mark.asyncio
 async def test_an_api_request_about_a_stream_that_is_not_there_has_no_answer(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log

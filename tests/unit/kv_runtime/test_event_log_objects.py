@@ -19,7 +19,6 @@ async def bucket_of(log: EventLog) -> ObjectBucket:
     return log.objects("TEST")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES + 7])
 async def test_what_was_put_is_got_also_by_other_clients(broker: Broker, size: int) -> None:
     data = bytes(at % 251 for at in range(size))
@@ -36,7 +35,6 @@ async def test_what_was_put_is_got_also_by_other_clients(broker: Broker, size: i
         await client.close()
 
 
-@pytest.mark.asyncio
 async def test_what_is_put_again_is_what_was_put_last(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -46,7 +44,6 @@ async def test_what_is_put_again_is_what_was_put_last(broker: Broker) -> None:
         assert await bucket.size_bytes() < CHUNK_BYTES
 
 
-@pytest.mark.asyncio
 async def test_what_is_deleted_is_gone_and_takes_no_room(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -63,7 +60,6 @@ async def test_what_is_deleted_is_gone_and_takes_no_room(broker: Broker) -> None
         assert (await bucket.names(), await bucket.size_bytes()) == ([], 0)
 
 
-@pytest.mark.asyncio
 async def test_what_others_deleted_is_not_there(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -77,7 +73,6 @@ async def test_what_others_deleted_is_not_there(broker: Broker) -> None:
         assert (await bucket.names(), await bucket.size_bytes()) == ([], 0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("damage", ["gone", "other", "more", "description"])
 async def test_what_is_not_what_was_put_is_refused(broker: Broker, damage: str) -> None:
     async with connected(broker.url) as connection:
@@ -98,7 +93,6 @@ async def test_what_is_not_what_was_put_is_refused(broker: Broker, damage: str) 
             await bucket.get("a")
 
 
-@pytest.mark.asyncio
 async def test_what_does_not_fit_is_refused_and_leaves_nothing(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -110,7 +104,6 @@ async def test_what_does_not_fit_is_refused_and_leaves_nothing(broker: Broker) -
         assert await bucket.get("a") == bytes(6 << 20)
 
 
-@pytest.mark.asyncio
 async def test_old_chunks_without_an_object_are_removed(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -130,7 +123,6 @@ async def test_old_chunks_without_an_object_are_removed(broker: Broker) -> None:
         assert await bucket.get("a") == b"a"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("token", ["a", "_w=="])  # no base64; no UTF-8
 async def test_what_is_under_no_readable_name_is_not_there(broker: Broker, token: str) -> None:
     async with connected(broker.url) as connection:
@@ -144,7 +136,6 @@ async def test_what_is_under_no_readable_name_is_not_there(broker: Broker, token
         assert await bucket.get("a") == b"a"
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -159,7 +150,6 @@ async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(broker: 
         assert await bucket.get("b") == b"b"
 
 
-@pytest.mark.asyncio
 async def test_without_a_bucket_or_a_server_nothing_is_known(broker: Broker) -> None:
     async with connected(broker.url, confirm_s=0.5) as connection:
         absent = connection.log.objects("NONE")
@@ -182,7 +172,6 @@ async def test_without_a_bucket_or_a_server_nothing_is_known(broker: Broker) -> 
         assert await bucket.get("a") == b"a"
 
 
-@pytest.mark.asyncio
 async def test_a_bucket_that_the_server_lost_is_made_again(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)

@@ -14,7 +14,6 @@ async def followed(log: EventLog, reader: Reader, *, after_seq: int, created: st
     return await log.follow("TEST", "test.>", reader.on_message, after_seq=after_seq, created=created)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("after_seq", [0, 1, 5, 9])
 async def test_the_stream_of_that_birth_is_read_behind_the_place(broker: Broker, after_seq: int) -> None:
     reader = Reader()
@@ -31,7 +30,6 @@ async def test_the_stream_of_that_birth_is_read_behind_the_place(broker: Broker,
         assert place.read_anew_total == 0
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("after_seq", "same"), [(5, False), (10, True), (10**6, True)])
 async def test_another_stream_or_a_shorter_one_is_read_from_its_beginning(
     broker: Broker, after_seq: int, same: bool
@@ -48,7 +46,6 @@ async def test_another_stream_or_a_shorter_one_is_read_from_its_beginning(
         assert log.statistics().read_anew_total == 1
 
 
-@pytest.mark.asyncio
 async def test_what_was_purged_behind_the_place_is_passed_over(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -61,7 +58,6 @@ async def test_what_was_purged_behind_the_place_is_passed_over(broker: Broker) -
         assert (reader.messages[0].stream_seq, place.read_anew_total) == (7, 0)
 
 
-@pytest.mark.asyncio
 async def test_every_message_has_the_servers_time(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -76,7 +72,6 @@ async def test_every_message_has_the_servers_time(broker: Broker) -> None:
         assert (times[0], times[-1]) == (state.first_time_ns, state.last_time_ns)
 
 
-@pytest.mark.asyncio
 async def test_what_is_gone_before_it_was_read_is_not_unread_any_more(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +100,6 @@ async def _made_anew(log: EventLog) -> None:
             return
 
 
-@pytest.mark.asyncio
 async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -126,14 +120,12 @@ async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broke
         assert place.created == (await log.stream_state("TEST")).created != born
 
 
-@pytest.mark.asyncio
 async def test_a_server_of_several_is_found(broker: Broker) -> None:
     async with connected(f"nats://127.0.0.1:1,{broker.url}") as connection:
         await connection.log.ensure_stream(STREAM)
         assert await connection.log.publish("test.a", b"x") == 1
 
 
-@pytest.mark.asyncio
 async def test_no_server_of_several_is_an_error_that_names_them_without_secrets() -> None:
     with pytest.raises(BrokerUnavailable, match=r"^nats\.url nats://127\.0\.0\.1:1,nats://127\.0\.0\.1:2: "):
         await EventLog.connect("nats://secret@127.0.0.1:1,nats://secret@127.0.0.1:2", name="test")

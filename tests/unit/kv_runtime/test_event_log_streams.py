@@ -12,7 +12,6 @@ from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
 
-@pytest.mark.asyncio
 async def test_a_stream_is_made_once_and_takes_other_limits(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -26,7 +25,6 @@ async def test_a_stream_is_made_once_and_takes_other_limits(broker: Broker) -> N
         await other.until(numbers(2, 3))
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_cannot_be_is_an_error_that_names_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^stream TEST: "):
@@ -36,7 +34,6 @@ async def test_a_stream_that_cannot_be_is_an_error_that_names_it(broker: Broker)
             await connection.log.ensure_stream(STREAM._replace(name="TWIN"))
 
 
-@pytest.mark.asyncio
 async def test_what_others_set_on_a_stream_stays(broker: Broker) -> None:
     client = await nats.connect(broker.url)
     manager = client.jsm()
@@ -48,7 +45,6 @@ async def test_what_others_set_on_a_stream_stays(broker: Broker) -> None:
     await client.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
@@ -76,7 +72,6 @@ async def test_a_stream_that_cannot_be_ours_is_refused_with_the_field_and_stays(
     await client.close()
 
 
-@pytest.mark.asyncio
 async def test_a_sealed_stream_and_a_mirror_are_refused(broker: Broker) -> None:
     client = await nats.connect(broker.url)
     manager = client.jsm()
@@ -91,14 +86,12 @@ async def test_a_sealed_stream_and_a_mirror_are_refused(broker: Broker) -> None:
     await client.close()
 
 
-@pytest.mark.asyncio
 async def test_replicas_that_the_server_cannot_have_are_an_error_with_its_reason(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^stream TEST: .*replicas"):
             await connection.log.ensure_stream(STREAM._replace(replicas=3))
 
 
-@pytest.mark.asyncio
 async def test_concurrent_calls_of_ensure_agree(broker: Broker) -> None:
     async with connected(broker.url) as one, connected(broker.url) as other:
         specs = [STREAM._replace(max_bytes=(1 << 20) + number) for number in range(10)]
@@ -106,7 +99,6 @@ async def test_concurrent_calls_of_ensure_agree(broker: Broker) -> None:
         assert await one.log.publish("test.a", b"x") == 1
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_became_unfit_while_the_server_was_away_is_said_and_followed(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -129,7 +121,6 @@ async def test_a_stream_that_became_unfit_while_the_server_was_away_is_said_and_
         await client.close()
 
 
-@pytest.mark.asyncio
 async def test_the_state_of_a_stream_says_what_it_has_and_when_it_was_made(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -154,7 +145,6 @@ async def test_the_state_of_a_stream_says_what_it_has_and_when_it_was_made(broke
             await log.purge("NONE", 1)
 
 
-@pytest.mark.asyncio
 async def test_the_birth_of_a_stream_outlives_the_server_and_no_other_stream_has_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log

@@ -24,7 +24,6 @@ async def outcomes(sent: list[asyncio.Future[int]]) -> list[int | str]:
     return [outcome if isinstance(outcome, int) else str(outcome) for outcome in ended]
 
 
-@pytest.mark.asyncio
 async def test_what_is_sent_is_in_the_stream_in_the_order_of_sending(broker: Broker) -> None:
     reader = Reader()
     async with connected(broker.url) as connection:
@@ -36,7 +35,6 @@ async def test_what_is_sent_is_in_the_stream_in_the_order_of_sending(broker: Bro
         assert connection.log.statistics().publish_failures_total == 0
 
 
-@pytest.mark.asyncio
 async def test_the_unconfirmed_are_never_more_than_the_window(broker: Broker) -> None:
     unconfirmed = []
     async with connected(broker.url) as connection:
@@ -50,7 +48,6 @@ async def test_the_unconfirmed_are_never_more_than_the_window(broker: Broker) ->
         assert connection.log.statistics().unconfirmed == 0
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_waits_while_the_window_is_full(broker: Broker) -> None:
     async with connected(broker.url) as connection, asyncio.TaskGroup() as group:
         log = connection.log
@@ -67,7 +64,6 @@ async def test_a_publisher_waits_while_the_window_is_full(broker: Broker) -> Non
         assert await (await waiting) == WINDOW_MESSAGES + 1
 
 
-@pytest.mark.asyncio
 async def test_a_message_sent_again_has_its_first_place(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -75,7 +71,6 @@ async def test_a_message_sent_again_has_its_first_place(broker: Broker) -> None:
         assert await outcomes(sent) == [1, 2, 3, 2, 3, 4]
 
 
-@pytest.mark.asyncio
 async def test_what_no_stream_takes_ends_with_the_reason(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         sent = [await connection.log.send("nowhere.a", b"x")]
@@ -83,7 +78,6 @@ async def test_what_no_stream_takes_ends_with_the_reason(broker: Broker) -> None
         assert connection.log.statistics().publish_failures_total == 1
 
 
-@pytest.mark.asyncio
 async def test_what_the_server_refuses_ends_with_its_reason(broker: Broker) -> None:
     client = await nats.connect(broker.url)
     await client.jsm().add_stream(name="TEST", subjects=["test.>"], max_msg_size=10)
@@ -96,7 +90,6 @@ async def test_what_the_server_refuses_ends_with_its_reason(broker: Broker) -> N
         ]
 
 
-@pytest.mark.asyncio
 async def test_what_is_too_large_for_the_server_is_refused_and_takes_no_room(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -106,7 +99,6 @@ async def test_what_is_too_large_for_the_server_is_refused_and_takes_no_room(bro
         await eventually(lambda: connection.log.statistics().unconfirmed == 0)
 
 
-@pytest.mark.asyncio
 async def test_a_lost_connection_ends_all_that_is_unconfirmed_and_a_repetition_is_not_twice_there(
     broker: Broker,
 ) -> None:
@@ -131,7 +123,6 @@ async def test_a_lost_connection_ends_all_that_is_unconfirmed_and_a_repetition_i
         assert log.statistics().reconnects_total == 1
 
 
-@pytest.mark.asyncio
 async def test_a_waiting_publisher_fails_when_the_connection_is_lost(broker: Broker) -> None:
     async with connected(broker.url) as connection, asyncio.TaskGroup() as group:
         await connection.log.ensure_stream(STREAM)
@@ -150,7 +141,6 @@ async def error_of_sending(log: EventLog) -> str:
     return str(raised.value)
 
 
-@pytest.mark.asyncio
 async def test_what_is_not_confirmed_in_time_ends(broker: Broker) -> None:
     async with connected(broker.url, confirm_s=0.2) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -164,7 +154,6 @@ async def test_what_is_not_confirmed_in_time_ends(broker: Broker) -> None:
         assert await outcomes(await send_all(connection.log, numbers(3, 4))) == [3, 4]
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_what_is_unconfirmed(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -177,7 +166,6 @@ async def test_closing_ends_what_is_unconfirmed(broker: Broker) -> None:
         assert len([outcome for outcome in await outcomes(sent) if "the connection was" in str(outcome)]) == 3
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_publisher_takes_no_place_in_the_window(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         log = connection.log
@@ -188,7 +176,6 @@ async def test_a_cancelled_publisher_takes_no_place_in_the_window(broker: Broker
         assert (log.statistics().unconfirmed, log.statistics().publish_failures_total) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_concurrent_publishers_each_keep_their_order(broker: Broker) -> None:
     reader, counts = Reader(), itertools.repeat(100, 5)
     async with connected(broker.url) as connection:

@@ -138,7 +138,6 @@ def test_an_error_body_has_the_four_fields_of_openai() -> None:
     assert json.loads(error_body("m", "k")) == {"error": {"message": "m", "type": "k", "param": None, "code": None}}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("path", "status", "kind", "words"),
     [
@@ -157,7 +156,6 @@ async def test_every_refusal_has_an_openai_body(path: str, status: int, kind: st
     assert words in error["message"]
 
 
-@pytest.mark.asyncio
 async def test_a_fault_of_ours_is_logged_and_not_told() -> None:
     with capture_logs() as lines:
         async with served(application()) as server:
@@ -166,7 +164,6 @@ async def test_a_fault_of_ours_is_logged_and_not_told() -> None:
     assert [(line["event"], line["path"]) for line in lines] == [("request_failed", "/v1/fail")]
 
 
-@pytest.mark.asyncio
 async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another() -> None:
     with capture_logs() as lines:
         async with served(application()) as server:
@@ -178,7 +175,6 @@ async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another() -> 
     assert [line["event"] for line in lines] == ["request_failed"]
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_went_away_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     left, noticed = asyncio.Event(), asyncio.Event()
 
@@ -205,13 +201,11 @@ async def test_a_client_that_went_away_is_no_fault_of_ours(caplog: pytest.LogCap
     assert (lines, caplog.records) == ([], [])
 
 
-@pytest.mark.asyncio
 async def test_a_redirection_is_no_error() -> None:
     async with served(application()) as server, server.session.get("/v1/redirect", allow_redirects=False) as response:
         assert (response.status, response.headers["Location"]) == (302, "/v1/echo")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_beyond_the_bound_is_a_413(chunked: bool) -> None:
     async def chunks() -> AsyncIterator[bytes]:
@@ -228,7 +222,6 @@ async def test_a_body_beyond_the_bound_is_a_413(chunked: bool) -> None:
     assert set(error) == SHAPE
 
 
-@pytest.mark.asyncio
 async def test_bytes_that_are_no_http_are_a_400_and_the_server_goes_on() -> None:
     async with served(application()) as server:
         assert (await server.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")).startswith(b"HTTP/1.0 400")
@@ -238,13 +231,11 @@ async def test_bytes_that_are_no_http_are_a_400_and_the_server_goes_on() -> None
 # ---------------------------------------------------------------- token
 
 
-@pytest.mark.asyncio
 async def test_without_a_token_everything_is_open() -> None:
     async with served(application()) as server:
         assert (await server.post("/v1/echo", b"x"))[0] == 200
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "given",
     [
@@ -290,14 +281,12 @@ async def test_requests_without_the_token_are_refused_alike_for_any_path(line: b
     }
 
 
-@pytest.mark.asyncio
 async def test_with_the_token_everything_is_as_without_one() -> None:
     async with served(application(TOKEN)) as server:
         assert (await server.post("/v1/echo", b"x", Authorization=f"Bearer {TOKEN}"))[0] == 200
         assert (await server.get("/v1/none", Authorization=f"Bearer {TOKEN}"))[0] == 404
 
 
-@pytest.mark.asyncio
 async def test_a_token_may_be_any_text() -> None:
     async with served(application("tökén")) as server:
         header = "Authorization: Bearer tökén".encode()
@@ -307,7 +296,6 @@ async def test_a_token_may_be_any_text() -> None:
     assert answer.startswith(b"HTTP/1.1 404")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_open_paths_need_no_token(path: str) -> None:
     async with served(application(TOKEN)) as server:
@@ -317,7 +305,6 @@ async def test_open_paths_need_no_token(path: str) -> None:
 # ---------------------------------------------------------------- metrics
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("accept", "content_type", "end"),
     [
@@ -332,7 +319,6 @@ async def test_metrics_come_in_the_format_that_the_scraper_accepts(accept: str, 
         assert (await response.read()).endswith(end)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
 @pytest.mark.parametrize(("family_s", "turns_min", "turns_max"), [(0.002, 21, 23), (0.0001, 2, 4), (0.0, 0, 1)])
 async def test_what_is_scraped_is_the_whole_registry_and_other_tasks_go_on_each_millisecond(
@@ -364,7 +350,6 @@ async def test_what_is_scraped_is_the_whole_registry_and_other_tasks_go_on_each_
     assert turns_min <= turns <= turns_max
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
 @pytest.mark.parametrize("samples", [SAMPLES_AT_ONCE, SAMPLES_AT_ONCE + 1, 10 * SAMPLES_AT_ONCE])
 async def test_a_large_family_is_encoded_in_parts_with_one_head(accept: str, samples: int) -> None:
@@ -409,13 +394,11 @@ def test_loopback_is_what_only_this_machine_can_reach(host: str, expected: bool)
     assert is_loopback(host) == expected
 
 
-@pytest.mark.asyncio
 async def test_port_0_is_any_free_one() -> None:
     async with served(application()) as one, served(application()) as other:
         assert 0 < one.port != other.port > 0
 
 
-@pytest.mark.asyncio
 async def test_a_used_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -423,14 +406,12 @@ async def test_a_used_port_is_named() -> None:
             await HttpServer(application(), "127.0.0.1", port).start()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("host", ["unknown.invalid", "192.0.2.1"])
 async def test_an_address_that_is_not_ours_is_named(host: str) -> None:
     with pytest.raises(PortUsed, match=rf"^port: found {host}:0, which cannot be bound"):
         await HttpServer(application(), host, 0).start()
 
 
-@pytest.mark.asyncio
 async def test_replicas_share_a_port_when_both_want_to() -> None:
     one, other, stop = HttpServer(application(), "127.0.0.1", 0), None, asyncio.Event()
     await one.start(reuse_port=True)
@@ -448,7 +429,6 @@ async def test_replicas_share_a_port_when_both_want_to() -> None:
 # ---------------------------------------------------------------- the end
 
 
-@pytest.mark.asyncio
 async def test_a_stop_refuses_new_connections_and_lets_running_requests_end() -> None:
     gate = Gate()
     async with served(application(gate=gate)) as server, asyncio.TaskGroup() as group:
@@ -467,7 +447,6 @@ async def test_a_stop_refuses_new_connections_and_lets_running_requests_end() ->
         assert await running == (200, b'{"done":true}')
 
 
-@pytest.mark.asyncio
 async def test_a_stop_cuts_what_outlasts_the_drain() -> None:
     gate = Gate()
     async with served(application(gate=gate), drain_s=0.1) as server, asyncio.TaskGroup() as group:
@@ -484,7 +463,6 @@ async def failure_of(server: Served) -> BaseException:
     return raised.value
 
 
-@pytest.mark.asyncio
 async def test_a_stop_does_not_wait_for_idle_connections() -> None:
     async with served(application(), drain_s=60.0) as server:
         await server.get("/metrics")
@@ -504,7 +482,6 @@ TWO_LENGTHS = (
 )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "sent", [TWO_LENGTHS, b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nx y: z\r\n\r\n"]
 )
@@ -524,14 +501,12 @@ async def test_what_is_no_request_gets_an_error_body_and_no_traceback_is_logged(
     ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["/metrics", "/v1/fail", "/nowhere"])
 async def test_no_answer_says_which_software_and_version_it_is_from(path: str) -> None:
     async with served(application()) as server, server.session.get(path) as response:
         assert "Server" not in response.headers
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
     async with served(application()) as server:
@@ -545,7 +520,6 @@ async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch, ca
     assert caplog.records == []
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_comes_at_the_least_rate_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
     monkeypatch.setattr(slow_bodies, "RATE_MIN_BYTES_S", 100.0)
@@ -561,7 +535,6 @@ async def test_a_body_that_comes_at_the_least_rate_is_read(monkeypatch: pytest.M
         assert await response.json() == {"bytes": 801}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: lo"])
 async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kv_runtime.http.client_connection.HEAD_S", 0.1)
@@ -572,7 +545,6 @@ async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkey
 CODED = b"%b %b HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: %b\r\nContent-Length: 1\r\n\r\nx"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "coding", [b"gzip", b"GZIP", b"deflate", b"br", b"identity, gzip", b"identity\r\nContent-Encoding: gzip"]
 )
@@ -592,7 +564,6 @@ async def test_a_coded_body_gets_415_and_is_not_decoded(
     assert (lines, caplog.records) == ([], [])
 
 
-@pytest.mark.asyncio
 async def test_a_body_in_the_identity_coding_is_read() -> None:
     async with served(application()) as server:
         answer = await server.raw(
@@ -601,7 +572,6 @@ async def test_a_body_in_the_identity_coding_is_read() -> None:
     assert answer.endswith(b'{"bytes":1}')
 
 
-@pytest.mark.asyncio
 async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kv_runtime.http.client_connection.LINGER_S", 0.1)
     async with served(application()) as server, asyncio.timeout(5):
@@ -612,7 +582,6 @@ async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(monke
 BAD_CHUNK = b"%b %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path", "at_once", "status"),
     [

@@ -84,13 +84,11 @@ def test_the_bound_is_half_of_the_files_that_are_free(allowed: int, expected: in
     assert connections_bound(CONNECTIONS_MAX, OpenFiles(used=20, allowed=allowed)) == expected
 
 
-@pytest.mark.asyncio
 async def test_the_bound_follows_the_limit_of_open_files() -> None:
     async with running(connections_max=CONNECTIONS_MAX, files=FEW_FILES) as client:
         assert (await client.metrics())["connections_max"] == CONNECTIONS_MIN
 
 
-@pytest.mark.asyncio
 async def test_at_the_bound_the_connection_that_is_idle_longest_makes_room() -> None:
     with capture_logs() as logs:
         async with running() as client:
@@ -111,7 +109,6 @@ async def test_at_the_bound_the_connection_that_is_idle_longest_makes_room() -> 
     assert (line["outcome"], line["connections_max"]) == ("idle_closed", BOUND)
 
 
-@pytest.mark.asyncio
 async def test_at_the_bound_a_connection_with_a_head_that_does_not_end_makes_room() -> None:
     async with running() as client:
         for _ in range(3 * BOUND):
@@ -122,7 +119,6 @@ async def test_at_the_bound_a_connection_with_a_head_that_does_not_end_makes_roo
         assert (await answered(reader))[0] == 404
 
 
-@pytest.mark.asyncio
 async def test_while_every_connection_is_in_use_a_further_one_is_refused() -> None:
     gate = Gate()
     with capture_logs() as logs:
@@ -146,7 +142,6 @@ async def test_while_every_connection_is_in_use_a_further_one_is_refused() -> No
     assert [line["outcome"] for line in logs if line["event"] == "connections_bound_reached"][:1] == ["refused"]
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_does_not_read_its_answer_makes_room() -> None:
     async with running() as client:
         for _ in range(BOUND):
@@ -159,7 +154,6 @@ async def test_a_client_that_does_not_read_its_answer_makes_room() -> None:
             assert (await answered(reader))[0] == 404
 
 
-@pytest.mark.asyncio
 async def test_while_nothing_can_be_accepted_clients_wait_and_failures_are_counted_and_logged() -> None:
     async with running() as client:
         await client.metrics()

@@ -86,7 +86,6 @@ def test_a_client_that_closes_its_sending_side_while_its_request_is_served_gets_
     assert answer.endswith(b'{"done":true}')
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_the_handler_of_a_client_that_is_gone_is_cancelled(how: str) -> None:
     gate = Gate()
@@ -103,7 +102,6 @@ async def test_the_handler_of_a_client_that_is_gone_is_cancelled(how: str) -> No
                 await asyncio.sleep(0)
 
 
-@pytest.mark.asyncio
 async def test_a_client_of_http_1_0_that_closes_its_sending_side_in_one_go_gets_its_answer() -> None:
     async with served(application()) as server:
         answer = await half_closed(server, b"POST /v1/echo HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc")
@@ -111,7 +109,6 @@ async def test_a_client_of_http_1_0_that_closes_its_sending_side_in_one_go_gets_
     assert CONTINUE not in answer
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [b"0.9", b"2.0"])
 async def test_another_version_of_http_is_refused_and_its_connection_ends(version: bytes) -> None:
     async with served(application()) as server:
@@ -123,7 +120,6 @@ async def test_another_version_of_http_is_refused_and_its_connection_ends(versio
     )
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_closes_its_sending_side_within_the_body_gets_400() -> None:
     async with served(application()) as server:
         answer = await half_closed(server, POST % (10, b"") + b"abc")
@@ -131,7 +127,6 @@ async def test_a_client_that_closes_its_sending_side_within_the_body_gets_400() 
     assert b"body: found a part of it, allowed all of it" in answer
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: lo"])
 async def test_a_client_that_closes_its_sending_side_without_a_request_gets_nothing(sent: bytes) -> None:
     async with served(application()) as server:
@@ -141,14 +136,12 @@ async def test_a_client_that_closes_its_sending_side_without_a_request_gets_noth
 # ---------------------------------------------------------------- Expect
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_is_expected_is_asked_for() -> None:
     async with served(application()) as server:
         answer = await server.raw(POST % (3, b"Expect: 100-Continue\r\n" + CLOSE) + b"abc")
     assert answer.startswith(CONTINUE + b"HTTP/1.1 200 ")
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
     async with served(application()) as server:
         head, _, body = (await server.raw(POST % (1 << 40, b"Expect: 100-continue\r\n"))).partition(b"\r\n\r\n")
@@ -159,7 +152,6 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
     assert error["code"] == "body_too_large"
 
 
-@pytest.mark.asyncio
 async def test_an_unknown_expectation_gets_an_openai_error() -> None:
     async with served(application()) as server:
         head, _, body = (await server.raw(POST % (3, b"Expect: tea\r\n") + b"abc")).partition(b"\r\n\r\n")
@@ -173,7 +165,6 @@ async def test_an_unknown_expectation_gets_an_openai_error() -> None:
 # ---------------------------------------------------------------- Host
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", [b"/nowhere", b"/metrics"])
 @pytest.mark.parametrize(
     ("host", "status", "message"),
@@ -191,7 +182,6 @@ async def test_a_request_names_its_host_once(host: bytes, path: bytes, status: i
     assert message in {None, error["message"]}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "sent",
     [

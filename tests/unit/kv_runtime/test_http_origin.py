@@ -32,7 +32,6 @@ async def _status(token: str, method: str = "POST", path: str = "/v1/workers", *
     return response.status
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -60,14 +59,12 @@ async def test_without_a_token_a_page_of_another_site_is_refused(headers: dict[s
     assert await _status("", **headers) == status
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("path", "token"), [("/v1/decisions", ""), ("/metrics", ""), ("/metrics", "secret")])
 async def test_a_page_that_calls_the_server_by_its_own_name_reads_nothing(path: str, token: str) -> None:
     assert await _status(token, "GET", path, Host="rebound.example:{port}") == 421
     assert await _status(token, "GET", path, Host="localhost:{port}") == 200
 
 
-@pytest.mark.asyncio
 async def test_with_a_token_it_alone_decides() -> None:
     elsewhere = "https://elsewhere.example"
     assert await _status("secret", Origin=elsewhere, Authorization="Bearer secret") == 200

@@ -47,13 +47,11 @@ async def publish(url: str, payload: bytes = b"x", answer_s: float = 5.0) -> int
         await client.close()
 
 
-@pytest.mark.asyncio
 async def test_it_serves_streams_on_a_port_of_the_systems_choice() -> None:
     async with EmbeddedNats(port=0) as server:
         assert await publish(server.url) == 1
 
 
-@pytest.mark.asyncio
 async def test_its_payloads_are_bounded() -> None:
     async with EmbeddedNats(port=0) as server:
         client = await nats.connect(server.url)
@@ -61,7 +59,6 @@ async def test_its_payloads_are_bounded() -> None:
         await client.close()
 
 
-@pytest.mark.asyncio
 async def test_stop_leaves_neither_process_nor_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with EmbeddedNats(port=0) as server:
@@ -71,7 +68,6 @@ async def test_stop_leaves_neither_process_nor_files(tmp_path: Path, monkeypatch
     assert (exists(pid), names_in(tmp_path)) == (False, [])
 
 
-@pytest.mark.asyncio
 async def test_a_store_that_was_given_outlives_the_server(tmp_path: Path) -> None:
     store = tmp_path / 'a "store" for ünicode'
     seqs = []
@@ -81,14 +77,12 @@ async def test_a_store_that_was_given_outlives_the_server(tmp_path: Path) -> Non
     assert seqs == [1, 2]
 
 
-@pytest.mark.asyncio
 async def test_one_store_serves_one_server(tmp_path: Path) -> None:
     async with EmbeddedNats(port=0, store_dir=tmp_path):
         with pytest.raises(NatsServerError, match=f"store {tmp_path} is used by another"):
             await EmbeddedNats(port=0, store_dir=tmp_path).start()
 
 
-@pytest.mark.asyncio
 async def test_a_used_port_is_an_error_that_names_the_way_out() -> None:
     async with EmbeddedNats(port=0) as server:
         port = port_of(server)
@@ -97,7 +91,6 @@ async def test_a_used_port_is_an_error_that_names_the_way_out() -> None:
     assert f"port {port} of 127.0.0.1 is in use; pass --nats-url nats://127.0.0.1:{port}" in str(raised.value)
 
 
-@pytest.mark.asyncio
 async def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(NatsServerError, match="was not ready after"):
@@ -107,7 +100,6 @@ async def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.asyncio
 async def test_a_failed_start_tells_the_last_log_lines(tmp_path: Path) -> None:
     (tmp_path / "jetstream").write_text("in the way")
     with pytest.raises(NatsServerError, match=r"ended; its log:(.|\n)*\[FTL\]"):
@@ -131,7 +123,6 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("has_store", [True, False])
 async def test_one_that_ends_is_started_again_on_its_port_with_its_store(tmp_path: Path, *, has_store: bool) -> None:
     server = EmbeddedNats(port=0, store_dir=tmp_path if has_store else None)
@@ -144,7 +135,6 @@ async def test_one_that_ends_is_started_again_on_its_port_with_its_store(tmp_pat
     assert (server.url, server.statistics()) == (url, (False, 2))
 
 
-@pytest.mark.asyncio
 async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -> None:
     server = EmbeddedNats(port=0, store_dir=tmp_path / "store")
     with capture_logs() as log:
@@ -179,7 +169,6 @@ def small_disk(at: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system that gets full")
 async def test_one_whose_disk_was_full_is_started_again_once_there_is_space(tmp_path: Path) -> None:
     disk, full = tmp_path / "disk", asyncio.Event()
@@ -208,7 +197,6 @@ def environment_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-@pytest.mark.asyncio
 async def test_it_gets_no_secret_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVROUTER_CONTROL__TOKEN", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -216,7 +204,6 @@ async def test_it_gets_no_secret_of_our_environment(monkeypatch: pytest.MonkeyPa
         assert b"secret" not in environment_of(server.pid)
 
 
-@pytest.mark.asyncio
 async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:
     stop = asyncio.Event()
     stop.set()
@@ -225,7 +212,6 @@ async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:
         assert await publish(server.url) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_does_not_listen_is_killed() -> None:
     async with EmbeddedNats(port=0, stop_s=0.0) as server:
         pid = server.pid
@@ -233,7 +219,6 @@ async def test_a_server_that_does_not_listen_is_killed() -> None:
     assert not exists(pid)
 
 
-@pytest.mark.asyncio
 async def test_a_server_may_be_started_again() -> None:
     server = EmbeddedNats(port=0)
     for _ in range(2):
@@ -241,7 +226,6 @@ async def test_a_server_may_be_started_again() -> None:
             assert await publish(server.url) == 1
 
 
-@pytest.mark.asyncio
 async def test_its_log_can_be_heard() -> None:
     lines: list[str] = []
     async with EmbeddedNats(port=0, on_log_line=lines.append):
@@ -300,13 +284,11 @@ async def killed(parent: asyncio.subprocess.Process, pid: int) -> None:
         await parent.wait()
 
 
-@pytest.mark.asyncio
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 async def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     await killed(*await started_by(PARENT, tmp_path))
 
 
-@pytest.mark.asyncio
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server survives, and its directory stays")
 async def test_what_a_killed_parent_left_is_removed_at_the_next_start_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,7 +39,6 @@ def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == '{"a":"\\u009b2J\\u202e\\u6a21","n":18446744073709551615,"f":1.5}\n'
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_sets_stop(number: signal.Signals) -> None:
     stop = asyncio.Event()
@@ -51,7 +50,6 @@ async def test_a_signal_sets_stop(number: signal.Signals) -> None:
         undo()
 
 
-@pytest.mark.asyncio
 async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     stop = asyncio.Event()

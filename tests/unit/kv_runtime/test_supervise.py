@@ -69,7 +69,6 @@ def stopped() -> asyncio.Event:
 
 
 # ---------------------------------------------------------------- parts
-@pytest.mark.asyncio
 async def test_stages_stop_in_rising_order() -> None:
     diary = Diary()
     parts = [diary.part("writer", 2), diary.part("source", 0), diary.part("folder", 1), diary.part("other source", 0)]
@@ -77,7 +76,6 @@ async def test_stages_stop_in_rising_order() -> None:
     assert diary.lines == ["source stopped", "other source stopped", "folder stopped", "writer stopped"]
 
 
-@pytest.mark.asyncio
 async def test_a_later_stage_is_asked_only_when_the_earlier_has_returned() -> None:
     queue: asyncio.Queue[int] = asyncio.Queue()
     written: list[int] = []
@@ -97,7 +95,6 @@ async def test_a_later_stage_is_asked_only_when_the_earlier_has_returned() -> No
     assert written == [0, 1, 2]
 
 
-@pytest.mark.asyncio
 async def test_a_failure_cancels_the_others_and_names_its_part() -> None:
     diary = Diary()
     with pytest.raises(ZeroDivisionError) as raised:
@@ -108,7 +105,6 @@ async def test_a_failure_cancels_the_others_and_names_its_part() -> None:
     assert raised.value.__notes__ == ["in part 'broken'"]
 
 
-@pytest.mark.asyncio
 async def test_a_failure_while_draining_is_a_failure() -> None:
     diary = Diary()
 
@@ -121,15 +117,6 @@ async def test_a_failure_while_draining_is_a_failure() -> None:
     assert diary.lines == ["later cancelled"]
 
 
-@pytest.mark.asyncio
-async def test_several_failures_come_in_a_group() -> None:
-    parts = [Part("a", failing(ZeroDivisionError())), Part("b", failing(KeyError()))]
-    with pytest.raises(ExceptionGroup) as raised:
-        await run_parts(parts, stop=asyncio.Event(), drain_s=DRAIN_S)
-    assert [type(error) for error in raised.value.exceptions] == [ZeroDivisionError, KeyError]
-
-
-@pytest.mark.asyncio
 async def test_a_part_that_returns_early_is_a_failure() -> None:
     diary = Diary()
     with pytest.raises(PartEnded) as raised:
@@ -137,25 +124,12 @@ async def test_a_part_that_returns_early_is_a_failure() -> None:
     assert (raised.value.name, diary.lines) == ("short", ["other cancelled"])
 
 
-@pytest.mark.asyncio
-async def test_a_part_that_cancels_itself_is_a_failure() -> None:
-    async def run(_: asyncio.Event) -> None:
-        lost = asyncio.get_running_loop().create_future()
-        lost.cancel()
-        await lost
-
-    with pytest.raises(PartEnded):
-        await run_parts([Part("lost", run)], stop=asyncio.Event(), drain_s=DRAIN_S)
-
-
-@pytest.mark.asyncio
 async def test_a_later_part_may_return_once_stop_is_set() -> None:
     diary = Diary()
     await run_parts([diary.part("source"), Part("short", returning, 1)], stop=stopped(), drain_s=DRAIN_S)
     assert diary.lines == ["source stopped"]
 
 
-@pytest.mark.asyncio
 async def test_what_overruns_the_budget_is_cancelled_and_named() -> None:
     diary, clock = Diary(), ManualClock()
     parts = [diary.part("slow", obedient=False), diary.part("quick"), diary.part("later", 1)]
@@ -175,7 +149,6 @@ async def _overdue(parts: list[Part], clock: ManualClock) -> DrainOverdue:
     return raised.value
 
 
-@pytest.mark.asyncio
 async def test_cancelling_the_caller_cancels_all_parts() -> None:
     diary = Diary()
     parts = [diary.part("a"), diary.part("b", 1)]
@@ -187,15 +160,7 @@ async def test_cancelling_the_caller_cancels_all_parts() -> None:
     assert sorted(diary.lines) == ["a cancelled", "b cancelled"]
 
 
-@pytest.mark.asyncio
-async def test_no_task_is_left() -> None:
-    with pytest.raises(PartEnded):
-        await run_parts([Diary().part("other"), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 # ---------------------------------------------------------------- threads
-@pytest.mark.asyncio
 async def test_a_thread_is_asked_to_stop_and_is_gone_afterwards() -> None:
     seen: list[threading.Thread] = []
 
@@ -208,7 +173,6 @@ async def test_a_thread_is_asked_to_stop_and_is_gone_afterwards() -> None:
     assert (seen[0].name, seen[0].daemon, seen[0].is_alive()) == ("poller", False, False)
 
 
-@pytest.mark.asyncio
 async def test_what_a_thread_raises_its_part_raises() -> None:
     def target(_: threading.Event) -> None:
         raise ZeroDivisionError
@@ -218,13 +182,6 @@ async def test_what_a_thread_raises_its_part_raises() -> None:
     assert raised.value.__notes__ == ["in part 'poller'"]
 
 
-@pytest.mark.asyncio
-async def test_a_thread_that_returns_early_is_a_failure() -> None:
-    with pytest.raises(PartEnded):
-        await run_parts([thread_part("poller", lambda _: None)], stop=asyncio.Event(), drain_s=DRAIN_S)
-
-
-@pytest.mark.asyncio
 async def test_a_failure_elsewhere_stops_a_thread() -> None:
     ended = threading.Event()
 
@@ -239,7 +196,6 @@ async def test_a_failure_elsewhere_stops_a_thread() -> None:
     assert ended.is_set()
 
 
-@pytest.mark.asyncio
 async def test_what_a_cancelled_thread_raises_is_not_lost() -> None:
     def target(stop: threading.Event) -> None:
         stop.wait()
@@ -252,7 +208,6 @@ async def test_what_a_cancelled_thread_raises_is_not_lost() -> None:
     assert [type(error) for error in raised.value.exceptions] == [PartEnded, ZeroDivisionError]
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_thread_that_does_not_return_is_named() -> None:
     release = threading.Event()
 
@@ -272,7 +227,6 @@ async def test_a_cancelled_thread_that_does_not_return_is_named() -> None:
 
 
 # ---------------------------------------------------------------- waits
-@pytest.mark.asyncio
 async def test_until_returns_what_the_work_returns() -> None:
     async def work() -> int:
         return 7
@@ -280,18 +234,15 @@ async def test_until_returns_what_the_work_returns() -> None:
     assert await until(asyncio.Event(), work()) == 7
 
 
-@pytest.mark.asyncio
 async def test_until_raises_what_the_work_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         await until(asyncio.Event(), failing(ZeroDivisionError())(asyncio.Event()))
 
 
-@pytest.mark.asyncio
 async def test_until_returns_none_when_stop_is_set() -> None:
     assert await until(stopped(), asyncio.Event().wait()) is None
 
 
-@pytest.mark.asyncio
 async def test_until_ends_the_work_when_stop_is_set() -> None:
     diary = Diary()
     stop = asyncio.Event()
@@ -300,7 +251,6 @@ async def test_until_ends_the_work_when_stop_is_set() -> None:
     assert diary.lines == ["work cancelled"]
 
 
-@pytest.mark.asyncio
 async def test_until_ends_the_work_when_it_is_cancelled_itself() -> None:
     diary = Diary()
     async with asyncio.TaskGroup() as group:
@@ -312,7 +262,6 @@ async def test_until_ends_the_work_when_it_is_cancelled_itself() -> None:
 
 
 # ---------------------------------------------------------------- task sets
-@pytest.mark.asyncio
 async def test_leaving_a_task_set_waits_for_its_tasks() -> None:
     done: list[int] = []
 
@@ -327,7 +276,6 @@ async def test_leaving_a_task_set_waits_for_its_tasks() -> None:
     assert (done, len(tasks)) == ([0, 1, 2], 0)
 
 
-@pytest.mark.asyncio
 async def test_a_full_task_set_refuses_and_has_room_again_when_a_task_ends() -> None:
     release = asyncio.Event()
 
@@ -343,7 +291,6 @@ async def test_a_full_task_set_refuses_and_has_room_again_when_a_task_ends() -> 
         tasks.spawn(work())
 
 
-@pytest.mark.asyncio
 async def test_a_failed_task_cancels_its_set() -> None:
     diary = Diary()
 
@@ -358,7 +305,6 @@ async def test_a_failed_task_cancels_its_set() -> None:
     assert diary.lines == ["other cancelled"]
 
 
-@pytest.mark.asyncio
 async def test_a_task_of_a_set_may_be_cancelled_alone() -> None:
     diary = Diary()
     async with TaskSet(limit=2) as tasks:
@@ -369,7 +315,6 @@ async def test_a_task_of_a_set_may_be_cancelled_alone() -> None:
 
 
 # ---------------------------------------------------------------- the log
-@pytest.mark.asyncio
 async def test_the_log_says_what_is_drained_how_long_at_most_and_how_long_it_took() -> None:
     clock, left, draining = ManualClock(), {"requests": 2, "connections": 3}, asyncio.Event()
 
@@ -396,7 +341,6 @@ async def test_the_log_says_what_is_drained_how_long_at_most_and_how_long_it_too
     ]
 
 
-@pytest.mark.asyncio
 async def test_the_log_names_the_parts_that_a_drain_cut_off() -> None:
     clock, draining = ManualClock(), asyncio.Event()
 
@@ -413,10 +357,3 @@ async def test_the_log_names_the_parts_that_a_drain_cut_off() -> None:
         with pytest.raises(DrainOverdue):
             await running
     assert logged[-1] == {"log_level": "info", "event": "drain_ended", "took_s": DRAIN_S, "cut_off": ["stuck"]}
-
-
-@pytest.mark.asyncio
-async def test_parts_that_count_nothing_stop_without_a_word_in_the_log() -> None:
-    with capture_logs() as logged:
-        await run_parts([Diary().part("quiet")], stop=stopped(), drain_s=DRAIN_S)
-    assert logged == []

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.splitmix import choice_index
-from router.prompt import chains
 from router.prompt.chains import BLOCK_BYTES, ChainCounts, Path, block_count, shared_blocks
 from tests.support.amount import examples
 from tests.support.planting import plant
@@ -114,24 +113,10 @@ A, AB, ABC = (pack_u64(each) for each in ((1,), (1, 2), (1, 2, 3)))
 SCRIPT: list[Step] = [("a", ABC), ("b", AB), ("a", A), ("a", ABC), 0, ("b", pack_u64((1, 2, 4))), 1, 0, 0]
 
 
-@pytest.mark.planted
-def test_without_a_planted_bug_the_script_passes() -> None:
-    run(SCRIPT)
-
-
 @pytest.mark.interpreted
-@pytest.mark.parametrize(
-    ("where", "name", "bug"),
-    [
-        (chains, "shared_blocks", lambda stretch, other, at: min(len(stretch), len(other) - 8 * at) // 8),
-        (ChainCounts, "_join", lambda _self, _stretch, _parent: None),
-        (ChainCounts, "_free", lambda _self, _key, _blocks: None),
-        (ChainCounts, "remove", lambda _self, _path: None),
-    ],
-    ids=["forks overlooked", "never joined", "blocks not freed", "nothing removed"],
-)
 @pytest.mark.planted
-def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
-    plant(where, name, bug, monkeypatch)
+def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(SCRIPT)
+    plant(ChainCounts, "_join", lambda _self, _stretch, _parent: None, monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         run(SCRIPT)

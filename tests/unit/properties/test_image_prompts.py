@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kv_protocol import mm_keys
-from kv_protocol.body_limits import Body
 from kv_protocol.codec import unpack_u64
 from kv_protocol.hashing import Hashing, unpack_tokens
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
@@ -24,7 +23,7 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt import EncodedPrompt, ModelPrompts, image_prompts
+from router.prompt import EncodedPrompt, ModelPrompts
 from tests.support.amount import examples
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
@@ -284,58 +283,10 @@ def found_wrong(fake: Fake) -> str:
 
 
 @pytest.mark.planted
-def test_keys_of_the_block_before_are_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = mm_keys.keys_of_blocks
-    monkeypatch.setattr(mm_keys, "keys_of_blocks", lambda *arguments: ((), *keys(*arguments)))
-    assert found_wrong(fake).startswith("hashes")
-
-
-@pytest.mark.planted
 def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_alone(*arguments: Any) -> Any:
         return tuple(tuple(key for key in each if key.start_offset == 0) for each in keys(*arguments))
 
     keys = mm_keys.keys_of_blocks
     monkeypatch.setattr(mm_keys, "keys_of_blocks", first_alone)
-    assert found_wrong(fake).startswith("hashes")
-
-
-@pytest.mark.planted
-def test_images_in_another_order_are_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    see = image_prompts.seen_images
-    monkeypatch.setattr(image_prompts, "seen_images", lambda urls, rule, body: see(urls, rule, body)[::-1])
-    assert found_wrong(fake)
-
-
-@pytest.mark.planted
-def test_the_token_of_the_tokenizer_where_the_engine_has_another_is_found(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expand = mm_keys.expanded
-    monkeypatch.setattr(image_prompts, "expanded", lambda *arguments, **_: expand(*arguments))
-    assert found_wrong(fake).startswith("hashes")
-
-
-@pytest.mark.planted
-def test_an_image_of_one_token_more_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FixedTokens, "count", lambda rule, *_: rule.tokens + 1)
-    assert "tokens, of" in found_wrong(fake)
-
-
-@pytest.mark.planted
-def test_the_hash_of_the_url_in_place_of_the_bytes_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    see = image_prompts.seen_image
-
-    def of_the_url(url: str, rule: ImageRule, body: Body | None) -> Any:
-        image = see(url, rule, body)
-        return image and image._replace(digest=content_digest(url.encode()))
-
-    monkeypatch.setattr(image_prompts, "seen_image", of_the_url)
-    assert found_wrong(fake).startswith("hashes")
-
-
-@pytest.mark.interpreted
-@pytest.mark.planted
-def test_a_seed_without_the_salt_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.prompt.prompts.hash_seed", lambda *_: 1337)
     assert found_wrong(fake).startswith("hashes")

@@ -4,11 +4,9 @@ The model knows blocks by their whole path of tokens, counts copies of (source, 
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-import msgspec
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from tests.support.amount import examples
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.events.mirror import ENGINE, RankMirror
+from worker_agent.events.mirror import RankMirror
 
 BLOCK_SIZE = 2
 
@@ -260,67 +258,6 @@ def test_folding_what_the_mirror_gives_out_gives_what_the_sources_said(told: lis
 
 
 # -------------------------------------------------------------------- planted bugs
-class RemovesWithTheFirst(RankMirror):
-    """Takes one of several equal engine blocks for the last."""
-
-    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
-        usable = self._blocks[sequence_hash].usable
-        usable[tier] = min(usable[tier], 1)
-        return super()._let_go(sequence_hash, tier)
-
-
-class NeverRemovesTheSecond(RankMirror):
-    """Lets go of one engine block only."""
-
-    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
-        return self._blocks[sequence_hash].usable[tier] == 1 and super()._let_go(sequence_hash, tier)
-
-
-class RootsOrphans(RankMirror):
-    """Takes a block of an unknown parent for a root."""
-
-    def _store(self, event: EngineStored, source: str) -> list[Event]:
-        if event.parent_block_hash is not None and self._known(event.parent_block_hash, source) is None:
-            event = msgspec.structs.replace(event, parent_block_hash=None)
-        return super()._store(event, source)
-
-
-class ForgetsTheSalt(RankMirror):
-    """Gives equal tokens of two tenants one name."""
-
-    def _store(self, event: EngineStored, source: str) -> list[Event]:
-        return super()._store(msgspec.structs.replace(event, cache_salt=None), source)
-
-
-class KeepsFormerMeanings(RankMirror):
-    """Leaves a block behind when its engine hash comes to name another."""
-
-    def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:
-        super()._leave_others(named, source)
-        return []
-
-
-class ClearsTheGpuAlone(RankMirror):
-    """Says nothing of other tiers."""
-
-    def clear(self, source: str | None = None) -> list[Event]:
-        return [event for event in super().clear(source) if event.tier is Tier.GPU]
-
-
-class ClearsAllSources(RankMirror):
-    """Takes one source's clear for a clear of all sources."""
-
-    def clear(self, source: str | None = None) -> list[Event]:
-        return super().clear(None if source else source)
-
-
-class OneGroupIsEnough(RankMirror):
-    """Takes a block for usable while any group has its copy."""
-
-    def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:
-        if not isinstance(event, EngineCleared):
-            event = msgspec.structs.replace(event, group_idx=0)
-        return super().apply(event, source)
 
 
 class CountsNoCopies(RankMirror):
@@ -333,26 +270,12 @@ class CountsNoCopies(RankMirror):
         return super()._hold(engine_hash, sequence_hash, event, source)
 
 
-@pytest.mark.parametrize(
-    "planted",
-    [
-        RemovesWithTheFirst,
-        NeverRemovesTheSecond,
-        RootsOrphans,
-        ForgetsTheSalt,
-        KeepsFormerMeanings,
-        ClearsTheGpuAlone,
-        ClearsAllSources,
-        OneGroupIsEnough,
-        CountsNoCopies,
-    ],
-)
 @pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug(planted: type[RankMirror]) -> None:
+def test_the_property_fails_on_a_planted_bug() -> None:
     @settings(max_examples=examples(6000), deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     @given(events)
     def search(told: list[Told]) -> None:
-        check(planted(BLOCK_SIZE), told)
+        check(CountsNoCopies(BLOCK_SIZE), told)
 
     with pytest.raises((AssertionError, KeyError)):
         search()

@@ -1,19 +1,15 @@
 """Every request is answered once and truthfully, whatever its workers do; planted bugs are found."""
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.errors import FlakyFailure, NoSuchExample
 
-from kv_protocol.ids import WorkerRank
 from router.request.events import Event, StreamCut
 from router.request.machine import Commands, RequestMachine
-from router.request.plan import RequestPlan
 from tests.support.amount import examples
-from tests.support.planting import inside, plant
+from tests.support.planting import plant
 from tests.unit.properties.planned_requests import World, live, worlds
 
 
@@ -31,23 +27,6 @@ def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: Wor
     asyncio.run(live(world))
 
 
-def _always(monkeypatch: pytest.MonkeyPatch, *, took_handoff: bool) -> None:
-    failed = RequestPlan.failed
-
-    def mistaken(plan: RequestPlan, rank: WorkerRank, **_: bool) -> bool:
-        return failed(plan, rank, took_handoff=took_handoff)
-
-    monkeypatch.setattr(RequestPlan, "failed", mistaken)
-
-
-def _takes_handoffs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    _always(monkeypatch, took_handoff=False)
-
-
-def _prefills_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    _always(monkeypatch, took_handoff=True)
-
-
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = RequestMachine.receive
 
@@ -60,28 +39,12 @@ def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(RequestMachine, "receive", forgetful, monkeypatch)
 
 
-def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = inside(RequestMachine, "_end_attempt")
-
-    def forgetful(machine: RequestMachine, outcome: str) -> Commands:
-        if outcome == "failed" and machine.plan is not None and machine.plan.retries:
-            machine.attempt = None
-            return ()
-        return cast("Commands", end(machine, outcome))
-
-    plant(RequestMachine, "_end_attempt", forgetful, monkeypatch)
-
-
 @pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a world that fails leaves sockets open
-@pytest.mark.parametrize(
-    "plant",
-    [_takes_handoffs_twice, _prefills_without_need, _begins_anew_behind_a_cut, _forgets_a_promise],
-)
 @pytest.mark.planted
-def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _begins_anew_behind_a_cut(monkeypatch)
 
     def fails(world: World) -> bool:
         try:

@@ -10,9 +10,7 @@ from kv_protocol.codec import unpack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Renewed, Routed
 from router.fleet import predictions
-from router.fleet.load_table import PythonLoadTable
 from router.fleet.predictions import SEEN_S, Predictions
-from router.prompt import chains
 from tests.support.amount import examples
 from tests.support.load_columns import expected_blocks
 from tests.support.planting import plant
@@ -150,25 +148,10 @@ SCRIPT: list[Step] = [
 ]
 
 
-@pytest.mark.planted
-def test_without_a_planted_bug_the_script_passes() -> None:
-    run(SCRIPT)
-
-
 @pytest.mark.interpreted
-@pytest.mark.parametrize(
-    ("where", "name", "bug"),
-    [
-        (chains, "shared_blocks", lambda stretch, other, at: min(len(stretch), len(other) - 8 * at) // 8),
-        (predictions, "SEEN_S", 0.5),
-        (Predictions, "end", lambda _self, _lease_id: None),
-        (Predictions, "_see", lambda _self, _lease_id, _now_s: None),
-    ],
-    ids=["forks overlooked", "over too soon", "endings overlooked", "first tokens overlooked"],
-)
 @pytest.mark.planted
-def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
-    plant(predictions, "new_load_table", PythonLoadTable, monkeypatch)
-    plant(where, name, bug, monkeypatch)
+def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(SCRIPT)
+    plant(predictions, "SEEN_S", 0.5, monkeypatch)
     with pytest.raises(AssertionError):
         run(SCRIPT)

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -126,35 +126,6 @@ def found_wrong(kind: str) -> str:
     return wrong_turn(text, asked)
 
 
-def one_whole_mark_too_far(one: bytes, other: bytes) -> int:
-    return min(SHARED(one, other) + len("<|im_start|>"), len(one))
-
-
-def all_of_it(one: bytes, other: bytes) -> int:
-    return min(len(one), len(other))
-
-
-SHARED = prefix_cache.shared_bytes
-
-
-@pytest.mark.interpreted
-@pytest.mark.parametrize("mistake", [one_whole_mark_too_far, all_of_it])
-@pytest.mark.planted
-def test_texts_that_are_believed_to_share_more_are_found(
-    mistake: Callable[[bytes, bytes], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat_encoding, "STRETCH_CHARACTERS", 1)
-    monkeypatch.setattr(prefix_cache, "shared_bytes", mistake)
-    assert found_wrong("qwen")
-
-
-@pytest.mark.planted
-def test_a_miscounted_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = prefix_cache.Cut
-    monkeypatch.setattr(chat_encoding, "Cut", lambda at, end, tokens: cut(at, end, tokens - 1))
-    assert found_wrong("llama")
-
-
 @pytest.mark.planted
 def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = chat_encoding.encode_chat
@@ -167,9 +138,3 @@ def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("router.prompt.prompts.encode_chat", mistaken)
     assert found_wrong("qwen")
-
-
-@pytest.mark.planted
-def test_base64_gone_on_with_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache.Known, "encoded", property(lambda known: known.chat.encoded[:-4]))
-    assert found_wrong("llama").startswith("base64")

@@ -218,24 +218,6 @@ def test_a_queue_holds_what_plain_lists_hold_in_their_order(
     check(RequestQueue, policy, script)
 
 
-@given(st.lists(st.tuples(st.integers(0, 500), st.integers(-3, 9), st.integers(0, 2)), max_size=40))
-@settings(deadline=None)
-def test_wspt_order_is_that_of_a_sort(asked: list[tuple[int, int, int]]) -> None:
-    queue = RequestQueue(QueueLimits(policy="wspt"))
-    for number, (tokens, priority, strict) in enumerate(asked):
-        request = route(request_id=str(number), priority=priority, strict_priority=strict)
-        assert isinstance(queue.offer(QueuedRequest(request, tokens), 0.0), Place)
-    taken = []
-    while (place := queue.take("m", lambda _: True, 0.0)) is not None:
-        taken.append(int(place.waiting.request.request_id))
-
-    def rank(number: int) -> tuple[int, float, int]:
-        tokens, priority, strict = asked[number]
-        return -strict, max(1, tokens) / (1 + max(0, priority)), number
-
-    assert taken == sorted(range(len(asked)), key=rank)
-
-
 # ---------------------------------------------------------------- fair shares
 
 WEIGHTS = (1.0, 4.0, 0.5, 1.0)
@@ -306,50 +288,16 @@ class LosesWhoIsCancelledFirst(RequestQueue):
         return is_waiting
 
 
-class TakesTheNewest(RequestQueue):
-    """Of a tenant's requests the last goes first."""
-
-    def offer(self, waiting: QueuedRequest, now_s: float) -> object:  # type: ignore[override]
-        self._arrivals -= 2
-        return super().offer(waiting, now_s)
-
-
-class NeverFull(RequestQueue):
-    """Bounds are not looked at."""
-
-    def _full(self, tenant: str, tokens: int) -> None:
-        del tenant, tokens
-
-
-class TimesOutLate(RequestQueue):
-    """Only one at a time is overdue."""
-
-    def tick(self, now_s: float) -> object:  # type: ignore[override]
-        oldest = next(iter(self._waiting.values()), None)
-        if oldest is None or now_s - oldest.arrived_s < LIMITS.wait_s:
-            return []
-        return self._dismiss([oldest], "timeout", now_s)
-
-
 @pytest.mark.interpreted
-@pytest.mark.parametrize("planted", [LosesWhoIsCancelledFirst, TakesTheNewest, NeverFull, TimesOutLate])
 @pytest.mark.planted
-def test_the_comparison_sees_planted_bugs(planted: type[RequestQueue]) -> None:
+def test_the_comparison_sees_a_planted_bug() -> None:
     @given(policies, steps)
     @settings(PLANTED)
     def run(policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]) -> None:
-        check(planted, policy, script)
+        check(LosesWhoIsCancelledFirst, policy, script)
 
     with pytest.raises((AssertionError, KeyError)):
         run()
-
-
-class FirstAlways(FairShare):
-    """The ring does not turn."""
-
-    def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
-        del cost_tokens
-        return next(iter(self._ring), None)
 
 
 class ForgetsTheCost(FairShare):
@@ -362,13 +310,12 @@ class ForgetsTheCost(FairShare):
         return turn
 
 
-@pytest.mark.parametrize("planted", [FirstAlways, ForgetsTheCost])
 @pytest.mark.planted
-def test_the_bound_of_waiting_sees_planted_bugs(planted: type[FairShare]) -> None:
+def test_the_bound_of_waiting_sees_a_planted_bug() -> None:
     @given(backlogs)
     @settings(PLANTED)
     def run(waiting: list[list[int]]) -> None:
-        starvation(shares_of(planted), waiting)
+        starvation(shares_of(ForgetsTheCost), waiting)
 
     with pytest.raises(AssertionError):
         run()

@@ -32,7 +32,7 @@ from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog, render
 from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
-from worker_agent.engines.simulated.windows import NarrowPool, NarrowTable, WindowedPool
+from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
 from worker_agent.engines.types import PRIORITY_DEFAULT
 from worker_agent.events.engine_events import EngineCleared, EngineStored
 from worker_agent.events.engine_events import EngineEvent as SourceEvent
@@ -140,9 +140,6 @@ class PoolMachine(RuleBasedStateMachine):
     """Sequences that share one rank's pools."""
 
     pool_class: type[BlockPool] = BlockPool
-    engine_host_class = EngineHost
-    source_host_class = SourceHost
-    narrow_class = NarrowPool
     sequences = Bundle("sequences")
 
     @initialize(host_blocks=st.sampled_from([0, 1, 4]), is_source=st.booleans(), is_windowed=st.booleans())
@@ -154,16 +151,14 @@ class PoolMachine(RuleBasedStateMachine):
         host: HostTier | None = None
         self.source: SourceHost | None = None
         if host_blocks and is_source:
-            host = self.source = self.source_host_class(host_blocks, BLOCK_SIZE, widest)
+            host = self.source = SourceHost(host_blocks, BLOCK_SIZE, widest)
         elif host_blocks:
-            host = self.engine_host_class(host_blocks, widest)
+            host = EngineHost(host_blocks, widest)
         self.host_blocks, self.host_held = host_blocks, dict[int, EngineStored]()
         self.narrow: NarrowPool | None = None
         self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host)
         if is_windowed:
-            self.narrow = self.narrow_class(
-                NARROW, NARROW_BLOCKS, BLOCK_SIZE, self.events.window(NARROW, NARROW_BLOCKS)
-            )
+            self.narrow = NarrowPool(NARROW, NARROW_BLOCKS, BLOCK_SIZE, self.events.window(NARROW, NARROW_BLOCKS))
             windowed = type("Windowed", (WindowedPool, self.pool_class), {})
             self.pool = windowed(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host, narrow=[self.narrow])
         self.running: list[Running] = []
@@ -278,38 +273,6 @@ def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
     )
 
 
-class RootFirst(BlockPool):
-    """Planted bug: releases from the root, so that the oldest cached block is a parent."""
-
-    def release(self, table: BlockTable, computed: Sequence[int]) -> None:
-        self._store(table, computed)
-        table.path.reverse()
-        super().release(table, ())
-
-
-class NewestPriority(BlockPool):
-    """Planted bug: a block takes the priority of its last request, so that a parent may give way before its child."""
-
-    def _have(self, block: Block, priority: int) -> bool:
-        is_onboarded = super()._have(block, priority)
-        block.priority = priority
-        return is_onboarded
-
-
-class MatchesWholePrompt(BlockPool):
-    """Planted bug: reuses the block of the last token, which must be computed."""
-
-    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
-        return super().match([*prompt, 0], namespace)
-
-
-class ForgetsSalt(BlockPool):
-    """Planted bug: reuses across salts."""
-
-    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
-        return super().match(prompt, msgspec.structs.replace(namespace, cache_salt=None))
-
-
 def nowhere() -> WindowLog:
     return RankEventLog().window(0, 0)
 
@@ -323,149 +286,9 @@ class EvictsSilently(BlockPool):
         self._events = events
 
 
-class RemovesTwice(BlockPool):
-    """Planted bug: a removal is told twice."""
-
-    def _evict(self, block: Block) -> None:
-        super()._evict(block)
-        if block.on_gpu:
-            self._events.removed(block.engine_hash)
-
-
-class StoresSilently(BlockPool):
-    """Planted bug: an undercount, for the ends of contexts are not told."""
-
-    def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
-        events, self._events = self._events, nowhere()
-        super().store_context(table, prompt)
-        self._events = events
-
-
-class OffloadsPartial(BlockPool):
-    """Planted bug: a partial block goes to the host."""
-
-    def _evict(self, block: Block) -> None:
-        size, self._block_size = self._block_size, len(block.key.tokens)
-        super()._evict(block)
-        self._block_size = size
-
-
-class KeepsWhatTheHostDrops(EngineHost):
-    """Planted bug: what the host drops stays in the tree."""
-
-    def offload(self, block: Block) -> list[Block]:
-        super().offload(block)
-        return []
-
-
-class DropsNewest(EngineHost):
-    """Planted bug: the host drops the newest block, which may be a parent of others there."""
-
-    def offload(self, block: Block) -> list[Block]:
-        if self.used_blocks == self._total_blocks:
-            self._blocks.move_to_end(next(reversed(self._blocks)), last=False)
-        return super().offload(block)
-
-
-class MovesSilently(EngineHost):
-    """Planted bug: neither offload nor onboarding is told."""
-
-    def _moved(self, block: Block, old: Tier, new: Tier) -> None:
-        pass
-
-
-class OnboardsSilently(EngineHost):
-    """Planted bug: a move to the GPU is not told."""
-
-    def _moved(self, block: Block, old: Tier, new: Tier) -> None:
-        if new is Tier.HOST:
-            super()._moved(block, old, new)
-
-
-class LeavesParentsBehind(SourceHost):
-    """Planted bug: a block is copied without those before it."""
-
-    def offload(self, block: Block) -> list[Block]:
-        if block.key.parent:
-            self._children.setdefault(block.key.parent, 0)
-        return super().offload(block)
-
-
-class DropsParents(SourceHost):
-    """Planted bug: a block may be dropped while others after it are here."""
-
-    def _copy(self, block: Block, gone: list[Block]) -> bool:
-        self._leaves.update(dict.fromkeys(self._children))
-        return super()._copy(block, gone)
-
-
-class ForgetsCopiesOnTheGpu(SourceHost):
-    """Planted bug: a block whose copy is dropped leaves the tree, though it lies on the GPU."""
-
-    def _drop(self, gone: list[Block]) -> bool:
-        gone += list(self._leaves)[:1]
-        return super()._drop([])
-
-
-class OnboardsUntold(SourceHost):
-    """Planted bug: the engine does not tell that a block is back."""
-
-    def onboard(self, block: Block) -> None:
-        block.on_gpu = True
-
-
-class SlidesTooFar(NarrowPool):
-    """Planted bug: the window is a block too short."""
-
-    def _first(self, tokens: int) -> int:
-        return super()._first(tokens + BLOCK_SIZE)
-
-
-class SharesWithoutCounting(NarrowPool):
-    """Planted bug: what one sequence leaves is evicted under another."""
-
-    def _leave(self, block: Any) -> None:
-        if block is not None:
-            block.sequences = 1
-        super()._leave(block)
-
-
-class PromisesTooMuch(NarrowPool):
-    """Planted bug: what was promised to others does not count."""
-
-    def can_admit(self, prompt_tokens: int, tokens_max: int) -> bool:
-        self._promised = 0
-        return super().can_admit(prompt_tokens, tokens_max)
-
-
-class ReleasesSilently(NarrowPool):
-    """Planted bug: the narrow pool forgets the end of a sequence."""
-
-    def release(self, table: NarrowTable) -> None:
-        self._promised -= table.promised_blocks
-
-
-PLANTED: dict[str, list[type]] = {
-    "pool_class": [
-        RootFirst,
-        NewestPriority,
-        MatchesWholePrompt,
-        ForgetsSalt,
-        EvictsSilently,
-        RemovesTwice,
-        StoresSilently,
-        OffloadsPartial,
-    ],
-    "engine_host_class": [KeepsWhatTheHostDrops, DropsNewest, MovesSilently, OnboardsSilently],
-    "source_host_class": [LeavesParentsBehind, DropsParents, ForgetsCopiesOnTheGpu, OnboardsUntold],
-    "narrow_class": [SlidesTooFar, SharesWithoutCounting, PromisesTooMuch, ReleasesSilently],
-}
-
-
-@pytest.mark.parametrize(("part", "planted"), [(part, each) for part, those in PLANTED.items() for each in those])
 @pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug(part: str, planted: type) -> None:
-    machine = type("PlantedMachine", (PoolMachine,), {part: planted})
+def test_the_property_fails_on_a_planted_bug() -> None:
+    machine = type("PlantedMachine", (PoolMachine,), {"pool_class": EvictsSilently})
     search = settings(
         max_examples=examples(1000),
         stateful_step_count=40,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.amount import examples
 from tests.unit.properties.transfer_fleet import ENGINE, Fleet, alone
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome, TransferRules
+from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.types import EngineRequest
 
 ENGINES = 2
@@ -120,33 +120,6 @@ def test_every_request_ends_once_and_nothing_is_left_behind(transfers: TransferR
     check(transfers, plan)
 
 
-class KeepsContexts(Simulator):
-    """Planted bug: what was fetched stays held by its blocks."""
-
-    def hand_over(self, transfer_id: int) -> bool:
-        return self._contexts.give_up(transfer_id) is not None
-
-
-class ForgetsFailures(Simulator):
-    """Planted bug: a request whose KV does not come hears nothing."""
-
-    def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
-        del fetch
-        self._counts.fetches[outcome] += 1
-
-
-class HandsOverTwice(Simulator):
-    """Planted bug: a context that is gone is said to have been sent."""
-
-    def hand_over(self, transfer_id: int) -> bool:
-        super().hand_over(transfer_id)
-        return True
-
-    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
-        del transfer_id, state, tokens
-        return True
-
-
 class CancelsAtOnce(Simulator):
     """Planted bug: a request that was given up is forgotten with its blocks, whatever it waits for."""
 
@@ -154,15 +127,14 @@ class CancelsAtOnce(Simulator):
         self._rank_of.pop(request_id, None)
 
 
-@pytest.mark.parametrize("planted", [KeepsContexts, ForgetsFailures, HandsOverTwice, CancelsAtOnce])
 @pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug(planted: type[Simulator]) -> None:
+def test_the_property_fails_on_a_planted_bug() -> None:
     search = settings(SEARCH, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
 
     @search
     @given(transfers=rules, plan=plans)
     def planted_fleet(transfers: TransferRules, plan: list[Any]) -> None:
-        check(transfers, plan, planted)
+        check(transfers, plan, CancelsAtOnce)
 
     with pytest.raises((AssertionError, KeyError)):
         planted_fleet()

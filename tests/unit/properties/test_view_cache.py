@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 
 from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
@@ -26,7 +25,6 @@ from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.fleet.breakers import Breakers
-from router.fleet.registry import Fleet
 from tests.support.amount import examples
 from tests.unit.router.samples import answer, chain, registered, route, state
 
@@ -117,33 +115,10 @@ def test_a_view_is_a_function_of_what_was_applied_and_the_time(told: list[Step])
     assert differences(told) == []
 
 
-def _is_found() -> bool:
-    try:
-        find(
-            steps,
-            lambda told: bool(differences(told)),
-            settings=settings(
-                max_examples=examples(250), deadline=None, database=None, derandomize=True, phases=[Phase.generate]
-            ),
-        )
-    except NoSuchExample:
-        return False
-    return True
-
-
 JOINED = FleetApplied(now_s=0.0, event=registered("w0", instance="i0"))
 HEARD = WorkerHeard(now_s=0.0, worker_id="w0", instance="i0")
 FAILED = AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=0, outcome="failed", phase="connect")
-NOTHING = LedgerApplied(now_s=0.0, event=FirstToken(lease_id="unheard-of"))
-FELL_SILENT: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (NOTHING, 5.0, 0)]
 CAME_BACK: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (FAILED, 0.0, 0), *[(HEARD, 2.0, 0)] * 5]
-
-
-@pytest.mark.planted
-def test_not_heeding_time_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert differences(FELL_SILENT) == []
-    monkeypatch.setattr(Fleet, "valid_until_s", lambda *_: float("inf"))
-    assert differences(FELL_SILENT)
 
 
 @pytest.mark.interpreted
@@ -152,13 +127,3 @@ def test_not_heeding_the_time_of_breakers_would_be_noticed(monkeypatch: pytest.M
     assert differences(CAME_BACK) == []
     monkeypatch.setattr(Breakers, "valid_until_s", lambda *_: float("inf"))
     assert differences(CAME_BACK)
-
-
-@pytest.mark.planted
-def test_not_heeding_the_fleet_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fleet, "changes", property(lambda _: 0, lambda *_: None), raising=False)
-    assert _is_found()
-
-
-def test_the_search_finds_nothing_where_nothing_is_wrong() -> None:
-    assert not _is_found()

@@ -183,7 +183,6 @@ def test_a_request_that_waits_too_long_is_refused_and_the_younger_waits_on() -> 
     assert young.waited_s == pytest.approx(0.6)
 
 
-@pytest.mark.asyncio
 async def test_headroom_without_an_event_is_found_by_time_alone() -> None:
     door, stop = Door(free=0), asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -196,7 +195,6 @@ async def test_headroom_without_an_event_is_found_by_time_alone() -> None:
     assert door.admitted == ["a"]
 
 
-@pytest.mark.asyncio
 async def test_waiting_and_later_requests_are_refused_when_the_router_stops() -> None:
     door, stop = Door(free=0), asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Renewed, Routed
+from kv_protocol.ledger import Cancelled, Expired, Finished, Routed
 from router.decision.affinity import Affinity, AffinityLimits
 from tests.unit.router.samples import rank
 
@@ -22,13 +22,6 @@ def routed(lease_id: str, session_id: str, at: str = "w0/0") -> Routed:
     )
 
 
-def test_of_an_unknown_session_and_of_none_nothing_is_bound() -> None:
-    affinity = Affinity()
-    affinity.apply(routed("l", ""), 0.0)
-    assert (affinity.bound("s", 0.0), affinity.bound("", 0.0)) == (None, None)
-    assert affinity.statistics().sessions == 0
-
-
 def test_a_session_is_bound_to_the_rank_that_it_was_routed_to_last() -> None:
     affinity = Affinity()
     affinity.apply(routed("l1", "s", "w0/0"), 0.0)
@@ -36,15 +29,6 @@ def test_a_session_is_bound_to_the_rank_that_it_was_routed_to_last() -> None:
     affinity.apply(routed("l2", "s", "w1/2"), 1.0)
     assert affinity.bound("s", 1.0) == rank("w1/2")
     assert affinity.statistics().moved_total == 1
-
-
-def test_it_is_held_while_in_flight_however_long() -> None:
-    affinity = Affinity()
-    affinity.apply(routed("l", "s"), 0.0)
-    for event in (FirstToken(lease_id="l"), Renewed(lease_id="l")):
-        affinity.apply(event, 1.0)
-    affinity.tick(1e9)
-    assert affinity.bound("s", 1e9) == rank("w0/0")
 
 
 @pytest.mark.parametrize("ending", [Finished, Cancelled, Expired])
@@ -59,14 +43,6 @@ def test_the_idle_time_begins_when_its_last_lease_ends(ending: Any) -> None:
     assert affinity.bound("s", 1000.0 + IDLE_S) is None
     affinity.tick(1000.0 + IDLE_S)
     assert affinity.statistics().sessions == 0
-
-
-def test_a_request_in_time_holds_it_again() -> None:
-    affinity = Affinity(AffinityLimits(idle_s=IDLE_S))
-    affinity.apply(routed("l1", "s"), 0.0)
-    affinity.apply(Finished(lease_id="l1"), 1.0)
-    affinity.apply(routed("l2", "s"), IDLE_S)
-    assert affinity.bound("s", 10 * IDLE_S) == rank("w0/0")
 
 
 def test_a_worker_that_left_binds_no_session_and_its_leases_end_without_effect() -> None:

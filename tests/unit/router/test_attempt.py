@@ -9,7 +9,6 @@ _REFUSAL = b'{"error":{"message":"no","type":"t","param":null,"code":null}}'
 _GOOD = answers(200, b"{}")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("status", [401, 407])
 async def test_a_worker_that_refuses_the_routers_token_is_left_alone_and_another_answers(status: int) -> None:
     async with running_plane() as plane, Upstream(answers(status, _REFUSAL)) as deaf, Upstream(_GOOD) as good:

@@ -188,7 +188,6 @@ def test_modes_that_do_not_ask_the_index_compare_nothing() -> None:
     assert bench.routing.calibration.doubts == {}
 
 
-@pytest.mark.asyncio
 async def test_the_passing_of_time_gives_an_underpredicted_rank_another_try() -> None:
     bench = Bench(registered())
     for _ in range(ENOUGH):

@@ -110,14 +110,12 @@ async def control() -> AsyncIterator[Control]:
         yield running
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "", "²", "9" * 5000])
 async def test_a_bad_limit_is_named(control: Control, limit: str) -> None:
     answered = await control.get(f"/v1/decisions?limit={limit}")
     assert (answered.status, answered.error["param"]) == (400, "limit")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("value", ["x", "-1", "", "9" * 5000])
 @pytest.mark.parametrize("field", ["dp_rank", "epoch", "seq"])
 async def test_a_bad_position_is_named(control: Control, field: str, value: str) -> None:
@@ -127,21 +125,18 @@ async def test_a_bad_position_is_named(control: Control, field: str, value: str)
     assert (answered.status, answered.error["param"]) == (400, field)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "soon", ""])
 async def test_a_wait_that_is_no_time_is_named(control: Control, value: str) -> None:
     answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
     assert (answered.status, answered.error["param"]) == (400, "timeout_s")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("value", ["0", "-5", "0.01"])
 async def test_a_wait_that_is_over_says_so(control: Control, value: str) -> None:
     answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
     assert (answered.status, answered.error["code"]) == (504, "not_reached")
 
 
-@pytest.mark.asyncio
 async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_that_differs(control: Control) -> None:
     control.plane.join("w0", "http://127.0.0.1:1", dp_ranks=(0, 1))
     control.plane.join("w1", "http://127.0.0.1:1", block_size=32, tokenizer_digest="x", canary=canary(32))
@@ -162,7 +157,6 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
     assert second["ranks"][0]["trust_reason"].startswith("block_size: found 32, allowed 16; tokenizer_digest: found ")
 
 
-@pytest.mark.asyncio
 async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_routed_there(control: Control) -> None:
     control.plane.join("w0", "http://127.0.0.1:1")
     control.plane.state.approximate.routed(rank("w0/0"), pack_u64([1, 2, 3]), NOW_S)
@@ -172,7 +166,6 @@ async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_rout
     assert told["approximate_blocks"] == {"w0/0": 3}
 
 
-@pytest.mark.asyncio
 async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_its_way(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1", holds=1)
@@ -192,7 +185,6 @@ async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_i
         lease.end("ok")
 
 
-@pytest.mark.asyncio
 async def test_a_decision_is_shown_with_its_sentence_and_its_predictions_beside_its_outcome(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1", holds=1)
@@ -211,7 +203,6 @@ async def test_a_decision_is_shown_with_its_sentence_and_its_predictions_beside_
     assert after["trace_url"] is None
 
 
-@pytest.mark.asyncio
 async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
     link = "https://traces.example/?q={request_id}&d={decision_id}&{other}"
     async with running_control(trace_link=link) as control:
@@ -222,7 +213,6 @@ async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
     assert shown["trace_url"] == "https://traces.example/?q=r%26x%3D1%2F%7Bdecision_id%7D&d=d1&{other}"
 
 
-@pytest.mark.asyncio
 async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1", role="prefill")
@@ -240,14 +230,12 @@ async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control
         assert "Its prompt went to w0/0" in shown["decisions"][0]["explanation"]
 
 
-@pytest.mark.asyncio
 async def test_version_says_which_index_serves_and_whether_the_hot_path_is_compiled(control: Control) -> None:
     answered = await control.get("/version")
     told = json.loads(answered.body)
     assert (answered.status, told["index"], told["hot_path"]) == (200, "native", hot_path())
 
 
-@pytest.mark.asyncio
 async def test_a_patch_changes_what_it_names_and_the_next_decision_is_taken_so(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1")
@@ -259,7 +247,6 @@ async def test_a_patch_changes_what_it_names_and_the_next_decision_is_taken_so(c
     assert json.loads(again.body)["prefill_scale"] == 4.0
 
 
-@pytest.mark.asyncio
 async def test_a_put_is_the_whole_policy(control: Control) -> None:
     before = json.loads((await control.get("/v1/policy")).body)
     await control.send("PATCH", "/v1/policy", b'{"temperature": 1, "history_weight": 0}')
@@ -268,7 +255,6 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
     assert json.loads((await control.get("/v1/policy")).body) == before | {"mode": "least-loaded"}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -293,7 +279,6 @@ async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Co
     assert control.plane.routing.policy is before
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
@@ -312,7 +297,6 @@ async def test_the_refusal_of_a_long_policy_is_short(control: Control, body: str
     assert (answered.status, len(answered.body) < 8192) == (400, True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
 async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method: str) -> None:
     policy = b'{"mode": "random"}'
@@ -321,7 +305,6 @@ async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method
     assert (answered.status, answered.error["code"]) == (413, "body_too_large")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
@@ -334,7 +317,6 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
     assert (answered.status, len(answered.body) < 1024) == (400, True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("field", "value", "refusal"),
     [
@@ -357,7 +339,6 @@ async def test_a_registration_beyond_its_bounds_is_refused_by_field(
     assert len(answered.body) < 1024
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "path", ["decisions/", "decisions?limit=", "index/position?seq=1&epoch=1&dp_rank=", "index/position?epoch="]
 )
@@ -367,7 +348,6 @@ async def test_of_a_long_path_or_query_the_beginning_is_shown(control: Control, 
     assert f'found "{"x" * 79}..., allowed ' in answered.error["message"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path"), [("DELETE", "{}"), ("POST", "{}/drain"), ("GET", "{}/drain"), ("DELETE", "{}/drain")]
 )
@@ -377,7 +357,6 @@ async def test_of_a_long_worker_id_the_beginning_is_shown(control: Control, meth
     assert answered.error["message"].startswith(f'id: found "{"x" * 79}..., allowed ')
 
 
-@pytest.mark.asyncio
 async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
@@ -402,7 +381,6 @@ async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_
         await control.server.run(stop)
 
 
-@pytest.mark.asyncio
 async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Control) -> None:
     control.plane.routing.apply(FleetApplied(now_s=NOW_S, event=registered()))
     answered = await control.get("/v1/planner?ttft_s=0.5&window_s=30")
@@ -411,7 +389,6 @@ async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Con
     assert [(group["advised_workers"], group["reason"]) for group in found["groups"]] == [(1, "idle")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("query", "field"), [("ttft_s=0", "ttft_s"), ("kept_ratio=nan", "kept_ratio"), ("itl_s=x", "itl_s"), ("x=1", "x")]
 )
@@ -420,7 +397,6 @@ async def test_objectives_that_cannot_be_are_named(control: Control, query: str,
     assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, field)
 
 
-@pytest.mark.asyncio
 async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Control) -> None:
     shadows = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 20}
     answered = await control.send("PUT", "/v1/shadows", json.dumps(shadows).encode())
@@ -436,7 +412,6 @@ async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Contro
     assert (reset["shadows"], json.loads((await control.get("/v1/shadows")).body)) == ([], reset)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "found"),
     [

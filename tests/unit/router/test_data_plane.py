@@ -5,7 +5,6 @@ import base64
 import gc
 import gzip
 import json
-import random
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -19,9 +18,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LogConnection
-from router.decision.policy import Policy
 from router.fleet.registry import SILENT_S
 from router.server.limits import HttpLimits
 from tests.unit.router.plane import CHAT, COMPLETIONS, NOW_S, PROMPT, TEXT, Plane, encoded, running_plane, until
@@ -68,7 +65,6 @@ def events(stream: bytes) -> list[bytes]:
 # ---------------------------------------------------------------- an answer
 
 
-@pytest.mark.asyncio
 async def test_prompts_are_hashed_as_the_eldest_fit_worker_does_also_once_another_is_that(plane: Plane) -> None:
     async def block_size() -> int:
         assert (await plane.post()).status == 200
@@ -90,7 +86,6 @@ async def test_prompts_are_hashed_as_the_eldest_fit_worker_does_also_once_anothe
     assert found == [32, 32, 16, 32, 16]
 
 
-@pytest.mark.asyncio
 async def test_an_answer_comes_as_the_worker_gave_it_with_headers_that_say_how(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, holds=3, dp_ranks=(4,))
@@ -105,7 +100,6 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_headers_that_say_how(p
     assert plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_stream_comes_as_the_worker_gave_it(plane: Plane) -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
     async with Upstream(streams(event("a"), event("b"), usage, DONE)) as worker:
@@ -118,7 +112,6 @@ async def test_a_stream_comes_as_the_worker_gave_it(plane: Plane) -> None:
     assert plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_stream_is_passed_on_as_it_comes(plane: Plane) -> None:
     more = asyncio.Event()
 
@@ -141,7 +134,6 @@ async def test_a_stream_is_passed_on_as_it_comes(plane: Plane) -> None:
         writer.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b""], ids=["lf", "crlf", "no end"])
 async def test_a_stream_in_any_pieces_comes_whole(plane: Plane, end: bytes) -> None:
     whole = event("a").replace(b"\n\n", end) + event("b").replace(b"\n\n", end) + b"data: [DONE]" + end
@@ -151,19 +143,6 @@ async def test_a_stream_in_any_pieces_comes_whole(plane: Plane, end: bytes) -> N
     assert (answered.status, answered.body) == (200, whole)
 
 
-@pytest.mark.asyncio
-async def test_until_the_first_byte_the_prefill_is_promised(plane: Plane) -> None:
-    async with Upstream(says_and_waits(b"")) as worker:
-        plane.join("w0", worker.base_url, holds=2)
-        _, writer = await plane.dial()
-        await until(lambda: bool(worker.received))
-        load = plane.state.ledger.load_of(rank())
-        assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (1, 4, 32)
-        writer.close()
-        await worker.gone.wait()
-
-
-@pytest.mark.asyncio
 async def test_a_worker_that_takes_token_ids_gets_them_and_its_rank(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, dp_ranks=(2,))
@@ -178,7 +157,6 @@ async def test_a_worker_that_takes_token_ids_gets_them_and_its_rank(plane: Plane
     assert received.headers["content-type"] == "application/json"
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_takes_no_token_ids_gets_the_clients_bytes_unchanged(plane: Plane) -> None:
     body = b' {"model" : "m",\n"messages":[{"role":"user","content":"\\u00e4"}], "temperature":0.10 }\n'
     async with Upstream(GOOD) as worker:
@@ -189,7 +167,6 @@ async def test_a_worker_that_takes_no_token_ids_gets_the_clients_bytes_unchanged
     assert "x-dp-rank" not in received.headers
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["traceparent", "tracestate"])
 async def test_a_trace_header_is_passed_on_up_to_1024_bytes(plane: Plane, name: str) -> None:
     async with Upstream(GOOD) as worker:
@@ -200,7 +177,6 @@ async def test_a_trace_header_is_passed_on_up_to_1024_bytes(plane: Plane, name: 
     assert {each.headers["x-session-id"] for each in worker.received} == {"talk"}
 
 
-@pytest.mark.asyncio
 async def test_parameters_without_effect_are_named(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -210,7 +186,6 @@ async def test_parameters_without_effect_are_named(plane: Plane) -> None:
     assert "x-ignored-parameters" not in plain.headers
 
 
-@pytest.mark.asyncio
 async def test_the_answer_is_asked_for_as_it_is_so_that_it_can_be_passed_on(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -218,7 +193,6 @@ async def test_the_answer_is_asked_for_as_it_is_so_that_it_can_be_passed_on(plan
         assert worker.received[0].headers.get("accept-encoding", "identity") == "identity"
 
 
-@pytest.mark.asyncio
 async def test_one_clients_cookies_are_not_sent_for_another(plane: Plane) -> None:
     async with Upstream(answers(200, completion(), set_cookie="session=alice; Path=/"), host="localhost") as worker:
         plane.join("w0", worker.base_url)
@@ -227,7 +201,6 @@ async def test_one_clients_cookies_are_not_sent_for_another(plane: Plane) -> Non
         assert ["cookie" in received.headers for received in worker.received] == [False, False]
 
 
-@pytest.mark.asyncio
 async def test_a_connection_serves_many_requests(plane: Plane) -> None:
     connections = set[tuple[str, int]]()
 
@@ -258,7 +231,6 @@ FAILING: dict[str, tuple[Script, str, str]] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("script", "phase", "reason"), FAILING.values(), ids=FAILING)
 async def test_a_worker_that_fails_is_left_alone_and_another_answers(
     plane: Plane, script: Script, phase: str, reason: str
@@ -290,7 +262,6 @@ async def test_a_worker_that_fails_is_left_alone_and_another_answers(
     assert line["reason"].startswith(reason)
 
 
-@pytest.mark.asyncio
 async def test_a_refused_connection_opens_the_breaker_and_another_answers(plane: Plane) -> None:
     async with Upstream(GOOD) as good:
         plane.join("w0", refusing_url(), holds=3)
@@ -302,7 +273,6 @@ async def test_a_refused_connection_opens_the_breaker_and_another_answers(plane:
         assert plane.metric("worker_failures_total", worker="w0", phase="connect") == 1, "it was not tried again"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("stream", "data"), [(False, b""), (True, b""), (True, STREAM_HEAD)], ids=["whole", "stream", "stream's head"]
 )
@@ -320,7 +290,6 @@ async def test_a_worker_that_does_not_begin_in_time_fails(stream: bool, data: by
         await slow.gone.wait()
 
 
-@pytest.mark.asyncio
 async def test_an_answer_may_take_longer_to_begin_than_to_go_on() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.head(transfer_encoding="chunked")
@@ -335,7 +304,6 @@ async def test_an_answer_may_take_longer_to_begin_than_to_go_on() -> None:
         assert (await plane.post(STREAMED)).body == DONE
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (1, 2), (2, 3)])
 async def test_no_more_than_the_limit_is_tried_and_the_last_answer_is_passed_on(limit: int, attempts: int) -> None:
     async with running_plane(retry_limit=limit) as plane, Upstream(answers(500, b"out of memory")) as failing:
@@ -350,17 +318,6 @@ async def test_no_more_than_the_limit_is_tried_and_the_last_answer_is_passed_on(
         assert plane.outcomes() == {"failed": 1}
 
 
-@pytest.mark.asyncio
-async def test_every_attempt_is_at_another_worker(plane: Plane) -> None:
-    async with Upstream(answers(500)) as failing:
-        for number in range(5):
-            plane.join(f"w{number}", failing.base_url)
-        await plane.post()
-    tried = [record.decision.chosen.worker_id for record in plane.routing.decisions.newest(9)]
-    assert len(set(tried)) == len(tried) == 3
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_when_no_rank_is_left_to_try_the_failed_answer_is_passed_on(plane: Plane, status: int) -> None:
     told = answers(status, b"no", "text/plain", retry_after="17", x_kv_failure="of another router")
@@ -373,18 +330,6 @@ async def test_when_no_rank_is_left_to_try_the_failed_answer_is_passed_on(plane:
     assert plane.outcomes() == {"failed": 1}
 
 
-@pytest.mark.asyncio
-async def test_a_breaker_without_duration_leaves_the_failed_rank_out_for_this_request_only() -> None:
-    async with running_plane(breaker_open_s=0) as plane, Upstream(answers(500)) as failing, Upstream(GOOD) as good:
-        plane.join("w0", failing.base_url, holds=3)
-        plane.join("w1", good.base_url)
-        for _ in range(2):
-            assert (await plane.post()).headers["x-worker-instance-id"] == "w1"
-        assert len(failing.received) == 2
-        assert plane.routing.decisions.newest(1)[0].decision.excluded[0].reason == "failed this request"
-
-
-@pytest.mark.asyncio
 async def test_a_worker_that_cuts_answers_off_again_and_again_is_left_alone_for_a_while(plane: Plane) -> None:
     async with Upstream(says(WHOLE_HEAD + b"{")) as worker:
         plane.join("w0", worker.base_url)
@@ -398,7 +343,6 @@ async def test_a_worker_that_cuts_answers_off_again_and_again_is_left_alone_for_
         assert plane.unfit("w0") == ""
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("data", [b"", STREAM_HEAD], ids=["nothing", "head"])
 @pytest.mark.parametrize("how", ["silent", "left", "replaced"])
 async def test_a_request_without_a_byte_leaves_a_worker_that_is_lost(how: str, data: bytes) -> None:
@@ -424,7 +368,6 @@ async def test_a_request_without_a_byte_leaves_a_worker_that_is_lost(how: str, d
         assert len(frozen.received) == 1, "its other rank was not asked"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "why", ["all are silent", "the log is away", "no other is fit", "only its own rank is", "no retry", "pinned"]
 )
@@ -456,7 +399,6 @@ async def test_a_request_stays_at_a_silent_worker_when_it_cannot_be_served_elsew
         assert (answered.status, answered.headers["x-worker-instance-id"]) == (200, "w0")
 
 
-@pytest.mark.asyncio
 async def test_redirects_are_not_followed(plane: Plane) -> None:
     async with Upstream(GOOD) as secret:
         async with Upstream(answers(307, b"", location=secret.base_url + "/v1/completions")) as worker:
@@ -477,7 +419,6 @@ ANSWERS = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", ANSWERS)
 async def test_bytes_behind_an_answer_are_no_part_of_the_next_one(plane: Plane, kind: str) -> None:
     connections = list[Exchange]()
@@ -498,7 +439,6 @@ async def test_bytes_behind_an_answer_are_no_part_of_the_next_one(plane: Plane, 
 # ---------------------------------------------------------------- after the first byte: no retry
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_is_cut_ends_with_an_error_event_and_done(plane: Plane) -> None:
     async with Upstream(says(STREAM_HEAD + chunked(event("first")))) as worker, Upstream(GOOD) as other:
         plane.join("w0", worker.base_url, holds=3)
@@ -522,7 +462,6 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_done(plane: Pla
     assert plane.metric("retries_total", phase="body") == 0
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("migration_limit", [0, 2])
 @pytest.mark.parametrize("is_in_one_read", [True, False])
 async def test_a_stream_that_is_cut_behind_its_done_is_complete(migration_limit: int, *, is_in_one_read: bool) -> None:
@@ -545,7 +484,6 @@ async def test_a_stream_that_is_cut_behind_its_done_is_complete(migration_limit:
         assert plane.outcome("r").outcome == "ok"
 
 
-@pytest.mark.asyncio
 async def test_of_a_stream_that_is_cut_within_an_event_only_whole_events_are_passed_on(plane: Plane) -> None:
     half = event("second")[:15]
     async with Upstream(says(STREAM_HEAD + chunked(event("first")) + chunked(half))) as worker:
@@ -556,7 +494,6 @@ async def test_of_a_stream_that_is_cut_within_an_event_only_whole_events_are_pas
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_pauses_too_long_ends_with_an_error_event() -> None:
     async with (
         running_plane(between_bytes_s=SHORT_S) as plane,
@@ -571,21 +508,9 @@ async def test_a_stream_that_pauses_too_long_ends_with_an_error_event() -> None:
         assert plane.outcomes() == {"failed": 1}
 
 
-@pytest.mark.asyncio
-async def test_an_unstreamed_answer_that_is_cut_again_and_again_is_an_error(plane: Plane) -> None:
-    async with Upstream(says(WHOLE_HEAD + b"{")) as worker:
-        for number in range(4):
-            plane.join(f"w{number}", worker.base_url)
-        answered = await plane.post()
-        assert len(worker.received) == 3
-    assert (answered.status, answered.error["code"]) == (502, "upstream_failed")
-    assert "body: the connection closed before the answer's end" in answered.error["message"]
-
-
 # ---------------------------------------------------------------- back-pressure
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("retry_after", ["7", "soon"])
 async def test_a_busy_worker_is_spared_and_is_no_failed_one(plane: Plane, status: int, retry_after: str) -> None:
@@ -599,7 +524,6 @@ async def test_a_busy_worker_is_spared_and_is_no_failed_one(plane: Plane, status
     assert plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("status", "code"), [(401, "upstream_failed"), (302, "upstream_failed")])
 async def test_an_answer_that_is_meant_for_the_router_is_never_passed_on(status: int, code: str) -> None:
     async with running_plane(retry_limit=0) as plane, Upstream(answers(status, b"go away")) as worker:
@@ -611,7 +535,6 @@ async def test_an_answer_that_is_meant_for_the_router_is_never_passed_on(status:
 # ---------------------------------------------------------------- clients' faults
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
 async def test_a_refusal_is_passed_on_and_opens_no_breaker(plane: Plane, status: int, content_type: str) -> None:
@@ -629,7 +552,6 @@ async def test_a_refusal_is_passed_on_and_opens_no_breaker(plane: Plane, status:
     assert plane.metric("worker_failures_total", worker="w0", phase="first_byte") == 0
 
 
-@pytest.mark.asyncio
 async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Plane) -> None:
     for at in range(10):
         plane.join(f"w{at}", "http://127.0.0.1:1")
@@ -641,7 +563,6 @@ async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Pla
     assert [(each.status, len(each.body) < 1024) for each in (key, pinned)] == [(404, True), (400, True)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "headers", "status", "param"),
     [
@@ -668,7 +589,6 @@ async def test_a_bad_request_is_named_and_reaches_no_worker(
     assert sum(plane.metric("requests_total", model=m, mode="kv", outcome="refused") for m in (MODEL, "unknown")) == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
@@ -685,7 +605,6 @@ async def test_whatever_bytes_come_they_are_the_clients_fault(plane: Plane, body
     assert (answered.status, answered.error["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.asyncio
 async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
     async with running_plane(limits=HttpLimits(body_bytes_max=1024)) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -695,7 +614,6 @@ async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
         assert worker.received == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/route"])
 async def test_a_compressed_body_is_not_taken(plane: Plane, path: str) -> None:
     async with Upstream(GOOD) as worker:
@@ -706,27 +624,9 @@ async def test_a_compressed_body_is_not_taken(plane: Plane, path: str) -> None:
         assert worker.received == []
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("bounds", "told"),
-    [
-        ({"max_seq_len": 70}, "max_seq_len: 64 + 7 tokens, at most 70"),
-        ({"max_seq_len": 900, "max_prompt_tokens": 63}, "max_prompt_tokens: 64 tokens, at most 63"),
-    ],
-)
-async def test_a_prompt_that_is_too_long_for_all_ranks_says_so(plane: Plane, bounds: dict[str, int], told: str) -> None:
-    async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url, **bounds)
-        answered = await plane.post({"max_tokens": 7})
-    assert answered.status == 400
-    assert answered.error["message"].endswith(f"w0/0: {told}")
-    assert answered.error["code"] == "context_length_exceeded"
-
-
 # ---------------------------------------------------------------- no worker, or too many requests
 
 
-@pytest.mark.asyncio
 async def test_while_no_worker_is_registered_requests_are_to_come_again(plane: Plane) -> None:
     answered = await plane.post()
     assert (answered.status, answered.error["code"]) == (503, "no_worker")
@@ -734,7 +634,6 @@ async def test_while_no_worker_is_registered_requests_are_to_come_again(plane: P
     assert answered.headers["retry-after"] == "1"
 
 
-@pytest.mark.asyncio
 async def test_an_unserved_model_is_named_beside_the_served_ones(plane: Plane) -> None:
     plane.join("w0", refusing_url(), served_names=("m", "alias"))
     answered = await plane.post({"model": "gpt-9"})
@@ -742,37 +641,6 @@ async def test_an_unserved_model_is_named_beside_the_served_ones(plane: Plane) -
     assert answered.error["message"] == 'model: found "gpt-9", allowed m, alias'
 
 
-@pytest.mark.asyncio
-async def test_a_pin_is_heeded_and_never_given_up() -> None:
-    async with running_plane() as plane, Upstream(GOOD) as good, Upstream(answers(500)) as failing:
-        plane.join("w0", good.base_url, holds=3)
-        plane.join("w1", good.base_url)
-        plane.join("w2", failing.base_url)
-        answered = await plane.post(x_worker_instance_id="w1")
-        assert answered.headers["x-worker-instance-id"] == "w1"
-        assert (await plane.post(x_worker_instance_id="w2")).status == 500
-        refused = await plane.post(x_worker_instance_id="unknown")
-        assert (refused.status, refused.error["code"]) == (400, "no_such_worker")
-        assert len(good.received) == 1
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("body", "headers", "code"),
-    [({"max_tokens": 7}, {}, "context_length_exceeded"), ({}, {"x_worker_instance_id": "w9"}, "no_such_worker")],
-    ids=["too long", "pinned"],
-)
-async def test_a_request_that_no_worker_can_ever_take_is_invalid_also_while_a_worker_is_unfit(
-    plane: Plane, body: dict[str, Any], headers: dict[str, str], code: str
-) -> None:
-    for worker_id in ("w0", "w1"):
-        plane.join(worker_id, refusing_url(), max_seq_len=70)
-    plane.state.apply(FleetApplied(now_s=NOW_S, event=WorkerDraining(worker_id="w0", instance="w0-1")))
-    answered = await plane.post(body, **headers)
-    assert (answered.status, answered.error["code"]) == (400, code)
-
-
-@pytest.mark.asyncio
 async def test_beyond_the_bound_requests_are_refused_at_once_and_served_again_later() -> None:
     more = asyncio.Event()
 
@@ -800,7 +668,6 @@ async def test_beyond_the_bound_requests_are_refused_at_once_and_served_again_la
 # ---------------------------------------------------------------- clients that leave
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("abort", [False, True], ids=["close", "reset"])
 @pytest.mark.parametrize(
     ("sent", "seen"),
@@ -835,7 +702,6 @@ async def test_a_client_that_leaves_frees_everything_at_once(
     assert logs == []
 
 
-@pytest.mark.asyncio
 async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -864,7 +730,6 @@ async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_to
     assert caplog.records == []
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Plane) -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD)
@@ -889,7 +754,6 @@ async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Pl
     gc.collect()
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_in_its_own_body_asked_for_nothing(plane: Plane) -> None:
     plane.join("w0", refusing_url())
     _, writer = await plane.dial_bytes(
@@ -901,49 +765,9 @@ async def test_a_client_that_leaves_in_its_own_body_asked_for_nothing(plane: Pla
     assert plane.outcomes() == {}
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_storm_of_cancels_leaves_every_sum_at_0(seed: int) -> None:
-    draw = random.Random(seed)
-    scripts: list[Script] = [
-        GOOD,
-        says_and_waits(b""),
-        says_and_waits(STREAM_HEAD + chunked(event())),
-        says_and_waits(WHOLE_HEAD + b"{"),
-        says(STREAM_HEAD + chunked(event())),
-        says(WHOLE_HEAD + b"{"),
-        streams(event(), DONE),
-        answers(500),
-        answers(429),
-    ]
-
-    async def script(exchange: Exchange) -> None:
-        await draw.choice(scripts)(exchange)
-
-    async def one(plane: Plane) -> None:
-        prompt = [draw.randrange(3)] * draw.randrange(1, 200)
-        _, writer = await plane.dial({"prompt": prompt, "stream": draw.random() < 0.5})
-        for _ in range(draw.choice([0, 5, 30, 300])):
-            await asyncio.sleep(0)
-        writer.transport.abort() if draw.random() < 0.5 else writer.close()
-
-    async with (
-        running_plane(breaker_open_s=0, retry_limit=3, queue={"inflight_requests_max": 60}) as plane,
-        Upstream(script) as up,
-    ):
-        for number in range(4):
-            plane.join(f"w{number}", up.base_url, holds=draw.randrange(4), dp_ranks=(0, 1))
-        storm = [asyncio.ensure_future(one(plane)) for _ in range(120)]
-        await asyncio.gather(*(asyncio.wait_for(each, 20) for each in storm))
-        await until(lambda: plane.serving.inflight == 0)
-        plane.assert_nothing_is_promised()
-        assert plane.outcomes().get("cancelled", 0) > 20, f"seed {seed}: {plane.outcomes()}"
-
-
 # ---------------------------------------------------------------- names of requests
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("given", ["r-1", "a b", "x" * 128, "ünï", "id:with/odd?characters=1&2"])
 async def test_a_clients_request_id_is_used(plane: Plane, given: str) -> None:
     async with Upstream(GOOD) as worker:
@@ -954,32 +778,6 @@ async def test_a_clients_request_id_is_used(plane: Plane, given: str) -> None:
     assert plane.outcome(given).outcome == "ok"
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "given",
-    [
-        b"",
-        b"x-request-id:\r\n",
-        b"x-request-id: " + b"x" * 129 + b"\r\n",
-        b"x-request-id: a\tb\r\n",
-        b"x-request-id: \xff\xfe\r\n",
-        "x-request-id: a\u2028b\r\n".encode(),
-        "x-request-id: a\u0085b\r\n".encode(),
-        b"x-request-id: a\x7fb\r\n",
-    ],
-)
-async def test_a_request_id_that_cannot_be_shown_is_replaced(plane: Plane, given: bytes) -> None:
-    async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url)
-        reader, writer = await plane.dial(headers=given)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        writer.close()
-        if not head.startswith("http/1.1 400"):  # the HTTP parser refuses some of them
-            assert "\r\nx-request-id: id-2\r\n" in head
-            assert worker.received[0].headers["x-request-id"] == "id-2"
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "given",
     [
@@ -1005,7 +803,6 @@ async def test_a_request_id_cannot_bring_a_header_with_it(plane: Plane, given: b
 # ---------------------------------------------------------------- the other endpoints
 
 
-@pytest.mark.asyncio
 async def test_ready_says_why_not(plane: Plane) -> None:
     async def reasons() -> tuple[int, list[str]]:
         answered = await plane.get("/ready")
@@ -1026,7 +823,6 @@ async def test_ready_says_why_not(plane: Plane) -> None:
     assert await reasons() == (503, ["index at 40 of 100", "no worker is fit"])
 
 
-@pytest.mark.asyncio
 async def test_a_log_that_is_away_is_told_by_ready_and_requests_are_answered(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, holds=3)
@@ -1041,7 +837,6 @@ async def test_a_log_that_is_away_is_told_by_ready_and_requests_are_answered(pla
     assert (record.decision.chosen.trust, record.decision.chosen.trust_reason) == ("DEGRADED", "event log away")
 
 
-@pytest.mark.asyncio
 async def test_the_header_says_what_the_index_says_and_not_what_is_on_its_way(plane: Plane) -> None:
     async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("first")))) as worker:
         plane.join("w0", worker.base_url, holds=1)
@@ -1057,24 +852,6 @@ async def test_the_header_says_what_the_index_says_and_not_what_is_on_its_way(pl
     assert plane.metric("predicted_cached_tokens_total", worker="w0") == 16
 
 
-@pytest.mark.asyncio
-async def test_of_a_worker_without_events_the_header_says_what_was_routed_to_it(plane: Plane) -> None:
-    async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url)
-        plane.index.stale[rank("w0/0")] = "never_heard"
-        overlaps = [(await plane.post()).headers["x-overlap-blocks"] for _ in range(2)]
-    assert overlaps == ["0", "3"]
-
-
-@pytest.mark.asyncio
-async def test_health_and_live_say_that_the_process_runs_and_version_which(plane: Plane) -> None:
-    for path in ("/health", "/live"):
-        assert json.loads((await plane.get(path)).body) == {"status": "ok"}
-    answered = json.loads((await plane.get("/version")).body)
-    assert (set(answered), answered["index"]) == ({"version", "index", "hot_path"}, "python")
-
-
-@pytest.mark.asyncio
 async def test_a_model_is_found_by_its_name(plane: Plane) -> None:
     assert (await plane.get("/v1/models/m")).status == 503
     plane.join("w0", "http://127.0.0.1:1", served_names=("org/m", "m"), loras=("poet",))
@@ -1085,14 +862,12 @@ async def test_a_model_is_found_by_its_name(plane: Plane) -> None:
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.asyncio
 async def test_a_head_is_answered_as_its_get_without_the_body(plane: Plane) -> None:
     async with plane.session.head(plane.url + "/health") as response:
         assert (response.status, response.headers["content-length"]) == (200, "15")
         assert await response.read() == b""
 
 
-@pytest.mark.asyncio
 async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
     assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
     plane.join("w0", "http://127.0.0.1:1", served_names=("m", "alias"))
@@ -1100,7 +875,6 @@ async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
     assert [each["id"] for each in listed] == ["m", "alias"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [
@@ -1123,84 +897,12 @@ async def test_a_route_is_a_decision_of_which_nothing_comes(plane: Plane, body: 
     assert plane.routing.decisions.newest(1) == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b'{"messages":[]}', 400)])
 async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status: int) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     assert (await plane.post(body, "/v1/route")).status == status
 
 
-@pytest.mark.asyncio
-async def test_a_route_without_an_eligible_rank_has_the_reason(plane: Plane) -> None:
-    answered = await plane.post(path="/v1/route")
-    assert (answered.status, answered.error["code"]) == (503, "no_worker")
-    plane.join("w0", "http://127.0.0.1:1", drained=True)
-    answered = await plane.post(path="/v1/route")
-    assert (answered.status, answered.error["message"]) == (503, "no worker for model 'm': w0/0: draining")
-
-
-@pytest.mark.asyncio
-async def test_in_round_robin_every_worker_has_its_turn() -> None:
-    async with running_plane(policy=Policy(mode="round-robin")) as plane, Upstream(GOOD) as worker:
-        for number in range(3):
-            plane.join(f"w{number}", worker.base_url, holds=number)
-        chosen = [(await plane.post()).headers["x-worker-instance-id"] for _ in range(6)]
-    assert chosen == ["w0", "w1", "w2"] * 2
-
-
-@pytest.mark.asyncio
-async def test_in_round_robin_every_model_has_its_own_turns() -> None:
-    async with running_plane(policy=Policy(mode="round-robin")) as plane, Upstream(GOOD) as worker:
-        for number in range(2):
-            plane.join(f"w{number}", worker.base_url, served_names=("m",))
-            plane.join(f"v{number}", worker.base_url, served_names=("n",))
-        chosen = [(await plane.post({"model": model})).headers["x-worker-instance-id"] for model in "mn" * 2]
-    assert chosen == ["w0", "v0", "w1", "v1"]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("holds", "cached_tokens", "registered", "trust"),
-    [
-        pytest.param(3, 0, {}, ("DEGRADED", "overpredicted"), id="the engine reports no reuse"),
-        pytest.param(1, 48, {}, ("FALLBACK", "underpredicted; approximate"), id="the engine reports too much"),
-        pytest.param(0, 48, {}, ("FALLBACK", "underpredicted; approximate"), id="it renders another template"),
-        pytest.param(0, 48, {"template_digest": "x"}, ("FALLBACK", "template_digest"), id="and says so"),
-    ],
-)
-async def test_a_worker_whose_reuse_is_not_as_predicted_loses_trust(
-    plane: Plane, holds: int, cached_tokens: int, registered: dict[str, Any], trust: tuple[str, str]
-) -> None:
-    async with Upstream(answers(200, completion(cached_tokens=cached_tokens))) as worker:
-        plane.join("w0", worker.base_url, holds=holds, **registered)
-        trusts = []
-        for _ in range(20):
-            await plane.post()
-            trusts.append(plane.routing.decisions.newest(1)[0].verdict.trust)
-    state, reason = plane.routing.trust()[WorkerRank("w0", 0)]
-    assert (state, reason.startswith(trust[1])) == (trust[0], True)
-    evidence = plane.routing.calibration.evidence.get(WorkerRank("w0", 0))
-    assert (evidence is None) == bool(registered)
-    assert trusts[0] == (trust[0] if registered else "EXACT")
-    assert trusts[-1] == trust[0]
-
-
-@pytest.mark.asyncio
-async def test_predictions_and_counts_are_joined_in_the_metrics(plane: Plane) -> None:
-    async with Upstream(answers(200, completion(cached_tokens=32))) as worker:
-        plane.join("w0", worker.base_url, holds=3)
-        await plane.post()
-    assert plane.metric("input_tokens_sum") == 64
-    assert plane.metric("predicted_cached_tokens_total", worker="w0") == 48
-    assert plane.metric("actual_cached_tokens_total", worker="w0") == 32
-    assert plane.metric("prediction_error_tokens_bucket", worker="w0", le="0.0") == 0
-    assert plane.metric("prediction_error_tokens_bucket", worker="w0", le="32.0") == 1
-    assert plane.metric("decisions_total", policy="kv", reason="only") == 1
-    assert plane.metric("request_duration_seconds_count", mode="kv") == 1
-    assert plane.metric("time_to_first_token_seconds_count", mode="kv") == 0, "its first byte was its last"
-
-
-@pytest.mark.asyncio
 async def test_a_client_with_keep_alive_is_served_after_an_error_in_a_stream(plane: Plane) -> None:
     async with Upstream(says(STREAM_HEAD + chunked(event()))) as worker:
         plane.join("w0", worker.base_url)
@@ -1217,7 +919,6 @@ def test_the_prompt_is_what_the_tests_think() -> None:
     assert TEXT.encode("a") == [97]
 
 
-@pytest.mark.asyncio
 async def test_a_limit_of_the_router_itself_is_not_held_against_the_worker() -> None:
     limits = HttpLimits(worker_connections_max=1, drain_s=0.0)
     async with running_plane(limits=limits) as plane, Upstream(says_and_waits(STREAM_HEAD)) as worker:

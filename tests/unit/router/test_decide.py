@@ -82,25 +82,6 @@ def test_prompt_and_answer_must_fit_and_an_answer_has_at_least_one_token(
     assert why(row(max_seq_len=max_seq_len), isl_tokens=40, max_tokens=max_tokens) == ("" if fits else reason)
 
 
-def test_a_pin_to_a_worker_leaves_all_its_ranks() -> None:
-    ranks = view(row("w0/0"), row("w1/0"), row("w1/1"))
-    decided = decide(ranks, route(pinned_worker="w1"), KV, 1)
-    assert [each.worker_id for each in decided.candidates] == ["w1", "w1"]
-    assert decided.excluded == (Exclusion(worker_id="w0", dp_rank=0, reason="pinned to w1"),)
-
-
-def test_a_pin_to_a_rank_leaves_that_rank_of_every_worker() -> None:
-    ranks = view(row("w0/0"), row("w0/1"), row("w1/0"), row("w1/1"))
-    decided = decide(ranks, route(pinned_dp_rank=1), KV, 1)
-    assert [(each.worker_id, each.dp_rank) for each in decided.candidates] == [("w0", 1), ("w1", 1)]
-    assert {each.reason for each in decided.excluded} == {"pinned to dp_rank 1"}
-
-
-def test_a_pin_to_rank_0_is_a_pin() -> None:
-    decided = decide(view(row("w0/0"), row("w0/1")), route(pinned_dp_rank=0), KV, 1)
-    assert [each.dp_rank for each in decided.candidates] == [0]
-
-
 def test_a_rank_that_failed_the_request_is_not_tried_again_and_its_neighbour_is() -> None:
     decided = decide(view(row("w0/0"), row("w0/1")), route(tried=(rank("w0/0"),)), KV, 1)
     assert decided.chosen.dp_rank == 1

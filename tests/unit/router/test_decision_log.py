@@ -76,15 +76,6 @@ def test_an_outcome_is_added_to_the_record_that_is_kept() -> None:
     assert (record.outcome, kept.find("d")) == (None, record)
 
 
-def test_all_decisions_of_a_request_are_told_eldest_first_and_no_others() -> None:
-    kept = log(4, ("d0", "r"), ("d1", "r"), ("d2", "x"), ("d3", "r"), ("d4", "r"))
-    for any_id in ("r", "d3"):
-        record = kept.find(any_id)
-        assert record is not None
-        assert [each.verdict.decision_id for each in record.of_same_request(9)] == ["d1", "d3", "d4"]
-        assert [each.verdict.decision_id for each in record.of_same_request(2)] == ["d3", "d4"]
-
-
 def test_a_decision_is_found_without_looking_at_others() -> None:
     """Ten times as many decisions: the same work, counted in comparisons of names."""
     names = [Counted(f"r{at}") for at in range(2000)]

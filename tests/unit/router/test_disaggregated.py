@@ -66,7 +66,6 @@ async def fleet(
         yield found
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> None:
     async with fleet("prefill", "decode") as found:
         answered = await found.plane.post(BODY)
@@ -78,15 +77,6 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> No
         assert found.plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
-async def test_an_answer_that_is_not_streamed_takes_the_same_way() -> None:
-    async with fleet("prefill", "decode") as found:
-        answered = await found.plane.post({"max_tokens": 6})
-        assert json.loads(answered.body)["choices"][0]["text"] == text_of(PROMPT, 6)
-        assert found.workers["d1"].fetched == [1]
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_first_token_that_was_the_last_is_the_answer(stream: bool) -> None:
     async with fleet("prefill", "decode") as found:
@@ -99,21 +89,12 @@ async def test_a_first_token_that_was_the_last_is_the_answer(stream: bool) -> No
         assert found.plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_request_for_one_token_leaves_no_kv_at_a_prefill_worker() -> None:
     async with fleet("prefill", "decode") as found:
         assert await found.ask(max_tokens=1) == text_of(PROMPT, 1)
         assert found.workers["p0"].bodies == []
 
 
-@pytest.mark.asyncio
-async def test_without_a_prefill_worker_the_decode_worker_serves_alone() -> None:
-    async with fleet("decode") as found:
-        assert await found.ask() == text_of(PROMPT, 6)
-        assert found.workers["d0"].bodies[0]["disaggregated_params"] == {"request_type": "context_and_generation"}
-
-
-@pytest.mark.asyncio
 async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_the_decode_worker() -> None:
     async with fleet("prefill", "prefill", "decode", retry_limit=1) as found:
         first, second = found.workers["p0"], found.workers["p1"]
@@ -124,7 +105,6 @@ async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_th
         assert found.reroutes() == {"prefill_failed": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_busy_decode_worker_leaves_the_handoff_to_another() -> None:
     async with fleet("prefill", "decode", "decode") as found:
         found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
@@ -134,7 +114,6 @@ async def test_a_busy_decode_worker_leaves_the_handoff_to_another() -> None:
         assert found.reroutes() == {}
 
 
-@pytest.mark.asyncio
 async def test_a_handoff_that_was_taken_and_lost_means_another_prefill() -> None:
     async with fleet("prefill", "decode", "decode", breaker_failures=9) as found:
         found.fail_first(LOST, "d1", "d2")
@@ -143,7 +122,6 @@ async def test_a_handoff_that_was_taken_and_lost_means_another_prefill() -> None
         assert found.reroutes() == {"decode_failed": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_every_decode_worker_fails_is_told_of_the_last_failure() -> None:
     async with fleet("prefill", "decode", "decode") as found:
         found.workers["d1"].fault = found.workers["d2"].fault = LOST
@@ -152,7 +130,6 @@ async def test_a_request_that_every_decode_worker_fails_is_told_of_the_last_fail
         assert found.reroutes() == {"decode_failed": 2, "no_decode_worker": 1}
 
 
-@pytest.mark.asyncio
 async def test_what_the_prefill_worker_refuses_is_refused() -> None:
     async with fleet("prefill", "decode") as found:
         found.workers["p0"].fault = answers(400, b'{"error":{"message":"no"}}')
@@ -161,14 +138,6 @@ async def test_what_the_prefill_worker_refuses_is_refused() -> None:
         assert found.plane.outcomes() == {"refused": 1}
 
 
-@pytest.mark.asyncio
-async def test_kv_is_decoded_only_where_it_can_be_fetched() -> None:
-    async with fleet("prefill", "decode", "decode", domains={"p0": "a", "d1": "b", "d2": "a"}) as found:
-        assert [await found.ask() for _ in range(3)] == [text_of(PROMPT, 6)] * 3
-        assert (len(found.workers["d1"].bodies), len(found.workers["d2"].bodies)) == (0, 3)
-
-
-@pytest.mark.asyncio
 async def test_kv_is_decoded_only_by_a_worker_that_can_take_it() -> None:
     dtypes = {"p0": "fp8", "d1": "bfloat16", "d2": "fp8"}
     async with fleet("prefill", "decode", "decode", dtypes=dtypes) as found:
@@ -180,23 +149,6 @@ async def test_kv_is_decoded_only_by_a_worker_that_can_take_it() -> None:
         assert "allowed fp8 as prefill worker p0 has" in route.body.decode()
 
 
-@pytest.mark.asyncio
-async def test_without_a_pair_that_fits_a_prompt_is_computed_once_where_it_is_decoded() -> None:
-    async with fleet("prefill", "decode", dtypes={"p0": "fp8", "d1": "bfloat16"}) as found:
-        assert await found.ask() == text_of(PROMPT, 6)
-        assert [len(worker.bodies) for worker in found.workers.values()] == [0, 1]
-        assert found.reroutes() == {"no_prefill_worker": 1}
-
-
-@pytest.mark.asyncio
-async def test_several_choices_are_computed_in_one_place() -> None:
-    async with fleet("prefill", "decode") as found:
-        await found.plane.post({"max_tokens": 2, "n": 2})
-        assert found.workers["p0"].bodies == []
-        assert found.workers["d1"].bodies[0]["disaggregated_params"] == {"request_type": "context_and_generation"}
-
-
-@pytest.mark.asyncio
 async def test_a_short_prompt_is_computed_where_it_is_decoded_if_that_is_configured() -> None:
     limits = {"conditional": "isl_bounding", "effective_isl_tokens": 32}
     async with fleet("prefill", "decode", disaggregation=limits) as found:
@@ -206,7 +158,6 @@ async def test_a_short_prompt_is_computed_where_it_is_decoded_if_that_is_configu
         assert found.plane.metric("prefill_placements_total", reason="short") == 1
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_before_decode_has_begun_leaves_no_kv_behind() -> None:
     async with fleet("prefill", "decode") as found:
         held, asked = asyncio.Event(), asyncio.Event()
@@ -224,7 +175,6 @@ async def test_a_client_that_leaves_before_decode_has_begun_leaves_no_kv_behind(
         await until(lambda: found.workers["d1"].fetched == [1])
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv_behind() -> None:
     async with fleet("prefill", "decode", "decode") as found:
         found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
@@ -235,34 +185,6 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv
         await until(lambda: found.plane.outcomes() == {"cancelled": 1})
 
 
-@pytest.mark.asyncio
-async def test_a_client_that_leaves_when_no_other_worker_can_fetch_is_no_fault() -> None:
-    async with fleet("prefill", "decode", "decode") as found:
-        found.workers["d1"].fault = found.workers["d2"].fault = answers(503, b"{}", retry_after="1")
-        _, writer = await found.plane.dial(BODY)
-        await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
-        reset(writer)
-        await until(lambda: sum(found.plane.outcomes().values()) == 1)
-
-
-@pytest.mark.asyncio
-async def test_a_client_that_leaves_during_prefill_ends_it() -> None:
-    async with fleet("prefill", "decode") as found:
-        asked = asyncio.Event()
-
-        async def wait() -> None:
-            asked.set()
-            await asyncio.Event().wait()
-
-        found.workers["p0"].waits = wait
-        _, writer = await found.plane.dial(BODY)
-        await asked.wait()
-        writer.close()
-        await until(lambda: found.plane.outcomes() == {"cancelled": 1})
-        assert found.workers["d1"].bodies == []
-
-
-@pytest.mark.asyncio
 async def test_a_clients_own_handoff_is_refused_unless_this_router_serves_a_pool() -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt_token_ids": [1]}
     async with fleet("prefill", "decode") as found:
@@ -273,7 +195,6 @@ async def test_a_clients_own_handoff_is_refused_unless_this_router_serves_a_pool
         assert (answered.status, answered.error["param"]) == (400, "disaggregated_params")
 
 
-@pytest.mark.asyncio
 async def test_both_decisions_can_be_asked_for_without_a_request() -> None:
     async with fleet("prefill", "decode") as found:
         told = json.loads((await found.plane.post(path="/v1/route")).body)
@@ -285,7 +206,6 @@ async def test_both_decisions_can_be_asked_for_without_a_request() -> None:
         )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode"), ("decode", "decode")])
 @pytest.mark.parametrize("cut_after", [1, 3, 5])
 async def test_a_stream_whose_worker_dies_goes_on_without_a_seam(roles: tuple[str, ...], cut_after: int) -> None:
@@ -300,7 +220,6 @@ async def test_a_stream_whose_worker_dies_goes_on_without_a_seam(roles: tuple[st
         assert found.plane.outcomes() == {"ok": 3}
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
     async with fleet("aggregated", "aggregated") as found:
         for worker in found.workers.values():
@@ -310,7 +229,6 @@ async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
         assert found.reroutes() == {}
 
 
-@pytest.mark.asyncio
 async def test_a_stream_migrates_no_more_often_than_is_allowed() -> None:
     async with fleet("aggregated", "aggregated", migration_limit=1, retry_limit=0) as found:
         for worker in found.workers.values():
@@ -321,7 +239,6 @@ async def test_a_stream_migrates_no_more_often_than_is_allowed() -> None:
         assert found.plane.outcomes() == {"failed": 1}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("silent", "reroutes"), [("p", {}), ("d", {"decode_failed": 1})])
 async def test_a_silent_worker_of_either_role_is_left_for_another(silent: str, reroutes: dict[str, int]) -> None:
     limits = HttpLimits(sweep_s=0.02, drain_s=0.0)
@@ -338,7 +255,6 @@ async def test_a_silent_worker_of_either_role_is_left_for_another(silent: str, r
         assert found.reroutes() == reroutes
 
 
-@pytest.mark.asyncio
 async def test_what_has_to_obey_a_form_does_not_migrate() -> None:
     async with fleet("aggregated", "aggregated") as found:
         for worker in found.workers.values():
@@ -348,7 +264,6 @@ async def test_what_has_to_obey_a_form_does_not_migrate() -> None:
         assert found.reroutes() == {}
 
 
-@pytest.mark.asyncio
 async def test_prefill_and_decode_worker_can_be_named() -> None:
     async with fleet("prefill", "prefill", "decode", "decode") as found:
         for prefill, decode in (("p0", "d3"), ("p1", "d2")):

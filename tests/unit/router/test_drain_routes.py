@@ -131,7 +131,6 @@ async def control() -> AsyncIterator[Control]:
         await running.server.run(stop)
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Control) -> None:
     answered = await control.post(b'{"handover_tokens": 0}')
     assert answered.status == 202
@@ -150,7 +149,6 @@ async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Contr
         control.found.plane.routing.decide(route(pinned_worker="w0"))
 
 
-@pytest.mark.asyncio
 async def test_what_the_control_plane_publishes_is_signed_later_than_what_the_fleet_said(control: Control) -> None:
     subject, told = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
     reader = FleetGate(KEYS)
@@ -162,7 +160,6 @@ async def test_what_the_control_plane_publishes_is_signed_later_than_what_the_fl
     assert reader.admit(subject, fleet.encode(drained), control.log.headers) == drained
 
 
-@pytest.mark.asyncio
 async def test_another_address_of_a_registered_instance_is_not_published(control: Control) -> None:
     control.gate.admit(*signed_registration())
     moved = fleet.encode(registered(base_url="http://127.0.0.1:2"))
@@ -179,7 +176,6 @@ def signed_registration() -> tuple[str, bytes, dict[str, str]]:
     return subject, data, FleetGate(KEYS).headers(subject, "w0", data, 1)
 
 
-@pytest.mark.asyncio
 async def test_a_drain_hands_over_by_the_configured_budget(control: Control) -> None:
     control.found.recent.add(asked(1))
     await control.post()
@@ -189,7 +185,6 @@ async def test_a_drain_hands_over_by_the_configured_budget(control: Control) -> 
     assert (told["warmed"], told["prefixes"][0]["outcome"]) == (1, "warmed")
 
 
-@pytest.mark.asyncio
 async def test_a_worker_is_drained_once_its_requests_are_over(control: Control) -> None:
     assert await control.state() == "serving"
     lease = control.running()
@@ -200,7 +195,6 @@ async def test_a_worker_is_drained_once_its_requests_are_over(control: Control) 
     assert await control.state() == "drained"
 
 
-@pytest.mark.asyncio
 async def test_a_waiting_request_is_answered_when_the_worker_is_drained(control: Control) -> None:
     lease = control.running()
     await control.post(b'{"handover_tokens": 0}')
@@ -211,7 +205,6 @@ async def test_a_waiting_request_is_answered_when_the_worker_is_drained(control:
     assert json.loads((await waiting).body)["state"] == "drained"
 
 
-@pytest.mark.asyncio
 async def test_a_wait_that_times_out_gets_the_present_status(control: Control) -> None:
     lease = control.running()
     await control.post(b'{"handover_tokens": 0}')
@@ -222,7 +215,6 @@ async def test_a_wait_that_times_out_gets_the_present_status(control: Control) -
     lease.end("ok")
 
 
-@pytest.mark.asyncio
 async def test_a_worker_is_not_drained_while_it_is_handed_over(control: Control) -> None:
     control.found.upstreams["w1"].script = says_and_waits(b"")
     control.found.recent.add(asked(1))
@@ -231,7 +223,6 @@ async def test_a_worker_is_not_drained_while_it_is_handed_over(control: Control)
     assert await control.state() == "draining"
 
 
-@pytest.mark.asyncio
 async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its_next_life(control: Control) -> None:
     control.found.recent.add(asked(1))
     await control.post()
@@ -244,7 +235,6 @@ async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its
     assert (told["state"], told["handover"]) == ("serving", None)
 
 
-@pytest.mark.asyncio
 async def test_while_the_log_is_away_no_worker_is_drained(control: Control) -> None:
     control.log.is_away = True
     answered = await control.post()
@@ -252,20 +242,17 @@ async def test_while_the_log_is_away_no_worker_is_drained(control: Control) -> N
     assert await control.state() == "serving"
 
 
-@pytest.mark.asyncio
 async def test_an_unknown_worker_cannot_be_drained(control: Control) -> None:
     for answered in (await control.post(path="/v1/workers/w9/drain"), await control.get("/v1/workers/w9/drain")):
         assert (answered.status, answered.error["param"]) == (404, "id")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "soon", ""])
 async def test_a_wait_that_may_not_be_is_named(control: Control, wait: str) -> None:
     answered = await control.get(f"{PATH}?wait={wait}")
     assert (answered.status, answered.error["param"]) == (400, "wait")
 
 
-@pytest.mark.asyncio
 async def test_an_invalid_request_drains_no_worker(control: Control) -> None:
     answered = await control.post(b'{"handover_tokens": "many"}')
     assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
@@ -275,7 +262,6 @@ async def test_an_invalid_request_drains_no_worker(control: Control) -> None:
 # ---------------------------------------------------------------- put back
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_was_drained_by_hand_is_put_back_and_every_router_learns_of_it(control: Control) -> None:
     await control.post(b'{"handover_tokens": 0}')
     answered = await control.put_back()
@@ -296,7 +282,6 @@ async def test_a_worker_that_was_drained_by_hand_is_put_back_and_every_router_le
     assert not worker.draining
 
 
-@pytest.mark.asyncio
 async def test_a_router_that_starts_later_learns_of_a_drain_by_the_registration_and_can_end_it(
     control: Control,
 ) -> None:
@@ -321,13 +306,11 @@ async def test_a_router_that_starts_later_learns_of_a_drain_by_the_registration_
     assert not found.draining, "a drain belongs to the instance"
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_serves_is_put_back_without_an_event(control: Control) -> None:
     answered = await control.put_back()
     assert (answered.status, json.loads(answered.body)["published"], control.log.events) == (200, None, [])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("by_hand_before", [False, True])
 async def test_a_worker_that_is_stopping_is_not_put_back(control: Control, by_hand_before: bool) -> None:
     if by_hand_before:
@@ -343,7 +326,6 @@ async def test_a_worker_that_is_stopping_is_not_put_back(control: Control, by_ha
     assert control.log.events[len(before) :] == [WorkerDraining(worker_id="w0", instance="w0-1", by_hand=True)]
 
 
-@pytest.mark.asyncio
 async def test_a_drain_outlives_a_registration_of_the_agent(control: Control) -> None:
     await control.post(b'{"handover_tokens": 0}')
     worker = control.found.plane.state.fleet.worker("w0")
@@ -352,7 +334,6 @@ async def test_a_drain_outlives_a_registration_of_the_agent(control: Control) ->
     assert await control.state() == "drained"
 
 
-@pytest.mark.asyncio
 async def test_a_hand_over_ends_when_its_worker_is_put_back(control: Control) -> None:
     lease = control.running()
     await control.post()
@@ -364,7 +345,6 @@ async def test_a_hand_over_ends_when_its_worker_is_put_back(control: Control) ->
     lease.end("ok")
 
 
-@pytest.mark.asyncio
 async def test_an_unknown_worker_and_a_log_that_is_away_are_said(control: Control) -> None:
     assert (await control.put_back("/v1/workers/unknown/drain")).status == 404
     await control.post(b'{"handover_tokens": 0}')

@@ -30,7 +30,6 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "input": "hello"} | fields).encode()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("given", ["hello", ["a", "b"], [1, 2, 3], [[1, 2], [3]]], ids=repr)
 async def test_the_worker_that_states_embeddings_gets_the_clients_bytes(plane: Plane, given: Any) -> None:
     sent = body(input=given, encoding_format="base64", dimensions=8, user="u")
@@ -46,7 +45,6 @@ async def test_the_worker_that_states_embeddings_gets_the_clients_bytes(plane: P
     assert plane.metric("input_tokens_sum") == 12
 
 
-@pytest.mark.asyncio
 async def test_embeddings_go_by_load_alone_and_the_decision_says_so(plane: Plane) -> None:
     async with Upstream(says_and_waits(b"")) as busy, Upstream(GOOD) as idle:
         plane.join("w0", busy.base_url, holds=3, api_endpoints=STATES)
@@ -66,7 +64,6 @@ async def test_embeddings_go_by_load_alone_and_the_decision_says_so(plane: Plane
     assert (outcome.ttft_s, outcome.itl_s, outcome.output_tokens) == (None, None, None)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("stated", [("chat", "completions"), ("completions",), (), ("a later one",)], ids=repr)
 async def test_an_endpoint_that_no_worker_states_is_404_and_says_what_they_state(
     plane: Plane, stated: tuple[str, ...]
@@ -79,7 +76,6 @@ async def test_an_endpoint_that_no_worker_states_is_404_and_says_what_they_state
     assert plane.outcomes() == {"refused": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_chat_does_not_go_to_a_worker_that_states_embeddings_alone(plane: Plane) -> None:
     async with Upstream(answers(200, completion())) as worker:
         plane.join("w0", "http://127.0.0.1:1", holds=3, api_endpoints=("embeddings",))
@@ -90,7 +86,6 @@ async def test_a_chat_does_not_go_to_a_worker_that_states_embeddings_alone(plane
     assert excluded.reason == "endpoint completions: the worker states embeddings"
 
 
-@pytest.mark.asyncio
 async def test_an_endpoint_whose_worker_drains_is_503(plane: Plane) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     plane.join("w1", "http://127.0.0.1:1", api_endpoints=STATES)
@@ -101,7 +96,6 @@ async def test_an_endpoint_whose_worker_drains_is_503(plane: Plane) -> None:
     assert "endpoint embeddings: the worker states chat, completions" in answered.error["message"]
 
 
-@pytest.mark.asyncio
 async def test_a_pin_to_a_worker_that_does_not_state_it_is_the_clients_fault(plane: Plane) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     plane.join("w1", "http://127.0.0.1:1", api_endpoints=STATES)
@@ -109,7 +103,6 @@ async def test_a_pin_to_a_worker_that_does_not_state_it_is_the_clients_fault(pla
     assert (answered.status, answered.error["code"]) == (400, "no_such_worker")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("length", [1000, 4 << 20], ids=["small", "4 MiB"])
 async def test_an_answer_that_is_cut_after_its_first_byte_comes_from_another_worker(plane: Plane, length: int) -> None:
     begun = says(CUT_HEAD % length + b" " * (length // 2))
@@ -122,7 +115,6 @@ async def test_an_answer_that_is_cut_after_its_first_byte_comes_from_another_wor
     assert plane.metric("retries_total", phase="body") >= 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -138,7 +130,6 @@ async def test_what_the_endpoint_does_not_have_is_refused_by_its_key(
     assert (answered.status, answered.error["param"]) == (400, param)
 
 
-@pytest.mark.asyncio
 async def test_a_route_of_embeddings_is_named_by_the_query(plane: Plane) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     plane.join("w1", "http://127.0.0.1:1", api_endpoints=STATES)
@@ -150,7 +141,6 @@ async def test_a_route_of_embeddings_is_named_by_the_query(plane: Plane) -> None
     assert refused.error["message"].startswith('endpoint: found "images", allowed one of chat')
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("mode", ["round-robin", "random", "power-of-two"])
 async def test_a_mode_that_reads_no_overlap_stays(mode: str) -> None:
     async with running_plane(policy=Policy(mode=mode)) as plane, Upstream(GOOD) as worker:

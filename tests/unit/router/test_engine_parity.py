@@ -89,7 +89,6 @@ def chat(**fields: Any) -> ChatInbound:
     return inbound
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_makes_the_same_ids_is_asked_once_when_it_joins() -> None:
     engine = Engine()
     async with Upstream(engine) as upstream, asking() as made:
@@ -101,7 +100,6 @@ async def test_an_engine_that_makes_the_same_ids_is_asked_once_when_it_joins() -
     assert (made.parity.differs("w0", worker.instance), made.unrendered()) == ((), "")
 
 
-@pytest.mark.asyncio
 async def test_of_many_workers_that_join_at_once_each_is_asked() -> None:
     engine = Engine()
     async with Upstream(engine) as upstream, asking() as made:
@@ -111,7 +109,6 @@ async def test_of_many_workers_that_join_at_once_each_is_asked() -> None:
     assert len(engine.asked) == 100
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("changed", "found", "allowed"),
     [
@@ -137,7 +134,6 @@ async def test_the_first_token_that_differs_is_named_and_chats_are_routed_by_tex
                 await asyncio.sleep(0)
 
 
-@pytest.mark.asyncio
 async def test_one_answer_that_differs_is_asked_again_before_it_counts() -> None:
     answers = iter([[1], None])
     engine = Engine(lambda ids: next(answers, None) or ids)
@@ -147,7 +143,6 @@ async def test_one_answer_that_differs_is_asked_again_before_it_counts() -> None
     assert len(engine.asked) == 2
 
 
-@pytest.mark.asyncio
 async def test_an_engine_without_an_answer_is_not_judged() -> None:
     async with Upstream(Engine(None)) as upstream, asking() as made:
         made.join(upstream.base_url)
@@ -155,7 +150,6 @@ async def test_an_engine_without_an_answer_is_not_judged() -> None:
         assert made.unrendered() == ""
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("changed", [{"api_endpoints": ("chat",)}, {"tokenizer_digest": "another"}])
 async def test_an_engine_without_the_path_or_with_another_tokenizer_is_not_asked(changed: dict[str, Any]) -> None:
     engine = Engine()
@@ -167,7 +161,6 @@ async def test_an_engine_without_the_path_or_with_another_tokenizer_is_not_asked
     assert engine.asked == []
 
 
-@pytest.mark.asyncio
 async def test_of_ten_thousand_chats_one_in_a_thousand_is_asked_for_and_none_is_a_false_alarm() -> None:
     engine = Engine()
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -182,7 +175,6 @@ async def test_of_ten_thousand_chats_one_in_a_thousand_is_asked_for_and_none_is_
     assert {json.dumps(each["tools"]) for each in engine.asked[1:]} == {json.dumps(tools)}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("fields", [{"chat_template": "x"}, {"reasoning_effort": "low"}, {"documents": [{"a": "b"}]}])
 async def test_a_chat_that_the_question_cannot_say_is_not_asked_for(fields: dict[str, Any]) -> None:
     engine = Engine()

@@ -32,7 +32,6 @@ class Watched(Bench):
             self.origins.look()
 
 
-@pytest.mark.asyncio
 async def test_a_worker_whose_blocks_appear_at_another_one_is_named_with_it() -> None:
     watched = Watched()
     await watched.send(VOTES - 1, OTHER)
@@ -41,7 +40,6 @@ async def test_a_worker_whose_blocks_appear_at_another_one_is_named_with_it() ->
     assert (watched.origins.differs("w0"), watched.origins.differs("w1")) == (NAMED, ())
 
 
-@pytest.mark.asyncio
 async def test_a_worker_whose_blocks_appear_at_itself_is_not_named_any_more() -> None:
     watched = Watched()
     await watched.send(VOTES, OTHER)
@@ -51,7 +49,6 @@ async def test_a_worker_whose_blocks_appear_at_itself_is_not_named_any_more() ->
     assert watched.origins.differs("w0") == (), "its stream is known to be its own"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("stale", "appears_at", "after_s"), [("source", (OTHER,), 2.0), ("", (), 31.0), ("", (OTHER,), 1.0)],
     ids=["its stream is in doubt", "nothing appears", "it is too early"],

@@ -36,35 +36,6 @@ def limits(quantum_tokens: int = 10, **weights: float) -> FairShare:
     return FairShare(FairShareLimits(quantum_tokens=quantum_tokens, weights=weights))
 
 
-def test_a_key_is_served_while_its_quantum_lasts_and_then_the_next_is() -> None:
-    assert Backlog(limits(10), {"a": [5] * 4, "b": [5] * 4}).serve_all() == "aabbaabb"
-
-
-def test_what_a_quantum_does_not_cover_waits_for_the_next_round() -> None:
-    assert Backlog(limits(10), {"a": [25, 5], "b": [10] * 4}).serve_all() == "bbaabb"
-
-
-def test_large_requests_cost_their_key_as_many_rounds_as_they_take() -> None:
-    order = Backlog(limits(10), {"a": [1000, 1], "b": [10] * 200}).serve_all()
-    assert order.index("a") == 99
-
-
-def test_weights_of_4_to_1_give_4_to_1() -> None:
-    backlog = Backlog(limits(25, heavy=4.0), {"heavy": [10] * 400, "light": [10] * 400})
-    served = Counter(each[0] for each in (backlog.serve() for _ in range(320)) if each is not None)
-    assert 254 <= served["heavy"] <= 258
-    assert 62 <= served["light"] <= 66
-
-
-def test_tokens_are_shared_and_not_requests() -> None:
-    backlog = Backlog(limits(100), {"large": [50] * 1000, "small": [5] * 1000})
-    tokens = Counter[str]()
-    for _ in range(550):
-        key, cost = backlog.serve() or ("", 0)
-        tokens[key] += cost
-    assert abs(tokens["large"] - tokens["small"]) <= 100
-
-
 def test_a_key_that_comes_anew_waits_for_its_turn_and_brings_nothing_along() -> None:
     shares = limits(10)
     backlog = Backlog(shares, {"a": [10, 10], "b": [10]})

@@ -114,7 +114,6 @@ async def differences(*registrations: WorkerRegistered) -> list[tuple[Any, ...]]
     return [(entry["worker"], entry["field"], entry["found"], entry["allowed"]) for entry in told]
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_agrees_in_everything_is_no_news() -> None:
     assert await differences(registered(), registered("w1")) == []
 
@@ -129,7 +128,6 @@ async def pairings(*registrations: WorkerRegistered) -> list[tuple[str, str]]:
     return [(entry["of"], entry["found"]) for entry in told]
 
 
-@pytest.mark.asyncio
 async def test_what_does_not_go_together_is_told_once() -> None:
     prefill = registered("p", role="prefill", max_seq_len=9001, transfer_buffer_tokens=8192, kv_cache_dtype="fp8")
     decode = registered("d", role="decode", max_seq_len=9001, transfer_buffer_tokens=9216, kv_cache_dtype="fp8")
@@ -144,13 +142,11 @@ async def test_what_does_not_go_together_is_told_once() -> None:
     assert await pairings(registered(block_reuse=True), registered("w1")) == []
 
 
-@pytest.mark.asyncio
 async def test_with_an_empty_fleet_the_start_waits_for_no_heartbeat() -> None:
     router = await begun()
     await router.feeds.acquainted(asyncio.Event())
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_the_log_told_of_is_waited_for_until_it_is_heard() -> None:
     router = await begun(registered(), registered("w1"))
     waiting = asyncio.ensure_future(router.feeds.acquainted(asyncio.Event()))
@@ -162,7 +158,6 @@ async def test_a_worker_that_the_log_told_of_is_waited_for_until_it_is_heard() -
     await waiting
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_is_not_heard_is_not_waited_for_for_ever() -> None:
     router = await begun(registered())
     waiting = asyncio.ensure_future(router.feeds.acquainted(asyncio.Event()))
@@ -172,7 +167,6 @@ async def test_a_worker_that_is_not_heard_is_not_waited_for_for_ever() -> None:
     await waiting
 
 
-@pytest.mark.asyncio
 async def test_every_field_that_differs_is_told_with_what_was_found_and_what_is_allowed() -> None:
     odd = registered("w1", block_size=32, template_digest="x")
     assert await differences(registered(), odd) == [
@@ -181,7 +175,6 @@ async def test_every_field_that_differs_is_told_with_what_was_found_and_what_is_
     ]
 
 
-@pytest.mark.asyncio
 async def test_all_that_comes_is_recorded_in_the_order_in_which_it_was_applied() -> None:
     router = await begun()
     del router.recorded.records[:]  # the policy
@@ -198,7 +191,6 @@ async def test_all_that_comes_is_recorded_in_the_order_in_which_it_was_applied()
     ]
 
 
-@pytest.mark.asyncio
 async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() -> None:
     router, stop = await begun(), asyncio.Event()
     recorded = router.recorded
@@ -220,7 +212,6 @@ async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() ->
 # ------------------------------------------------------------------------------------------------- refused events
 
 
-@pytest.mark.asyncio
 async def test_events_that_contradict_their_subject_or_their_instance_change_nothing_and_are_counted() -> None:
     router = await begun()
     subject, other = subjects.fleet(MODEL, "w0"), subjects.fleet(MODEL, "w1")
@@ -239,7 +230,6 @@ async def test_events_that_contradict_their_subject_or_their_instance_change_not
     assert "found http://10.6.6.6:1, allowed http://127.0.0.1:1 of instance w0-1" in refused[0]["reason"]
 
 
-@pytest.mark.asyncio
 async def test_refusals_of_one_cause_are_logged_once_in_ten_seconds_with_the_number_left_out() -> None:
     router = await begun()
     with capture_logs() as logs:
@@ -250,7 +240,6 @@ async def test_refusals_of_one_cause_are_logged_once_in_ten_seconds_with_the_num
     assert [line.get("suppressed") for line in logs] == [None, 4]
 
 
-@pytest.mark.asyncio
 async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:
     router = await begun(keys=(b"k" * 32,))
     subject, data = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
@@ -262,7 +251,6 @@ async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:
     assert router.feeds.gate.refused_total["signature"] == 1
 
 
-@pytest.mark.asyncio
 async def test_messages_that_cannot_be_read_have_one_line_a_subject_and_period_and_then_their_number() -> None:
     router = await begun()
     subjects_heard = [subjects.heartbeat(MODEL, WorkerRank(worker_id, 0)) for worker_id in ("w0", "w1")]
@@ -284,7 +272,6 @@ async def test_messages_that_cannot_be_read_have_one_line_a_subject_and_period_a
 # --------------------------------------------------------------------------------- messages of what is not registered
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", [WorkerLeft, WorkerDraining])
 async def test_the_end_of_another_instance_is_logged_as_refused_counted_and_not_recorded(kind: Any) -> None:
     router = await begun(registered())
@@ -298,7 +285,6 @@ async def test_the_end_of_another_instance_is_logged_as_refused_counted_and_not_
     assert router.addresses() == ["http://127.0.0.1:1"]
 
 
-@pytest.mark.asyncio
 async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_leave_nothing_behind() -> None:
     router = await begun(registered())
     before = len(router.recorded.records)
@@ -315,7 +301,6 @@ async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_
     assert router.routing.state.ledger.loads() == {}
 
 
-@pytest.mark.asyncio
 async def test_registrations_beyond_the_bounds_leave_nothing_behind() -> None:
     router = await begun()
     ranks = tuple(range(4096))

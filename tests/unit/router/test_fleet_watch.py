@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, LogConnection, WorkerHeard
@@ -37,7 +36,6 @@ class Watched:
         self.bench.state.apply(ended)
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_falls_silent_and_returns_is_logged_once_each() -> None:
     watched = Watched(registered(), registered("w1"))
     assert await watched.after(SILENT_S - 0.1) == []
@@ -49,7 +47,6 @@ async def test_a_worker_that_falls_silent_and_returns_is_logged_once_each() -> N
     assert await watched.after() == []
 
 
-@pytest.mark.asyncio
 async def test_silence_says_nothing_while_the_event_log_is_away() -> None:
     watched = Watched()
     watched.bench.state.apply(LogConnection(now_s=watched.bench.clock.now(), heard=False))
@@ -58,7 +55,6 @@ async def test_silence_says_nothing_while_the_event_log_is_away() -> None:
     assert await watched.after() == []
 
 
-@pytest.mark.asyncio
 async def test_a_breaker_is_logged_as_it_opens_tries_again_and_closes() -> None:
     watched = Watched()
     watched.attempt("failed", "connect", "ConnectionRefusedError")

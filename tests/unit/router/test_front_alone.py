@@ -42,7 +42,6 @@ async def error_of(response: aiohttp.ClientResponse) -> tuple[int, Any]:
         return response.status, (await response.json())["error"]
 
 
-@pytest.mark.asyncio
 async def test_shadows_that_no_process_checked_are_not_kept_for_later_processes(tmp_path: Path) -> None:
     async with front_alone(tmp_path) as session:
         status, error = await error_of(await session.put("/v1/shadows", data=b"no JSON"))
@@ -50,7 +49,6 @@ async def test_shadows_that_no_process_checked_are_not_kept_for_later_processes(
     assert not (tmp_path / "shadows.json").exists()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("method", ["PATCH", "PUT", "DELETE"])
 async def test_a_policy_that_cannot_be_kept_for_later_processes_changes_nothing(tmp_path: Path, method: str) -> None:
     async with front_alone(tmp_path) as session:
@@ -61,7 +59,6 @@ async def test_a_policy_that_cannot_be_kept_for_later_processes_changes_nothing(
         assert await (await session.get("/v1/policy")).json() == before
 
 
-@pytest.mark.asyncio
 async def test_the_processes_that_did_not_take_a_changed_policy_are_named(tmp_path: Path) -> None:
     async with front_alone(tmp_path) as session:
         status, error = await error_of(await session.patch("/v1/policy", data=b'{"mode": "random"}'))
@@ -70,7 +67,6 @@ async def test_the_processes_that_did_not_take_a_changed_policy_are_named(tmp_pa
         assert (await (await session.get("/v1/policy")).json())["mode"] == "random"
 
 
-@pytest.mark.asyncio
 async def test_that_changed_shadows_are_not_kept_for_later_processes_is_told(tmp_path: Path) -> None:
     async def changed(_: web.Request) -> web.Response:
         return web.json_response({})
@@ -87,7 +83,6 @@ async def test_that_changed_shadows_are_not_kept_for_later_processes_is_told(tmp
     await serving.cleanup()
 
 
-@pytest.mark.asyncio
 async def test_that_no_process_answers_is_not_an_empty_list_of_decisions(tmp_path: Path) -> None:
     async with front_alone(tmp_path) as session:
         status, error = await error_of(await session.get("/v1/decisions"))

@@ -211,7 +211,6 @@ async def served(outcome: Outcome, size: int) -> AsyncIterator[tuple[Plane, Call
         yield plane, send
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kind", OUTCOMES)
 async def test_no_outcome_leaves_memory_or_a_cycle(kind: str) -> None:
     for size in (SMALL, LARGE):
@@ -229,7 +228,6 @@ async def test_no_outcome_leaves_memory_or_a_cycle(kind: str) -> None:
             await until_memory_is_below(memory + GROWTH_BYTES_MAX)
 
 
-@pytest.mark.asyncio
 async def test_prefill_and_decode_apart_leave_no_cycles() -> None:
     async with (
         running_plane() as plane,

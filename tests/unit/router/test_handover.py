@@ -102,7 +102,6 @@ async def draining(
             await running
 
 
-@pytest.mark.asyncio
 async def test_what_only_the_draining_worker_holds_is_computed_elsewhere() -> None:
     async with draining(answers(500), RoleWorker()) as found:
         found.recent.add(asked(1))
@@ -122,7 +121,6 @@ async def test_what_only_the_draining_worker_holds_is_computed_elsewhere() -> No
         assert found.plane.metric("handover_tokens_total") == 4 * BLOCK_SIZE
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("held", "elsewhere"), [(4, 4), (2, 3), (0, 0)])
 async def test_what_another_holds_too_is_not_listed(held: int, elsewhere: int) -> None:
     async with draining(answers(500), answers(500), holds=(held, elsewhere)) as found:
@@ -131,7 +129,6 @@ async def test_what_another_holds_too_is_not_listed(held: int, elsewhere: int) -
         assert (told.prompts, told.listed, found.bodies("w1")) == (1, 0, [])
 
 
-@pytest.mark.asyncio
 async def test_what_only_an_unfit_worker_holds_too_is_handed_over() -> None:
     async with draining(answers(500), answers(500), RoleWorker(), holds=(4, 4, 0)) as found:
         found.recent.add(asked(1))
@@ -141,7 +138,6 @@ async def test_what_only_an_unfit_worker_holds_too_is_handed_over() -> None:
         assert len(found.bodies("w2")) == 1
 
 
-@pytest.mark.asyncio
 async def test_the_hottest_prompts_are_computed_first_and_no_more_than_the_budget_allows() -> None:
     async with draining(answers(500), RoleWorker(), concurrency=1) as found:
         for number, age_s in ((1, 600.0), (2, 0.0), (3, 300.0)):
@@ -151,7 +147,6 @@ async def test_the_hottest_prompts_are_computed_first_and_no_more_than_the_budge
         assert (told.prompts, told.listed, told.spent_tokens) == (3, 2, told.budget_tokens)
 
 
-@pytest.mark.asyncio
 async def test_what_costs_more_than_is_left_is_skipped() -> None:
     async with draining(answers(500), answers(500), answers(500), holds=(4, 2, 0)) as found:
         found.recent.add(asked(1))
@@ -163,7 +158,6 @@ async def test_what_costs_more_than_is_left_is_skipped() -> None:
         assert told.prefixes[0].reason == "64 tokens, of which 32 are left"
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_fails_is_not_replaced_by_another() -> None:
     async with draining(answers(500), answers(500), answers(500)) as found:
         found.recent.add(asked(1))
@@ -173,7 +167,6 @@ async def test_a_worker_that_fails_is_not_replaced_by_another() -> None:
         assert len(found.bodies("w1")) + len(found.bodies("w2")) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_refuses_a_prompt_has_not_computed_it() -> None:
     async with draining(answers(500), answers(400)) as found:
         found.recent.add(asked(1))
@@ -181,7 +174,6 @@ async def test_a_worker_that_refuses_a_prompt_has_not_computed_it() -> None:
         assert (told.failed, told.prefixes[0].reason) == (1, "status 400")
 
 
-@pytest.mark.asyncio
 async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_worker() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         for number in range(8):
@@ -192,7 +184,6 @@ async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_w
         await found.upstreams["w1"].gone.wait()
 
 
-@pytest.mark.asyncio
 async def test_what_has_not_begun_when_the_time_is_over_is_skipped() -> None:
     async with draining(answers(500), RoleWorker(), concurrency=1) as found:
 
@@ -209,7 +200,6 @@ async def test_what_has_not_begun_when_the_time_is_over_is_skipped() -> None:
         assert told.prefixes[3].reason == "the time is over"
 
 
-@pytest.mark.asyncio
 async def test_no_more_prompts_are_computed_at_a_time_than_allowed() -> None:
     running, most, all_there = 0, 0, asyncio.Event()
 
@@ -230,7 +220,6 @@ async def test_no_more_prompts_are_computed_at_a_time_than_allowed() -> None:
         assert most == 3
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
     async with draining(answers(500), RoleWorker(), joined={"loras": ("adapter",)}) as found:
         found.recent.add(asked(1, lora="adapter", salt="s"))
@@ -239,7 +228,6 @@ async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
         assert (body["model"], body["cache_salt"]) == ("adapter", "s")
 
 
-@pytest.mark.asyncio
 async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(asked(1)._replace(model="another"))
@@ -247,7 +235,6 @@ async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -
         assert (await found.drain()).prompts == 0
 
 
-@pytest.mark.asyncio
 async def test_all_ranks_of_the_worker_leave() -> None:
     async with draining(answers(500), RoleWorker(), joined={"dp_ranks": (0, 1)}) as found:
         found.plane.index.held[rank("w0/1")] = 2
@@ -256,7 +243,6 @@ async def test_all_ranks_of_the_worker_leave() -> None:
         assert (told.prefixes[0].held_blocks, told.prefixes[0].worker) == (4, "w1/0")
 
 
-@pytest.mark.asyncio
 async def test_prefill_workers_are_warmed_and_what_they_hold_for_a_decode_worker_is_fetched() -> None:
     roles = ("prefill", "prefill", "decode")
     decoder = RoleWorker("decode")
@@ -268,7 +254,6 @@ async def test_prefill_workers_are_warmed_and_what_they_hold_for_a_decode_worker
         assert decoder.fetched == [1]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("decodes", [answers(500), answers(400)])
 async def test_a_decode_worker_that_does_not_fetch_changes_nothing(decodes: Script) -> None:
     roles = ("prefill", "prefill", "decode")
@@ -277,21 +262,18 @@ async def test_a_decode_worker_that_does_not_fetch_changes_nothing(decodes: Scri
         assert (await found.drain()).warmed == 1
 
 
-@pytest.mark.asyncio
 async def test_a_decode_worker_hands_nothing_over() -> None:
     async with draining(answers(500), answers(500), roles=("decode", "decode")) as found:
         found.recent.add(asked(1))
         assert (await found.drain()).reason == "role decode: prompts are computed elsewhere"
 
 
-@pytest.mark.asyncio
 async def test_a_mode_that_reads_no_overlap_hands_nothing_over() -> None:
     async with draining(answers(500), answers(500), policy=Policy(mode="round-robin")) as found:
         found.recent.add(asked(1))
         assert (await found.drain()).reason == "policy.mode round-robin reads no overlap"
 
 
-@pytest.mark.asyncio
 async def test_without_another_worker_nothing_is_listed() -> None:
     async with draining(answers(500)) as found:
         found.recent.add(asked(1))
@@ -299,7 +281,6 @@ async def test_without_another_worker_nothing_is_listed() -> None:
         assert (told.prompts, told.listed) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over() -> None:
     async with draining(answers(500), RoleWorker(), holds=(0, 0)) as found:
         found.recent.add(asked(1))
@@ -313,7 +294,6 @@ async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over()
         assert (await draining_it).warmed == 1
 
 
-@pytest.mark.asyncio
 async def test_a_second_look_asks_for_what_failed_and_not_for_what_was_computed_and_has_no_events_yet() -> None:
     async with draining(answers(500), RoleWorker()) as found:
         found.recent.add(asked(1, blocks=3))
@@ -334,7 +314,6 @@ async def test_a_second_look_asks_for_what_failed_and_not_for_what_was_computed_
         assert sorted(starts) in ([1000, 1000, 2000], [1000, 2000, 2000]), "what failed, and nothing else, comes twice"
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_runs_on_is_waited_for_as_long_as_the_hand_over_may_take() -> None:
     async with draining(answers(500), RoleWorker()) as found:
         lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))
@@ -345,7 +324,6 @@ async def test_a_request_that_runs_on_is_waited_for_as_long_as_the_hand_over_may
         lease.end("ok")
 
 
-@pytest.mark.asyncio
 async def test_what_is_on_its_way_to_another_is_not_listed() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(asked(1))
@@ -355,7 +333,6 @@ async def test_what_is_on_its_way_to_another_is_not_listed() -> None:
         lease.end("ok")
 
 
-@pytest.mark.asyncio
 async def test_a_second_drain_while_one_is_on_its_way_begins_nothing() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         found.recent.add(asked(1))
@@ -365,7 +342,6 @@ async def test_a_second_drain_while_one_is_on_its_way_begins_nothing() -> None:
         assert found.status().budget_tokens == 1000
 
 
-@pytest.mark.asyncio
 async def test_a_router_that_stops_gives_up_what_is_on_its_way() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         found.recent.add(asked(1))
@@ -377,7 +353,6 @@ async def test_a_router_that_stops_gives_up_what_is_on_its_way() -> None:
         found.handover.begin(found.w0, 1000, 30.0)
 
 
-@pytest.mark.asyncio
 async def test_of_too_many_workers_that_drain_the_last_one_hands_nothing_over() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         found.recent.add(asked(1))
@@ -391,7 +366,6 @@ async def test_of_too_many_workers_that_drain_the_last_one_hands_nothing_over() 
             found.handover.begin(found.w0, 1000, 30.0)
 
 
-@pytest.mark.asyncio
 async def test_a_fault_of_ours_ends_one_hand_over_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError

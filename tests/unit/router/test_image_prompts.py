@@ -15,7 +15,7 @@ from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
 from kv_protocol.mm_keys import mm_hash
 from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_inbound
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, split_images
+from kv_runtime.text.chat_messages import IMAGES_MAX, split_images
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.model import Text
@@ -69,12 +69,6 @@ def test_an_image_that_is_cut_out_of_a_body_is_the_same_however_its_slashes_are_
 @pytest.mark.parametrize("data", [PNG, GIF, JPEG, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED])
 def test_an_image_in_a_url_is_its_digest_and_counted_by_its_size(data: bytes) -> None:
     assert seen_image(data_url(data), BY_SIZE) == SeenImage(content_digest(data), 13 * 7)
-
-
-def test_the_type_that_is_said_and_its_case_do_not_matter() -> None:
-    url = data_url(PNG)
-    same = {seen_image(each, FIXED) for each in (url, url.replace("data:image/png", "DATA:IMAGE/JPG"))}
-    assert same == {SeenImage(content_digest(PNG), 3)}
 
 
 def test_an_image_is_read_in_pieces_and_is_the_same_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +143,6 @@ def bytes_before(content: Any) -> bytes:
 def test_of_the_byte_model_all_is_known_up_to_the_message() -> None:
     assert bytes_before([TEXT_PART, image_part(AWAY)]) == b"hello"
     assert bytes_before([image_part(AWAY)]) == b"hello"
-
-
-def test_a_text_with_the_mark_for_unknown_parts_ends_the_known_part_early() -> None:
-    split = split_images([{"role": "user", "content": f"hello {UNKNOWN_FROM_HERE}"}, *chat(image_part(AWAY))], "")
-    known = before_images(ByteText(), split.messages, {}, lambda *_: b"")
-    assert bytes(known.tokens[1:]) == b"hello "
 
 
 ASKS_FIRST = (
@@ -269,15 +257,6 @@ def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule
     assert prompts.statistics().images_unseen == 2
 
 
-def test_images_are_counted_by_whether_they_were_seen() -> None:
-    text = tokenizer_text(QWEN_TEMPLATE)
-    prompts, asked = ModelPrompts(text), chat(image_part(data_url(PNG)), image_part(AWAY), image_part(data_url(PNG)))
-    worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
-    worked(prompts, {"messages": asked}, Hashing(4))
-    statistics = prompts.statistics()
-    assert (statistics.images_seen, statistics.images_unseen) == (1, 5)
-
-
 @pytest.mark.parametrize("padding", [0, 300_000])
 @pytest.mark.parametrize(
     ("parts", "field"),
@@ -317,7 +296,6 @@ def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
     asyncio.run(asked())
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("takes_ids", [True, False])
 async def test_a_worker_gets_a_chat_with_images_byte_for_byte_and_no_ids(takes_ids: bool) -> None:
     body = b' {"model" : "m",\n"messages":[{"role":"user","content":[' + encoded_part(image_part(AWAY)) + b"]}]}\n"
@@ -332,7 +310,6 @@ def encoded_part(part: dict[str, Any]) -> bytes:
     return json.dumps(part).encode()
 
 
-@pytest.mark.asyncio
 async def test_a_chat_with_an_image_goes_where_the_image_is_held() -> None:
     rule = ImageRule(placeholder="\x01", image_token_id=1, tokens=FixedTokens(100))
     messages = [{"role": "user", "content": [image_part(data_url(PNG)), TEXT_PART]}]

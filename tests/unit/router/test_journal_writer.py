@@ -107,7 +107,6 @@ def moments(records: list[JournalRecord]) -> list[int]:
     return [int(record.now_s) for record in records if isinstance(record, TimePassed)]
 
 
-@pytest.mark.asyncio
 async def test_a_life_begins_with_what_its_state_is_made_of_and_goes_on_in_order() -> None:
     bench = Bench()
     bench.record(*range(40))
@@ -123,7 +122,6 @@ async def test_a_life_begins_with_what_its_state_is_made_of_and_goes_on_in_order
     assert statistics.bytes_total == sum(len(data) for _, data, _ in bench.log.published)
 
 
-@pytest.mark.asyncio
 async def test_what_waits_at_the_end_is_published() -> None:
     bench = Bench()
     bench.record(1)
@@ -131,7 +129,6 @@ async def test_what_waits_at_the_end_is_published() -> None:
     assert moments(bench.log.records) == [1]
 
 
-@pytest.mark.asyncio
 async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_are_counted() -> None:
     bench = Bench(buffer_records_max=64)
     await bench.log.has(1)
@@ -147,7 +144,6 @@ async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_ar
     assert [message.first for message in bench.log.messages][1] == 2
 
 
-@pytest.mark.asyncio
 async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same_id_and_the_same_records() -> None:
     bench = Bench()
     bench.log.fails = 2
@@ -162,7 +158,6 @@ async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.asyncio
 async def test_records_that_a_disconnected_log_does_not_take_at_the_end_are_lost_without_waiting() -> None:
     bench = Bench()
     await bench.log.has(1)
@@ -172,7 +167,6 @@ async def test_records_that_a_disconnected_log_does_not_take_at_the_end_are_lost
     assert bench.writer.statistics().lost_total == 2
 
 
-@pytest.mark.asyncio
 async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_goes_in_parts() -> None:
     bench, draw = Bench(), random.Random(1)
     told = [
@@ -198,7 +192,6 @@ def kinds(records: list[JournalRecord]) -> list[type[Any]]:
 CHECKPOINT = [CheckpointBegan, CheckpointPart, CheckpointEnded]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("unwritable", "reason"),
     [
@@ -225,7 +218,6 @@ async def test_a_record_that_cannot_be_written_is_counted_said_once_and_followed
     assert [(line["records"], line["reasons"]) for line in said] == [(2, {reason: 2})]
 
 
-@pytest.mark.asyncio
 async def test_behind_a_full_buffer_follows_a_checkpoint_and_the_log_says_when_it_began_and_how_many_were_lost() -> (
     None
 ):
@@ -245,7 +237,6 @@ async def test_behind_a_full_buffer_follows_a_checkpoint_and_the_log_says_when_i
     assert [(line["records"], line["reasons"]) for line in said] == [(lost, {"buffer_full": lost})]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("left", [0, 1], ids=["replaced", "lost its end"])
 async def test_a_checkpoint_follows_at_once_when_the_stream_does_not_have_the_journal_any_more(left: int) -> None:
     bench = Bench()
@@ -263,7 +254,6 @@ async def test_a_checkpoint_follows_at_once_when_the_stream_does_not_have_the_jo
     assert kinds(written) == [TimePassed, *CHECKPOINT, TimePassed]
 
 
-@pytest.mark.asyncio
 async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_the_journal() -> None:
     clock = ManualClock()
     bench = Bench(clock, checkpoint_s=10.0, checkpoint_records=100)
@@ -286,7 +276,6 @@ async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_t
     await bench.end()
 
 
-@pytest.mark.asyncio
 async def test_many_records_go_out_in_few_messages() -> None:
     bench = Bench()
     bench.record(*range(5000))
@@ -295,7 +284,6 @@ async def test_many_records_go_out_in_few_messages() -> None:
     assert len(bench.log.messages) <= 5001 / 16
 
 
-@pytest.mark.asyncio
 async def test_its_figures_are_shown() -> None:
     bench = Bench()
     await bench.log.has(1)

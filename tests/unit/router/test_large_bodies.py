@@ -16,7 +16,6 @@ LONG_IDS = list(range(100_000, 140_000))
 BOUND = HttpLimits(body_bytes_max=16 << 20, drain_s=0.0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_ours", [False, True])
 async def test_a_body_with_an_image_comes_to_the_worker_as_it_was_sent(*, is_ours: bool) -> None:
     async with running_plane(limits=BOUND) as plane, Upstream(GOOD) as worker:
@@ -26,7 +25,6 @@ async def test_a_body_with_an_image_comes_to_the_worker_as_it_was_sent(*, is_our
     assert worker.received[0].body == sent
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("size", "has_ids"), [(1_000_000, True), (2_000_000, False)])
 async def test_token_ids_that_would_exceed_the_workers_bound_are_left_out(size: int, *, has_ids: bool) -> None:
     async with running_plane(limits=BOUND) as plane, Upstream(GOOD) as worker:
@@ -37,7 +35,6 @@ async def test_token_ids_that_would_exceed_the_workers_bound_are_left_out(size: 
     assert worker.received[0].body.endswith(sent[1:])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("prompt", [LONG_IDS, [LONG_IDS]])
 async def test_a_long_prompt_of_ids_is_routed_by_them(prompt: Any) -> None:
     async with running_plane(limits=BOUND) as plane, Upstream(GOOD) as worker:
@@ -48,7 +45,6 @@ async def test_a_long_prompt_of_ids_is_routed_by_them(prompt: Any) -> None:
     assert json.loads(worker.received[0].body)["prompt"] == prompt
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "status", "param", "words"),
     [
@@ -78,7 +74,6 @@ async def test_what_may_not_be_is_refused_by_name(body: Any, status: int, param:
     assert worker.received == []
 
 
-@pytest.mark.asyncio
 async def test_both_phases_of_a_request_get_its_image() -> None:
     handed = {"choices": [{"index": 0, "finish_reason": "length", "disaggregated_params": {}}]}
     async with (

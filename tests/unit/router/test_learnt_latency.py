@@ -123,7 +123,6 @@ async def fleet(*, is_ours: bool = False, tokens_per_event: int = 1, **policy: A
 # ---------------------------------------------------------------- answers that come whole
 
 
-@pytest.mark.asyncio
 async def test_how_long_an_unstreamed_answer_took_says_nothing_of_its_first_token() -> None:
     async with fleet() as found:
         before = await found.predicted()
@@ -138,7 +137,6 @@ async def test_how_long_an_unstreamed_answer_took_says_nothing_of_its_first_toke
         assert (seen.ttft.total, seen.itl.total) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_unstreamed_answers_do_not_have_requests_refused_whose_target_is_met() -> None:
     async with fleet(unmet="reject", ttft_target_s=0.1) as found:
         for _ in range(40):
@@ -146,7 +144,6 @@ async def test_unstreamed_answers_do_not_have_requests_refused_whose_target_is_m
         assert found.plane.outcomes() == {"ok": 40}
 
 
-@pytest.mark.asyncio
 async def test_an_agent_says_when_the_tokens_of_an_unstreamed_answer_came() -> None:
     async with fleet(is_ours=True) as found:
         answered = await found.plane.post()
@@ -158,7 +155,6 @@ async def test_an_agent_says_when_the_tokens_of_an_unstreamed_answer_came() -> N
         assert found.shown("inter_token_latency") == pytest.approx((1, ITL_S))
 
 
-@pytest.mark.asyncio
 async def test_whole_or_streamed_an_agents_answers_teach_the_same() -> None:
     learnt = []
     for is_streamed in (True, False):
@@ -186,7 +182,6 @@ def test_unstreamed_answers_among_streams_do_not_change_what_is_learnt(are_strea
     assert mixed == pytest.approx(alone)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("said", ["-1", "nan", "1e9", "", "250000"])
 async def test_a_decode_time_that_cannot_be_is_not_believed(said: str) -> None:
     said_by_worker: dict[str, Any] = {DECODE_HEADER: said}
@@ -202,7 +197,6 @@ async def test_a_decode_time_that_cannot_be_is_not_believed(said: str) -> None:
     assert (outcome.ttft_s, outcome.itl_s) == (None, None)
 
 
-@pytest.mark.asyncio
 async def test_a_prefill_workers_answer_is_its_first_token() -> None:
     async with running_plane(policy=Policy(mode=PREDICTED)) as plane:
 
@@ -224,7 +218,6 @@ async def test_a_prefill_workers_answer_is_its_first_token() -> None:
 # ---------------------------------------------------------------- streams
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("options", [{}, WITH_USAGE])
 async def test_a_stream_shows_when_its_tokens_came_with_usage_or_without(*, is_ours: bool, options: Any) -> None:
@@ -234,7 +227,6 @@ async def test_a_stream_shows_when_its_tokens_came_with_usage_or_without(*, is_o
         assert found.shown("inter_token_latency") == pytest.approx((1, ITL_S))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("is_ours", "options", "itl_s"), [(True, {}, ITL_S), (False, WITH_USAGE, ITL_S), (False, {}, 4 * ITL_S)]
 )
@@ -248,7 +240,6 @@ async def test_of_several_tokens_an_event_the_time_between_events_is_a_bound(
         assert mean_s == pytest.approx(itl_s, rel=0.25)
 
 
-@pytest.mark.asyncio
 async def test_of_a_stream_that_comes_at_once_nothing_is_known_between_its_tokens() -> None:
     async with fleet(is_ours=True, tokens_per_event=TOKENS) as found:
         await found.stream(**WITH_USAGE)
@@ -256,7 +247,6 @@ async def test_of_a_stream_that_comes_at_once_nothing_is_known_between_its_token
         assert found.shown("inter_token_latency") == (0, 0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("options", [{}, WITH_USAGE])
 async def test_a_stream_that_went_on_elsewhere_is_measured_by_the_tokens_of_each_worker(
     options: dict[str, Any],
@@ -272,7 +262,6 @@ async def test_a_stream_that_went_on_elsewhere_is_measured_by_the_tokens_of_each
         assert found.shown("inter_token_latency") == pytest.approx((1, ITL_S))
 
 
-@pytest.mark.asyncio
 async def test_of_several_choices_side_by_side_nothing_is_known_between_tokens() -> None:
     async with fleet() as found:
         await found.stream(n=2, **WITH_USAGE)
@@ -282,7 +271,6 @@ async def test_of_several_choices_side_by_side_nothing_is_known_between_tokens()
 # ---------------------------------------------------------------- token comments
 
 
-@pytest.mark.asyncio
 async def test_token_comments_reach_a_client_that_wants_them_and_no_other() -> None:
     async with fleet(is_ours=True) as found:
         plain = await found.stream()

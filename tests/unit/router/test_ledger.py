@@ -1,24 +1,18 @@
 """Every row of the ledger's table, and what changes nothing."""
 
-from typing import Any
-
 import pytest
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import (
-    Cancelled,
     Expired,
     Finished,
-    FirstToken,
     LedgerEvent,
     Reconciled,
     Renewed,
     Routed,
-    Unreported,
 )
 from router.fleet.ledger import SILENT_S, Ledger, RankLoad
-from tests.support.load_columns import shared_blocks
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 LEASE_S = 10.0
@@ -52,92 +46,13 @@ def reported(at: WorkerRank, running: int, waiting: int, used: int) -> Reconcile
     )
 
 
-def promised(folded: Ledger, at: WorkerRank = A0) -> tuple[int, int, int]:
-    load = folded.load_of(at)
+def promised(folded: Ledger) -> tuple[int, int, int]:
+    load = folded.load_of(A0)
     return load.active_requests, load.active_blocks, load.prefill_tokens_queued
-
-
-def test_an_unknown_rank_has_no_load() -> None:
-    assert ledger().load_of(A0) == RankLoad()
-    assert ledger().loads() == {}
-
-
-def test_routed_promises_blocks_and_uncached_tokens_to_one_rank() -> None:
-    folded = ledger(routed("l", 1, 2, 3, uncached=40, extra=1))
-    assert promised(folded) == (1, 4, 40)
-    assert promised(folded, A1) == promised(folded, B0) == (0, 0, 0)
-
-
-def test_blocks_are_counted_once_a_rank_and_partial_ones_once_a_request() -> None:
-    folded = ledger(routed("l", 1, 2, extra=1), routed("m", 1, 2, 3, extra=1), routed("n", 1, at=A1))
-    assert promised(folded) == (2, 5, 14)
-    assert promised(folded, A1) == (1, 1, 7)
-
-
-def test_a_shared_block_stays_until_the_last_request_that_has_it_ends() -> None:
-    folded = ledger(routed("l", 1, 2), routed("m", 1, 3), Finished(lease_id="l"))
-    assert promised(folded)[1] == 2
-    assert shared_blocks(folded, pack_u64((1, 2, 4))) == {A0: 1}
-    assert shared_blocks(folded, pack_u64((1, 3))) == {A0: 2}
-
-
-def test_the_first_token_ends_the_prefill_and_nothing_else() -> None:
-    folded = ledger(routed("l", 1, 2, uncached=40, extra=1), routed("m", uncached=5), FirstToken(lease_id="l"))
-    assert promised(folded) == (2, 3, 5)
-
-
-def test_a_second_first_token_takes_nothing_twice() -> None:
-    folded = ledger(routed("l", 1, uncached=40), FirstToken(lease_id="l"), FirstToken(lease_id="l"))
-    assert promised(folded) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("ending", [Finished, Cancelled, Expired])
-@pytest.mark.parametrize("prefilled", [False, True])
-def test_after_any_ending_nothing_is_promised(ending: type[Any], prefilled: bool) -> None:
-    folded = ledger(routed("l", 1, 2, uncached=40, extra=1))
-    if prefilled:
-        folded.apply(FirstToken(lease_id="l"), 0.0)
-    folded.apply(ending(lease_id="l"), 0.0)
-    assert promised(folded) == (0, 0, 0)
-    assert shared_blocks(folded, pack_u64((1, 2))) == {}
-    assert folded.tick(1e9) == []
-    assert folded.is_empty()
-
-
-@pytest.mark.parametrize("event", [FirstToken, Renewed, Finished, Cancelled, Expired])
-def test_of_an_unknown_lease_nothing_is_changed(event: type[Any]) -> None:
-    folded = ledger(routed("l", 1))
-    before = folded.loads()
-    folded.apply(event(lease_id="unknown"), 0.0)
-    assert folded.loads() == before
-
-
-@pytest.mark.parametrize("ending", [Finished, Cancelled, Expired])
-def test_a_second_ending_changes_nothing(ending: type[Any]) -> None:
-    folded = ledger(routed("l", 1), routed("m", 1), Finished(lease_id="l"), ending(lease_id="l"))
-    assert promised(folded) == (1, 1, 7)
-
-
-def test_a_lease_is_booked_once() -> None:
-    folded = ledger(routed("l", 1, uncached=40), routed("l", 1, 2, uncached=99), routed("l", 5, at=B0))
-    assert promised(folded) == (1, 1, 40)
-    assert promised(folded, B0) == (0, 0, 0)
-
-
-def test_shared_blocks_are_told_for_every_rank_that_works_on_any() -> None:
-    folded = ledger(routed("l", 1, 2, 3), routed("m", 1, 4, at=A1), routed("n", 9, at=B0))
-    assert shared_blocks(folded, pack_u64((1, 2, 5))) == {A0: 2, A1: 1}
-    assert shared_blocks(folded, b"") == {}
 
 
 def columns(folded: Ledger, *ranks: WorkerRank) -> tuple[list[int], ...]:
     return tuple(column.tolist() for column in folded.columns(ranks)[:3])
-
-
-def test_columns_tell_the_loads_in_the_order_of_the_ranks() -> None:
-    folded = ledger(routed("l", 1, 2, uncached=40, extra=1), routed("m", 1, uncached=5), routed("n", 9, at=B0))
-    assert columns(folded, B0, A1, A0) == ([7, 0, 45], [1, 0, 2], [1, 0, 3])
-    assert columns(folded) == ([], [], [])
 
 
 def test_columns_do_not_change_once_they_were_told_and_cannot_be_changed() -> None:
@@ -158,41 +73,6 @@ def test_there_may_be_any_number_of_ranks() -> None:
 
 
 # ---------------------------------------------------------------- leases
-
-
-def test_a_lease_is_over_after_its_time_and_not_before() -> None:
-    folded = ledger(routed("l", 1))
-    assert folded.tick(LEASE_S - 0.001) == []
-    assert folded.tick(LEASE_S) == [Expired(lease_id="l")]
-
-
-def test_until_the_ending_is_applied_the_promise_stands_and_is_told_again() -> None:
-    folded = ledger(routed("l", 1))
-    assert folded.tick(LEASE_S) == folded.tick(LEASE_S) == [Expired(lease_id="l")]
-    assert promised(folded) == (1, 1, 7)
-
-
-def test_an_expired_lease_is_counted_once_when_it_ends() -> None:
-    folded = ledger(routed("l", 1))
-    folded.tick(LEASE_S)
-    folded.tick(LEASE_S)
-    assert folded.expired_total == 0
-    for _ in range(2):
-        folded.apply(Expired(lease_id="l"), LEASE_S)
-    assert folded.expired_total == 1
-
-
-def test_only_expiries_are_counted_as_such() -> None:
-    folded = ledger(routed("l"), Finished(lease_id="l"), routed("m"), Cancelled(lease_id="m"), Expired(lease_id="m"))
-    assert folded.expired_total == 0
-
-
-@pytest.mark.parametrize("event", [FirstToken, Renewed])
-def test_signs_of_life_make_the_lease_run_anew(event: type[Any]) -> None:
-    folded = ledger(routed("l", 1))
-    folded.apply(event(lease_id="l"), 6.0)
-    assert folded.tick(15.999) == []
-    assert folded.tick(16.0) == [Expired(lease_id="l")]
 
 
 def test_overdue_leases_are_told_eldest_first_and_the_others_not() -> None:
@@ -233,23 +113,6 @@ def test_an_idle_rank_of_a_worker_that_is_there_is_shown_with_zeroes() -> None:
     assert ledger(routed("l", 1), Finished(lease_id="l")).loads() == {A0: RankLoad()}
 
 
-def test_a_worker_that_came_back_while_old_requests_ran_is_shown() -> None:
-    folded = ledger(routed("l", 1))
-    folded.forget("a")
-    folded.apply(reported(A0, 1, 0, 5), 0.0)
-    folded.apply(Finished(lease_id="l"), 0.0)
-    assert folded.loads() == {A0: RankLoad(reported_running=1, reported_used_blocks=5)}
-
-
-def test_the_columns_of_a_worker_that_left_and_came_back_are_those_of_a_new_one() -> None:
-    folded, ranks = ledger(routed("l", 1), routed("m", 1, at=B0), Finished(lease_id="l")), (A0, B0)
-    folded.forget("a")
-    assert columns(folded, *ranks) == ([0, 7], [0, 1], [0, 1])
-    folded.apply(routed("n", 1, 2, at=A1), 0.0)
-    folded.apply(routed("o", 1, 2, at=A0, uncached=3), 0.0)
-    assert columns(folded, A1, *ranks) == ([7, 3, 7], [1, 1, 1], [2, 2, 1])
-
-
 # ---------------------------------------------------------------- what engines report, and what it corrects
 
 
@@ -269,33 +132,6 @@ def test_unpromised_requests_in_several_reports_are_foreign_load() -> None:
     assert folded.load_of(A0).active_requests == 1
 
 
-def test_a_report_that_knows_of_no_more_than_was_promised_ends_foreign_load_at_once() -> None:
-    folded = ledger()
-    reports(folded, 3, 3, 3, 3, 3, begin_s=1.0)
-    assert columns(folded, A0)[1] == [3]
-    reports(folded, 0, begin_s=1.5)
-    assert columns(folded, A0)[1] == [0]
-
-
-def test_a_request_that_ended_here_before_its_engine_said_so_is_not_foreign() -> None:
-    folded = ledger(routed("l", 1))
-    reports(folded, 1, 1, 1, 1, 1, begin_s=1.0)
-    folded.apply(Finished(lease_id="l"), 1.5)
-    reports(folded, 1, 1, begin_s=1.5)
-    assert columns(folded, A0)[1] == [0]
-
-
-def test_an_engine_that_falls_silent_is_told_of_once_and_its_word_counts_no_more() -> None:
-    folded = ledger()
-    reports(folded, 3, 3, 3, 3, 3, begin_s=1.0)
-    assert folded.tick(6.3) == []
-    assert folded.tick(6.4) == [Unreported(worker_id="a", dp_rank=0)]
-    folded.apply(Unreported(worker_id="a", dp_rank=0), 6.4)
-    assert folded.tick(100.0) == []
-    assert folded.loads() == {A0: RankLoad()}
-    assert columns(folded, A0)[1] == [0]
-
-
 def test_leases_that_their_engine_knows_nothing_of_are_ended_the_eldest_first() -> None:
     folded = Ledger(lease_s=300.0)
     for number in range(4):
@@ -309,36 +145,6 @@ def test_leases_that_their_engine_knows_nothing_of_are_ended_the_eldest_first() 
     assert folded.tick(20.7) == []
     assert promised(folded) == (2, 2, 14)
     assert (folded.statistics().corrected_total, folded.expired_total) == (2, 0)
-
-
-def test_a_lease_that_ended_meanwhile_was_one_of_those_that_are_too_many() -> None:
-    folded = Ledger(lease_s=300.0)
-    for number in range(4):
-        folded.apply(routed(f"l{number}", number), float(number))
-    reports(folded, 2, 2, 2, 2, 2, 2, begin_s=20.0)
-    folded.apply(Finished(lease_id="l3"), 20.6)
-    assert folded.tick(20.6) == [Expired(lease_id="l0", cause="engine")]
-
-
-@pytest.mark.parametrize(
-    ("booked_s", "told"),
-    [(0.0, (0, 0, 0, 0, 1, 0)), (15.0, (0,) * 6), (20.0, (0,) * 5), (0.0, (0,) * 4)],
-    ids=["one report knew of it", "it lived a moment ago", "it is as young as the reports", "too few reports"],
-)
-def test_a_lease_is_left_alone_where_there_is_a_doubt(booked_s: float, told: tuple[int, ...]) -> None:
-    folded = Ledger(lease_s=300.0)
-    folded.apply(routed("l", 1), booked_s)
-    reports(folded, *told, begin_s=20.0)
-    assert folded.tick(20.6) == []
-
-
-def test_a_lease_that_gave_a_sign_of_life_is_left_alone_and_a_silent_one_goes_in_its_place() -> None:
-    folded = Ledger(lease_s=300.0)
-    folded.apply(routed("l", 1), 0.0)
-    folded.apply(routed("m", 1), 1.0)
-    folded.apply(Renewed(lease_id="l"), 5.0)
-    reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
-    assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
 
 
 @pytest.mark.parametrize(("now_s", "is_ended"), [(19.75, False), (20.0, True)])
@@ -356,14 +162,6 @@ def test_of_the_leases_that_are_too_many_every_router_ends_its_own() -> None:
     folded.apply(routed("n", 1), 2.0)
     reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
     assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
-
-
-def test_of_a_worker_that_left_no_report_counts() -> None:
-    folded = Ledger(lease_s=300.0)
-    folded.apply(routed("l", 1), 0.0)
-    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=20.0)
-    folded.forget("a")
-    assert folded.tick(20.6) == []
 
 
 def test_the_statistics_tell_how_far_promises_and_reports_differ() -> None:

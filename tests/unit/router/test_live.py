@@ -24,7 +24,6 @@ from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL, rank, route
 
-pytestmark = pytest.mark.asyncio
 TOKEN = "a-secret"
 
 
@@ -269,15 +268,6 @@ async def test_the_end_of_the_router_ends_live_responses() -> None:
     assert refused["error"]["code"] == "stopping"
 
 
-async def test_the_end_disconnects_a_client_that_does_not_read() -> None:
-    made = LiveClients()
-    with made.connected(5, None) as client:
-        for _ in range(EVENTS_MAX):
-            made.send("mark", {})
-        made.end()
-        assert client.is_dropped
-
-
 async def test_a_client_that_does_not_read_is_disconnected_and_counted() -> None:
     async with watched() as made, reading(made) as events, reading(made) as other:
         for number in range(3000):
@@ -306,12 +296,6 @@ async def test_a_quiet_stream_has_comments(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(clients, "COMMENT_S", 0.0)
     async with watched() as made, reading(made) as events:
         assert await events.response.content.readline() == b": nothing new\n"
-
-
-async def test_responses_are_events_with_ids() -> None:
-    made = LiveClients()
-    assert made.encoded("mark", {"a": 1}) == b'id: 1\nevent: mark\ndata: {"a":1}\n\n'
-    assert made.encoded("mark", {"a": "b\nc"}) == b'id: 2\nevent: mark\ndata: {"a":"b\\nc"}\n\n'
 
 
 async def test_what_processes_compared_is_summed_by_rank() -> None:

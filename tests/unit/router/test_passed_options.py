@@ -51,7 +51,6 @@ async def plane() -> AsyncIterator[Plane]:
         yield running
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("option", OPTIONS)
 async def test_every_option_reaches_the_engine_byte_for_byte(plane: Plane, option: str, engine: str) -> None:
@@ -64,7 +63,6 @@ async def test_every_option_reaches_the_engine_byte_for_byte(plane: Plane, optio
     assert [each.body for each in worker.received] == [sent]
 
 
-@pytest.mark.asyncio
 async def test_where_strict_options_are_wanted_the_router_refuses_what_agents_would() -> None:
     async with running_plane(data={"strict_options": True}) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -78,7 +76,6 @@ def unrendered(text: str) -> bytes:
     return json.dumps({"model": MODEL, "messages": [{"role": "boss", "content": text}]}).encode()
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_that_is_not_rendered_goes_where_its_text_went_before() -> None:
     async with running_plane() as plane, Upstream(GOOD) as worker:
         for number in range(3):
@@ -91,7 +88,6 @@ async def test_a_prompt_that_is_not_rendered_goes_where_its_text_went_before() -
     assert plane.prompts.statistics().unrendered["messages"] == 9
 
 
-@pytest.mark.asyncio
 async def test_the_estimated_length_of_a_prompt_that_is_not_rendered_excludes_no_worker(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, max_seq_len=64)
@@ -99,7 +95,6 @@ async def test_the_estimated_length_of_a_prompt_that_is_not_rendered_excludes_no
         assert (await plane.post({"prompt": "a" * 10_000}, COMPLETIONS)).error["code"] == "context_length_exceeded"
 
 
-@pytest.mark.asyncio
 async def test_what_was_reused_of_a_prompt_that_is_not_rendered_says_nothing_of_predictions() -> None:
     usage = b'{"usage":{"prompt_tokens":50,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}'
     async with running_plane() as plane, Upstream(answers(200, usage)) as worker:

@@ -28,7 +28,6 @@ async def plane() -> AsyncIterator[Plane]:
         yield running
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/rerank"])
 async def test_a_body_reaches_a_worker_that_states_the_path_as_it_is(plane: Plane, path: str) -> None:
     sent = b'{ "model": "m", "unknown": [1.50] }'
@@ -42,7 +41,6 @@ async def test_a_body_reaches_a_worker_that_states_the_path_as_it_is(plane: Plan
     assert other.received == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("kept", ['"max_tokens": "many"', '"model": null', '"stop": 5', '"messages": 5'])
 async def test_what_only_the_engine_reads_is_not_refused(plane: Plane, kept: str) -> None:
     sent = b'{"stream": true, %b}' % kept.encode()
@@ -52,7 +50,6 @@ async def test_what_only_the_engine_reads_is_not_refused(plane: Plane, kept: str
     assert [each.body for each in worker.received] == [sent]
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_is_not_utf_8_is_refused(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, api_endpoints=STATES)
@@ -60,7 +57,6 @@ async def test_a_body_that_is_not_utf_8_is_refused(plane: Plane) -> None:
     assert (refused.status, refused.error["param"]) == (400, "body")
 
 
-@pytest.mark.asyncio
 async def test_a_form_keeps_its_type_and_names_its_model(plane: Plane) -> None:
     kind = "multipart/form-data; boundary=b"
     async with Upstream(GOOD) as worker:
@@ -71,7 +67,6 @@ async def test_a_form_keeps_its_type_and_names_its_model(plane: Plane) -> None:
     assert [(each.headers["content-type"], each.body) for each in worker.received] == [(kind, FORM)]
 
 
-@pytest.mark.asyncio
 async def test_a_get_keeps_its_method_and_query_and_goes_to_the_only_model(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, api_endpoints=STATES)
@@ -82,7 +77,6 @@ async def test_a_get_keeps_its_method_and_query_and_goes_to_the_only_model(plane
     assert (refused.status, refused.error["param"]) == (400, "model")
 
 
-@pytest.mark.asyncio
 async def test_a_failing_worker_is_left_before_the_first_byte(plane: Plane) -> None:
     async with Upstream(answers(500)) as failing, Upstream(GOOD) as good:
         plane.join("w0", failing.base_url, api_endpoints=STATES)
@@ -92,7 +86,6 @@ async def test_a_failing_worker_is_left_before_the_first_byte(plane: Plane) -> N
     assert {each.status for each in answered} == {200}
 
 
-@pytest.mark.asyncio
 async def test_messages_go_where_their_text_went_before(plane: Plane) -> None:
     def asked(text: str, turns: int) -> bytes:
         said = [{"role": "user", "content": text * 200}] + [{"role": "user", "content": "more"}] * turns
@@ -107,7 +100,6 @@ async def test_messages_go_where_their_text_went_before(plane: Plane) -> None:
             assert {each.headers["x-kv-unrendered"] for each in answered} == {"messages"}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["/v1/embeddings/other", *ADMINISTRATIVE])
 async def test_what_is_closed_or_stated_by_no_worker_is_not_found(plane: Plane, path: str) -> None:
     async with Upstream(GOOD) as worker:
@@ -116,7 +108,6 @@ async def test_what_is_closed_or_stated_by_no_worker_is_not_found(plane: Plane, 
     assert worker.received == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ADMINISTRATIVE)
 async def test_an_administrative_path_that_is_named_is_open(path: str) -> None:
     async with running_plane(data={"passed_paths": ["/v1/", path]}) as plane, Upstream(GOOD) as worker:

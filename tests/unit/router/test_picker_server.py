@@ -76,7 +76,6 @@ def process(channel: Any, messages: AsyncIterator[Any] | None = None) -> Any:
     return call(messages)
 
 
-@pytest.mark.asyncio
 async def test_health_checks_say_whether_requests_are_taken() -> None:
     async with (
         running_plane() as plane,
@@ -93,7 +92,6 @@ async def test_health_checks_say_whether_requests_are_taken() -> None:
         assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.asyncio
 async def test_a_port_that_is_taken_is_named() -> None:
     async with running_plane() as plane, running(picker_of(plane)) as address:
         port = int(address.rpartition(":")[2])
@@ -103,7 +101,6 @@ async def test_a_port_that_is_taken_is_named() -> None:
             await other.start()
 
 
-@pytest.mark.asyncio
 async def test_with_a_certificate_clients_speak_tls(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subject = ["-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -118,7 +115,6 @@ async def test_with_a_certificate_clients_speak_tls(tmp_path: Path) -> None:
         assert await health(channel, "liveness") == SERVING
 
 
-@pytest.mark.asyncio
 async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
     async with running_plane() as plane, running(picker_of(plane)) as address:
         plane.join("w0", "http://127.0.0.1:1")
@@ -137,7 +133,6 @@ async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
         assert plane.outcomes() == {"cancelled": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane)
@@ -158,7 +153,6 @@ async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> N
         assert picker.statistics().failed == 1
 
 
-@pytest.mark.asyncio
 async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_without_a_traceback() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane)
@@ -176,7 +170,6 @@ async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_wit
         assert picker.statistics().failed == 2
 
 
-@pytest.mark.asyncio
 async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane, streams_max=1)
@@ -189,7 +182,6 @@ async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks()
             assert await health(channel, "") == SERVING
 
 
-@pytest.mark.asyncio
 async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane)
@@ -227,7 +219,6 @@ async def replies_to(picker: EndpointPicker, message: Any, *more: Any) -> list[A
     return replies
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("mode", "limit"),
     [(BUFFERED, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_s": 0.05})],
@@ -246,7 +237,6 @@ async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream
         assert (picker.statistics().streams, picker.statistics().failed, plane.serving.inflight) == (0, 0, 0)
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane)
@@ -256,7 +246,6 @@ async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() ->
         assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_an_error_of_the_routers_own_code_is_no_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> None:
         raise TimeoutError("planted")
@@ -288,7 +277,6 @@ class SilentGateway:
         self.written.append(message)
 
 
-@pytest.mark.asyncio
 async def test_the_read_that_came_too_late_is_not_cancelled() -> None:
     async with running_plane() as plane:
         picker = picker_of(plane, body_total_s=0.05)

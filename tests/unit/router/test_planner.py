@@ -246,7 +246,6 @@ class Planning:
         return found
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("output_tokens", [101, None], ids=["stated", "by the times of a stream without usage"])
 async def test_a_router_says_what_it_does_not_know_and_then_what_it_has_learnt(output_tokens: int | None) -> None:
     planning = Planning()

@@ -28,7 +28,6 @@ def test_without_a_file_the_configured_policy_holds(tmp_path: Path) -> None:
     assert stored(tmp_path / "made" / "here", configured).initial == configured
 
 
-@pytest.mark.asyncio
 async def test_what_was_changed_is_restored_and_the_rest_is_as_configured_now(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random"})
     await stored(tmp_path).keep({"temperature": 0.5})
@@ -39,7 +38,6 @@ async def test_what_was_changed_is_restored_and_the_rest_is_as_configured_now(tm
     assert (line["event"], line["fields"]) == ("policy_restored", {"mode": "random", "temperature": 0.5})
 
 
-@pytest.mark.asyncio
 async def test_the_command_line_wins_over_what_was_stored(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random", "temperature": 0.5})
     initial = stored(tmp_path, Policy(mode="kv"), "mode").initial
@@ -52,14 +50,12 @@ def test_the_command_line_names_fields_one_by_one_or_in_a_section() -> None:
     assert given == {"policy.temperature", "policy.mode", "policy.seed", "nats.port", "data.port"}
 
 
-@pytest.mark.asyncio
 async def test_every_field_of_a_policy_is_restored_as_it_was(tmp_path: Path) -> None:
     policy = replace(Policy.current(mode="predicted-ttft"), temperature=0.25, ttft_target_s=1.5)
     await stored(tmp_path).keep(fields_of(policy))
     assert stored(tmp_path).initial == policy
 
 
-@pytest.mark.asyncio
 async def test_nothing_is_restored_after_a_reset(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random"})
     await stored(tmp_path).clear()
@@ -131,7 +127,6 @@ def test_a_directory_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"state.dir: {path}: found what cannot be read (Is a directory), allowed a file"
 
 
-@pytest.mark.asyncio
 async def test_a_policy_that_cannot_be_written_is_not_stored_and_the_file_is_as_it_was(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random"})
     store = stored(tmp_path)
@@ -141,7 +136,6 @@ async def test_a_policy_that_cannot_be_written_is_not_stored_and_the_file_is_as_
     assert stored(tmp_path).initial.mode == "random"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("state", ["", "state"])
 async def test_a_process_that_starts_later_takes_the_policy_in_force_and_changes_it_further(
     tmp_path: Path, state: str
@@ -163,7 +157,6 @@ async def test_a_process_that_starts_later_takes_the_policy_in_force_and_changes
     assert of_the_parent().initial == Policy.current(mode="kv")
 
 
-@pytest.mark.asyncio
 async def test_a_policy_that_cannot_be_shared_is_not_stored_either(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random"})
     store = stored(tmp_path)
@@ -173,7 +166,6 @@ async def test_a_policy_that_cannot_be_shared_is_not_stored_either(tmp_path: Pat
     assert stored(tmp_path).initial.mode == "random"
 
 
-@pytest.mark.asyncio
 async def test_a_reader_finds_the_file_before_or_after_a_change_and_never_between(tmp_path: Path) -> None:
     store = stored(tmp_path)
     await store.keep({"temperature": 0.0})

@@ -30,7 +30,6 @@ _LONG_ONES = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("inbound", _LONG_ONES.values(), ids=_LONG_ONES)
 async def test_what_is_long_to_read_is_left_to_a_thread(inbound: Inbound) -> None:
     made = ModelPrompts(ByteText()).prompt(inbound, _BLOCKS)
@@ -38,13 +37,11 @@ async def test_what_is_long_to_read_is_left_to_a_thread(inbound: Inbound) -> Non
     made.cancel()
 
 
-@pytest.mark.asyncio
 async def test_ids_that_a_thread_reads_are_the_prompt() -> None:
     prompt = await _made_by_a_thread(_LONG_ONES["ids as token_data"])
     assert (prompt.token_count, prompt.ids) == (_LONG, b"\7\0\0\0" * _LONG)
 
 
-@pytest.mark.asyncio
 async def test_ids_that_are_none_are_not_rendered_by_a_thread_either() -> None:
     made = await _made_by_a_thread(_inbound(COMPLETIONS, prompt=[7] * _LONG + [-1]))
     assert made.unrendered == f"prompt[{_LONG}]"
@@ -54,7 +51,6 @@ class _Panic(BaseException):
     """What a Rust library raises: no `Exception`."""
 
 
-@pytest.mark.asyncio
 async def test_a_thread_survives_whatever_its_work_raises() -> None:
     def panics() -> None:
         raise _Panic("at this text")

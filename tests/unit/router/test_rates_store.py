@@ -60,7 +60,6 @@ def written(directory: Path) -> Any:
     return json.loads((directory / "rates.json").read_bytes())
 
 
-@pytest.mark.asyncio
 async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Path) -> None:
     former = Life(tmp_path)
     former.learn(slower=2.0)
@@ -71,7 +70,6 @@ async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Pa
     assert life.routing.state.rates.columns(MODEL, (rank(),), 0.0).prefill.tolist() == [life.rates[0].prefill]
 
 
-@pytest.mark.asyncio
 async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
     former = Life(tmp_path)
     former.learn(slower=2.0)
@@ -84,7 +82,6 @@ async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
     assert again.rates.learnt() == former.rates != ()
 
 
-@pytest.mark.asyncio
 async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
     life, stop = Life(tmp_path), asyncio.Event()
     task = asyncio.create_task(life.store.run(stop))
@@ -97,7 +94,6 @@ async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
     assert written(tmp_path)["models"][0][0] == MODEL
 
 
-@pytest.mark.asyncio
 async def test_nothing_new_is_not_written_again(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.learn(slower=2.0)
@@ -129,7 +125,6 @@ def test_a_file_that_cannot_be_used_is_reported_and_all_is_learnt_again(tmp_path
     assert [line["event"] for line in logged] == ["rates_not_restored"]
 
 
-@pytest.mark.asyncio
 async def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     life = Life(directory)
@@ -139,7 +134,6 @@ async def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None
     assert [line["event"] for line in logged] == ["rates_not_written"]
 
 
-@pytest.mark.asyncio
 async def test_without_a_directory_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     life = Life(None)

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from kv_protocol.codec import pack_u64
-from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LeaseEvent, Renewed, Routed
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LeaseEvent, Routed
 from kv_protocol.replicas import (
     BEAT_S,
     BLOCKS_MAX,
@@ -24,8 +23,6 @@ from router.replicas import peer
 from router.replicas.open_leases import OpenLeases, parts_of, split
 from router.replicas.peer import BUFFERED_MAX
 from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
-
-A0 = WorkerRank("a", 0)
 
 
 def routed(lease_id: str, blocks: int = 1, uncached: int = 7) -> Routed:
@@ -76,29 +73,6 @@ def replication(*messages: LedgerTold | LedgerBeat | LedgerOpen) -> Replication:
     return made
 
 
-def test_what_comes_in_its_order_is_applied_once() -> None:
-    made = replication()
-    first, second = told(1, routed("l"), FirstToken(lease_id="l")), told(2, Finished(lease_id="l"))
-    assert [applied(made.on_message(each, 0.0)) for each in (first, first, second, second, first)] == [
-        [routed("l"), FirstToken(lease_id="l")],
-        [],
-        [Finished(lease_id="l")],
-        [],
-        [],
-    ]
-
-
-def test_what_comes_too_early_waits_for_what_was_before_it() -> None:
-    made = replication(told(1, routed("l")))
-    assert applied(made.on_message(told(3, Finished(lease_id="l")), 0.0)) == []
-    assert applied(made.on_message(told(2, Renewed(lease_id="l")), 0.0)) == [
-        Renewed(lease_id="l"),
-        Finished(lease_id="l"),
-    ]
-    assert asked(made.tick(0.0)) == []
-    assert made.statistics().gaps_total == 1
-
-
 def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
     made = replication(told(1, routed("l")), told(3, routed("n")))
     assert [asked(made.tick(now_s)) for now_s in (0.0, 0.1, 0.2, 0.3)] == [[1], [], [], [2]]
@@ -143,25 +117,11 @@ def test_a_prefill_that_is_not_over_after_all_is_taken_back() -> None:
     assert applied(made.on_message(answer(3, 1, lease), 0.0)) == [Finished(lease_id="l"), routed("l")]
 
 
-def test_a_router_that_is_silent_has_no_leases() -> None:
-    made = replication(told(1, routed("l"), routed("m"), Finished(lease_id="l")))
-    assert applied(made.tick(SILENT_S - 0.1)) == []
-    assert applied(made.tick(SILENT_S)) == [Expired(lease_id="m")]
-    assert (made.statistics().silent_total, made.statistics().skew) == (1, {})
-
-
 def test_while_the_log_is_away_silence_of_peers_means_nothing() -> None:
     made = replication(told(1, routed("l")))
     made.deaf(100.0)
     assert applied(made.tick(100.0)) == []
     assert applied(made.tick(100.0 + SILENT_S)) == [Expired(lease_id="l")]
-
-
-def test_a_later_life_replaces_and_a_former_one_is_not_heard() -> None:
-    made = replication(told(1, routed("l")))
-    assert applied(made.on_message(told(1, routed("m"), life=2), 0.0)) == [Expired(lease_id="l"), routed("m")]
-    assert made.on_message(told(2, Finished(lease_id="m"), life=1), 0.0) == []
-    assert made.statistics().refused_total == 1
 
 
 def test_a_former_life_that_speaks_keeps_no_later_one_alive() -> None:

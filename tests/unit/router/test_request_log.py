@@ -32,14 +32,12 @@ async def lines(plane: Plane, **body: Any) -> list[dict[str, Any]]:
     return of(logged)
 
 
-@pytest.mark.asyncio
 async def test_by_default_answered_requests_have_no_line() -> None:
     async with running_plane() as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
         assert await lines(plane) == []
 
 
-@pytest.mark.asyncio
 async def test_a_line_says_where_a_request_went_and_what_came_of_it() -> None:
     async with running_plane(request_log_ratio=1.0) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, holds=3)
@@ -69,7 +67,6 @@ async def test_a_line_says_where_a_request_went_and_what_came_of_it() -> None:
         }
 
 
-@pytest.mark.asyncio
 async def test_a_line_names_the_workers_of_both_phases() -> None:
     async with fleet("prefill", "decode", request_log_ratio=1.0) as running:
         with capture_logs() as logged:
@@ -79,7 +76,6 @@ async def test_a_line_names_the_workers_of_both_phases() -> None:
         assert (line["phases"], line["worker"], line["retries"]) == (["prefill p0/0", "decode d1/0"], "d1", 0)
 
 
-@pytest.mark.asyncio
 async def test_a_line_counts_retries() -> None:
     async with running_plane(request_log_ratio=1.0) as plane, Upstream(answers(500)) as broken, Upstream(GOOD) as good:
         plane.join("w0", broken.base_url, holds=3)
@@ -88,7 +84,6 @@ async def test_a_line_counts_retries() -> None:
         assert (line["phases"], line["retries"], line["worker"]) == (["whole w0/0", "whole w1/0"], 1, "w1")
 
 
-@pytest.mark.asyncio
 async def test_a_request_is_drawn_by_its_id_and_equally_by_every_router() -> None:
     ids = [f"request-{number}" for number in range(200)]
 
@@ -105,7 +100,6 @@ async def test_a_request_is_drawn_by_its_id_and_equally_by_every_router() -> Non
     assert await drawn() == first
 
 
-@pytest.mark.asyncio
 async def test_errors_of_the_router_s_own_are_logged_once_a_reason_and_period_and_then_counted() -> None:
     async with running_plane() as plane:
         with capture_logs() as logged:
@@ -122,7 +116,6 @@ async def test_errors_of_the_router_s_own_are_logged_once_a_reason_and_period_an
         ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("GET", "/nowhere"), ("POST", "/v1/route")])
 async def test_refusals_of_every_endpoint_are_logged(method: str, path: str) -> None:
     async with running_plane() as plane:
@@ -132,7 +125,6 @@ async def test_refusals_of_every_endpoint_are_logged(method: str, path: str) -> 
         assert (line["event"], line["log_level"], line["status"]) == ("request_refused", "warning", answered.status)
 
 
-@pytest.mark.asyncio
 async def test_a_refused_request_that_was_drawn_is_logged_each_time() -> None:
     async with running_plane(request_log_ratio=1.0) as plane:
         with capture_logs() as logged:
@@ -141,7 +133,6 @@ async def test_a_refused_request_that_was_drawn_is_logged_each_time() -> None:
         assert [(line["event"], line.get("suppressed")) for line in of(logged)] == [("request_refused", None)] * 3
 
 
-@pytest.mark.asyncio
 async def test_an_answer_that_a_worker_does_not_finish_is_logged_also_when_not_drawn() -> None:
     async with running_plane(between_bytes_s=0.1, migration_limit=0) as plane:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -153,7 +144,6 @@ async def test_an_answer_that_a_worker_does_not_finish_is_logged_also_when_not_d
         )  # fmt: skip
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_is_an_outcome() -> None:
     async with running_plane(request_log_ratio=1.0) as plane, Upstream(says_and_waits(b"")) as worker:
         plane.join("w0", worker.base_url)
@@ -166,7 +156,6 @@ async def test_a_client_that_leaves_is_an_outcome() -> None:
         assert (line["event"], line["outcome"], line["worker"]) == ("request_ended", "cancelled", "w0")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 async def test_no_secret_and_no_text_of_a_client_stands_in_the_log(ratio: float) -> None:
     headers = {"authorization": f"Bearer {SECRET}", "x_api_key": SECRET, "cookie": SECRET, "x_session_id": SECRET}
@@ -198,7 +187,6 @@ async def test_no_secret_and_no_text_of_a_client_stands_in_the_log(ratio: float)
         assert {each.path for each in worker.received} == {CHAT, "/v1/completions"}
 
 
-@pytest.mark.asyncio
 async def test_a_tenant_stands_as_the_metrics_name_it() -> None:
     queue = {"fair_share_by": "header", "fair_share_header": "x-team"}
     async with running_plane(request_log_ratio=1.0, queue=queue) as plane, Upstream(streams()) as worker:
@@ -208,7 +196,6 @@ async def test_a_tenant_stands_as_the_metrics_name_it() -> None:
         assert of(logged)[0]["tenant"] == "research"
 
 
-@pytest.mark.asyncio
 async def test_a_line_counts_migrations() -> None:
     async with fleet("aggregated", "aggregated", request_log_ratio=1.0) as running:
         running.workers["a0"].cut_after = 2

@@ -17,11 +17,10 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Reconciled, Routed
 from kv_runtime.telemetry import Projection
-from router.admin.metrics import RequestMetrics, http_families, policy_families, queue_families, state_families
+from router.admin.metrics import RequestMetrics, policy_families, queue_families, state_families
 from router.admin.metrics.decision import FALLBACKS, REASONS, STAGES
 from router.admin.metrics.prediction import PHASES, WorkerMetrics
 from router.admin.metrics.request import OUTCOMES, REJECTIONS
-from router.admin.metrics.sockets import REFUSED_STATUSES
 from router.admin.metrics.weighing import SAMPLES_MAX, TERMS
 from router.decision.policies import MODES
 from router.decision.policy import Policy
@@ -30,7 +29,6 @@ from router.decision.verdict import Verdict
 from router.fleet.feeds import RouterFeeds
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
-from router.server.plane import HttpPlane
 from tests.unit.router.samples import MODEL, answer, registered, route
 from tests.unit.router.test_routing import Bench, FakeIndex
 
@@ -138,14 +136,6 @@ def test_first_tokens_of_what_left_make_no_series() -> None:
     assert told.series("worker_time_to_first_token_seconds_count") == {("w1",): 0}
 
 
-def test_a_mode_of_the_users_own_is_counted_like_any() -> None:
-    told = counted()
-    told.metrics.first_token("mine:choose", MODEL, "w0", 0.5)
-    told.metrics.end(MODEL, "mine:choose", "ok", 1.0)
-    assert told("time_to_first_token_seconds_count", mode="mine:choose") == 1
-    assert told("requests_total", model=MODEL, mode="mine:choose", outcome="ok") == 1
-
-
 def test_of_an_answer_only_what_it_says_is_observed() -> None:
     told = counted()
     told.metrics.finished("kv", 100, 20, 0.02)
@@ -199,13 +189,6 @@ def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> 
     assert told("decision_margin_blocks_count") == 1
     assert told("decision_margin_blocks_sum") == verdict.margin
     assert (told("regret_blocks_count"), told("regret_blocks_sum")) == (1, 0)
-
-
-def test_a_decision_without_another_candidate_has_no_margin() -> None:
-    told = counted()
-    told.metrics.decided(decided(told))
-    assert told("decision_margin_blocks_count") == 0
-    assert told("decisions_total", policy="kv", reason="only") == 1
 
 
 def test_the_winners_cost_is_told_by_term() -> None:
@@ -272,31 +255,12 @@ def test_overlap_that_no_cost_outweighed_was_not_given_up_for_cost() -> None:
     assert told("regret_term_blocks_total", term="not_cost") == 3
 
 
-def test_decisions_that_weigh_nothing_have_no_terms() -> None:
-    told = uneven(mode="round-robin")
-    told.metrics.decided(decided(told))
-    assert told("cost_term_blocks_count", term="prefill") == 0
-    assert told("regret_blocks_count") == 1
-
-
 def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
     told = counted(registered(template_digest="another"))
     told.metrics.decided(decided(told))
     assert told("fallback_total", reason="approximate") == 1
     told.metrics.fallback("not_encoded")
     assert told("fallback_total", reason="not_encoded") == 1
-
-
-def test_a_retry_a_rejection_a_wait_and_a_failure_count_where_they_belong() -> None:
-    told = counted()
-    told.metrics.retried("connect")
-    told.metrics.rejected("queue_full")
-    told.metrics.queue_waited(0.5)
-    told.metrics.worker_failed("w0", "body")
-    assert told.series("retries_total") == {("connect",): 1, ("first_byte",): 0, ("body",): 0}
-    assert told("rejected_total", reason="queue_full") == 1
-    assert (told("queue_wait_seconds_count"), told("queue_wait_seconds_sum")) == (1, 0.5)
-    assert told("worker_failures_total", worker="w0", phase="body") == 1
 
 
 def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
@@ -318,14 +282,6 @@ def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
     assert told.series("ledger_difference_requests") == {("w0", "0"): 3}
     assert told("ledger_reported_running", worker="w0", dp_rank="0") == 2
-
-
-def test_sockets_and_refusals_of_the_data_plane_are_there_at_0() -> None:
-    told = counted()
-    Projection(told.registry, lambda: http_families(HttpPlane(lambda _: None).statistics()))
-    assert told.series("http_connections") == {("clients",): 0, ("workers",): 0, ("workers_idle",): 0}
-    assert told.series("http_refused_total") == {(str(status),): 0 for status in REFUSED_STATUSES}
-    assert told("http_clients_gone_total") == 0
 
 
 @pytest.mark.parametrize(

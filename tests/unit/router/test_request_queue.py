@@ -42,39 +42,6 @@ def taken(queue: RequestQueue, model: str = "m", now_s: float = 0.0) -> list[str
 # ---------------------------------------------------------------- order
 
 
-def test_the_first_request_goes_first() -> None:
-    queue = RequestQueue()
-    for name in "abc":
-        placed(queue, name)
-    assert taken(queue) == ["a", "b", "c"]
-
-
-def test_a_priority_is_worth_as_many_seconds_of_arrival() -> None:
-    queue = RequestQueue()
-    placed(queue, "first", now_s=0.0)
-    placed(queue, "urgent", now_s=4.0, priority=5)
-    placed(queue, "less", now_s=4.0, priority=3)
-    placed(queue, "lazy", now_s=4.0, priority=-9)
-    assert taken(queue) == ["urgent", "first", "less", "lazy"]
-
-
-def test_strict_priority_goes_before_everything_else() -> None:
-    queue = RequestQueue(QueueLimits(policy="wspt"))
-    placed(queue, "short", tokens=1, priority=100)
-    placed(queue, "strict", tokens=1000, strict_priority=1)
-    placed(queue, "stricter", tokens=9999, strict_priority=2)
-    assert taken(queue) == ["stricter", "strict", "short"]
-
-
-def test_wspt_takes_short_work_first_and_weighs_priority() -> None:
-    queue = RequestQueue(QueueLimits(policy="wspt"))
-    placed(queue, "long", tokens=1000)
-    placed(queue, "short", tokens=10)
-    placed(queue, "weighty", tokens=1000, priority=199)
-    placed(queue, "cached", tokens=0)
-    assert taken(queue) == ["cached", "weighty", "short", "long"]
-
-
 def test_edf_takes_the_most_urgent_first() -> None:
     queue = RequestQueue(QueueLimits(policy="edf", ttft_default_s=10.0))
     placed(queue, "default", now_s=0.0)
@@ -82,15 +49,6 @@ def test_edf_takes_the_most_urgent_first() -> None:
     placed(queue, "late", now_s=8.0, ttft_target_s=1.5)
     placed(queue, "later", now_s=8.0, ttft_target_s=3.0)
     assert taken(queue) == ["late", "default", "later", "patient"]
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "wspt", "edf"])
-def test_equals_go_in_the_order_in_which_they_came(policy: Any) -> None:
-    queue = RequestQueue(QueueLimits(policy=policy))
-    names = [str(number) for number in range(20)]
-    for name in names:
-        placed(queue, name)
-    assert taken(queue) == names
 
 
 def test_no_tenant_starves_another_by_strict_priority() -> None:
@@ -112,38 +70,6 @@ def test_models_queue_apart() -> None:
 
 
 # ---------------------------------------------------------------- room
-
-
-def test_without_headroom_no_request_goes() -> None:
-    queue = RequestQueue()
-    placed(queue, "a")
-    assert queue.take("m", lambda _: False, 0.0) is None
-    assert taken(queue) == ["a"]
-
-
-def test_a_tenant_whose_first_finds_no_room_is_passed_over() -> None:
-    queue = RequestQueue()
-    placed(queue, "pinned", tenant="a", pinned_worker="busy")
-    placed(queue, "free", tenant="b")
-    place = queue.take("m", lambda waiting: waiting.request.pinned_worker is None, 0.0)
-    assert place is not None
-    assert place.waiting.request.request_id == "free"
-
-
-def test_a_request_without_room_holds_up_none_of_its_tenant_that_has_some() -> None:
-    queue = RequestQueue()
-    placed(queue, "pinned", pinned_worker="busy", strict_priority=9)
-    placed(queue, "impatient", ttft_target_s=0.001)
-    placed(queue, "free")
-
-    def has_headroom(waiting: QueuedRequest) -> bool:
-        return waiting.request.pinned_worker is None and waiting.request.ttft_target_s is None
-
-    place = queue.take("m", has_headroom, 0.0)
-    assert place is not None
-    assert place.waiting.request.request_id == "free"
-    assert queue.take("m", has_headroom, 0.0) is None
-    assert taken(queue) == ["pinned", "impatient"]
 
 
 def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
@@ -197,22 +123,6 @@ def test_beyond_the_bound_of_tokens_too_but_for_one_that_waits_alone() -> None:
     placed(queue, "a", tokens=60)
     placed(queue, "b", tokens=40)
     assert refused(queue, "c", tokens=1).reason == "queue_full"
-
-
-@pytest.mark.parametrize("bounds", [{"tenant_requests_max": 1}, {"tenant_tokens_max": 15}])
-def test_a_tenants_own_bound_concerns_that_tenant_alone(bounds: Any) -> None:
-    queue = RequestQueue(QueueLimits(**bounds))
-    placed(queue, "a", tenant="x")
-    refusal = refused(queue, "b", tenant="x")
-    assert (refusal.status, refusal.reason) == (429, "tenant_full")
-    placed(queue, "c", tenant="y")
-
-
-def test_what_went_on_makes_room() -> None:
-    queue = RequestQueue(QueueLimits(requests_max=1, tenant_requests_max=1))
-    placed(queue, "a")
-    assert taken(queue) == ["a"]
-    placed(queue, "b")
 
 
 def test_beyond_the_bound_of_tenants_the_others_are_one() -> None:
@@ -277,17 +187,3 @@ def test_all_waiting_requests_are_refused_at_the_end() -> None:
     placed(queue, "b", model="other")
     assert [refusal.reason for _, refusal in queue.stop(1.0)] == ["stopping", "stopping"]
     assert (len(queue), queue.models()) == (0, ())
-
-
-def test_every_request_is_counted_once() -> None:
-    queue = RequestQueue(QueueLimits(requests_max=4, wait_s=5.0))
-    places = [placed(queue, name, tokens=7) for name in "abcd"]
-    refused(queue, "e")
-    queue.take("m", is_room, 0.0)
-    queue.cancel(places[1])
-    queue.tick(5.0)
-    placed(queue, "f", tokens=7, now_s=6.0)
-    found = queue.statistics()
-    assert (found.requests, found.tokens, found.tenants) == (1, 7, {"": 1})
-    assert (found.admitted_total, found.cancelled_total) == (1, 1)
-    assert found.refused_total == {"tenant_full": 0, "queue_full": 1, "timeout": 2, "stopping": 0}

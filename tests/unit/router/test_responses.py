@@ -42,7 +42,6 @@ def body(given: Any = "hello", **fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "input": given} | fields).encode()
 
 
-@pytest.mark.asyncio
 async def test_the_prompt_is_that_of_the_chat_and_goes_where_it_is_held(plane: Plane) -> None:
     chat = [{"role": "system", "content": "be terse"}, {"role": "user", "content": "hello " * 20}]
     async with Upstream(answers(200, b'{"usage":{}}')) as other, Upstream(answers(200, b'{"usage":{}}')) as holder:
@@ -61,7 +60,6 @@ async def test_the_prompt_is_that_of_the_chat_and_goes_where_it_is_held(plane: P
     assert {each.reason for each in decision.excluded} == {"endpoint responses: the worker states chat, completions"}
 
 
-@pytest.mark.asyncio
 async def test_a_stream_comes_byte_for_byte_and_its_usage_is_read(plane: Plane) -> None:
     async with Upstream(streams(CREATED, *DELTAS, COMPLETED)) as worker:
         plane.join("w0", worker.base_url, api_endpoints=STATES)
@@ -71,7 +69,6 @@ async def test_a_stream_comes_byte_for_byte_and_its_usage_is_read(plane: Plane) 
     assert (outcome.outcome, outcome.cached_tokens, outcome.output_tokens) == ("ok", 4, 3)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("pieces", [1, 7], ids=["whole chunks", "pieces"])
 async def test_the_first_token_is_the_first_delta_and_the_others_give_the_time_between(
     plane: Plane, pieces: int
@@ -100,7 +97,6 @@ async def test_the_first_token_is_the_first_delta_and_the_others_give_the_time_b
     assert (record.outcome.ttft_s, record.outcome.itl_s) == (1.0, 2.0)
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_is_cut_ends_with_the_error_event_of_a_response(plane: Plane) -> None:
     async with Upstream(says(STREAM_HEAD + chunked(CREATED) + chunked(DELTAS[0]))) as worker:
         plane.join("w0", worker.base_url, api_endpoints=STATES)
@@ -115,7 +111,6 @@ async def test_a_stream_that_is_cut_ends_with_the_error_event_of_a_response(plan
     assert plane.outcomes() == {"failed": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_fails_before_its_first_byte_is_passed_over(plane: Plane) -> None:
     async with Upstream(says(STREAM_HEAD)) as failing, Upstream(streams(CREATED, *DELTAS, COMPLETED)) as good:
         plane.join("w0", failing.base_url, holds=3, api_endpoints=STATES)
@@ -126,7 +121,6 @@ async def test_a_worker_that_fails_before_its_first_byte_is_passed_over(plane: P
     assert plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_frees_its_worker(plane: Plane) -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD + chunked(CREATED))
@@ -141,7 +135,6 @@ async def test_a_client_that_leaves_frees_its_worker(plane: Plane) -> None:
     assert plane.outcomes() == {"cancelled": 1}
 
 
-@pytest.mark.asyncio
 async def test_what_an_engine_has_stored_reaches_it(plane: Plane) -> None:
     async with Upstream(answers(200, b"{}")) as worker:
         plane.join("w0", worker.base_url, api_endpoints=STATES)
@@ -150,7 +143,6 @@ async def test_what_an_engine_has_stored_reaches_it(plane: Plane) -> None:
     assert (answered.status, answered.headers["x-kv-unrendered"]) == (200, "previous_response_id")
 
 
-@pytest.mark.asyncio
 async def test_without_a_worker_that_states_it_it_is_404(plane: Plane) -> None:
     plane.join("w0", "http://127.0.0.1:1")
     answered = await plane.post(body(), RESPONSES)

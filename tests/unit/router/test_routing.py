@@ -124,7 +124,6 @@ def test_routers_with_the_same_seed_decide_alike_and_with_others_not() -> None:
     assert winners(1) != winners(2)
 
 
-@pytest.mark.asyncio
 async def test_the_first_bytes_end_the_prefill_and_say_how_long_it_took() -> None:
     bench = Bench()
     lease = bench.take(route(40))
@@ -137,7 +136,6 @@ async def test_the_first_bytes_end_the_prefill_and_say_how_long_it_took() -> Non
     assert (bench.load.prefill_tokens_queued, bench.load.active_blocks) == (0, 3)
 
 
-@pytest.mark.asyncio
 async def test_while_bytes_flow_a_lease_lives_on_and_without_them_it_ends() -> None:
     bench = Bench()
     lease = bench.take(route())
@@ -150,7 +148,6 @@ async def test_while_bytes_flow_a_lease_lives_on_and_without_them_it_ends() -> N
 
 
 @pytest.mark.interpreted
-@pytest.mark.asyncio
 async def test_a_lease_is_not_renewed_for_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     lease = bench.take(route())
@@ -201,7 +198,6 @@ def test_of_a_request_there_are_two_records_and_a_third_of_its_first_token_where
     assert recorded(came_whole=False) == [Taken, LedgerApplied, OutcomeKnown]
 
 
-@pytest.mark.asyncio
 async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:
     bench = Bench()
     lease = bench.take(route())
@@ -213,7 +209,6 @@ async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:
     assert bench.load == RankLoad()
 
 
-@pytest.mark.asyncio
 async def test_a_rank_that_asked_to_be_left_alone_is_unfit_for_its_time() -> None:
     bench = Bench()
     pressed = AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="back_pressure", retry_after_s=3.0)
@@ -286,7 +281,6 @@ def test_of_requests_that_come_one_after_the_other_the_index_alone_says_what_is_
     assert (chosen.overlap_blocks, chosen.predicted_blocks) == ((3, 3, 3, 3), 0)
 
 
-@pytest.mark.asyncio
 async def test_a_long_answer_predicts_for_two_seconds_only() -> None:
     bench = Bench()
     first, second = burst(1000, 2000)

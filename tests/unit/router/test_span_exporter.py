@@ -55,7 +55,6 @@ async def answered_requests(exporter: SpanExporter, count: int) -> None:
         await until(lambda: plane.serving.inflight == 0)
 
 
-@pytest.mark.asyncio
 async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_in_the_log() -> None:
     exporter = exporter_to(refusing_url(), timeout_s=0.2)
     await answered_requests(exporter, 2)
@@ -67,7 +66,6 @@ async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_
     assert line["reason"]
 
 
-@pytest.mark.asyncio
 async def test_spans_that_a_collector_refuses_are_dropped_with_its_status() -> None:
     with OtlpSink(status=400) as sink, capture_logs() as logged:
         exporter = exporter_to(sink.url)
@@ -77,7 +75,6 @@ async def test_spans_that_a_collector_refuses_are_dropped_with_its_status() -> N
     assert "400" in next(line["reason"] for line in logged if line["event"] == "spans_not_sent")
 
 
-@pytest.mark.asyncio
 async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_spans_alone() -> None:
     with OtlpSink() as sink:
         sink.answers.clear()
@@ -93,7 +90,6 @@ async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_span
     assert exporter.counts().sent == len(sink.spans) == 3 * SPANS
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_takes_too_long_is_given_up() -> None:
     with OtlpSink() as sink:
         sink.answers.clear()
@@ -201,7 +197,6 @@ def test_grpc_without_its_package_is_refused_by_the_package_s_name(monkeypatch: 
         opened_tracing(TracingSection(), AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "r1")
 
 
-@pytest.mark.asyncio
 async def test_the_environment_names_the_collector_and_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     with OtlpSink() as sink:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
@@ -216,7 +211,6 @@ async def test_the_environment_names_the_collector_and_the_service(monkeypatch: 
     assert (span.service["service.name"], span.service["service.instance.id"]) == ("mine", "r1")
 
 
-@pytest.mark.asyncio
 async def test_the_setting_s_address_wins() -> None:
     with OtlpSink() as sink:
         tracing = opened_tracing(TracingSection(endpoint=f"{sink.url}/"), AT, "r1")

@@ -31,7 +31,6 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.verdict import taken
 from router.decision.view import View
-from router.fleet.ledger import RankLoad
 from router.fleet.trust import trust_of
 from router.fleet.ttft_model import ItlModel, TtftModel
 from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
@@ -346,31 +345,7 @@ def test_of_a_worker_that_left_nothing_is_left() -> None:
     assert rows(folded)[0].history_blocks == 2.5
 
 
-@pytest.mark.parametrize("kind", [WorkerLeft, WorkerDraining])
-def test_an_event_of_another_instance_changes_nothing(kind: type[Any]) -> None:
-    folded = joined(registered())
-    promise(folded)
-    folded.apply(report())
-    before = (rows(folded), folded.ledger.loads())
-    folded.apply(FleetApplied(now_s=0.0, event=kind(worker_id="w0", instance="w0-0")))
-    assert (rows(folded), folded.ledger.loads()) == before
-
-
 # ---------------------------------------------------------------- reports
-
-
-def test_a_report_is_shown_beside_the_promise() -> None:
-    folded = joined(registered())
-    promise(folded)
-    folded.apply(report())
-    assert folded.ledger.load_of(rank()) == RankLoad(
-        active_requests=1,
-        active_blocks=3,
-        prefill_tokens_queued=40,
-        reported_running=3,
-        reported_waiting=4,
-        reported_used_blocks=5,
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Prompts as tokens: the same ids and hashes as the worker's, and the client's bytes otherwise as they were."""
 
 import asyncio
-import base64
 import json
 from collections.abc import Callable
 from functools import partial
@@ -18,12 +17,9 @@ from tokenizers import Tokenizer
 from indexer import native
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
-    EAGLE_HASH_SCHEME,
     HASH_SCHEMES,
     TEXT_SCHEME,
     Hashing,
-    chain,
-    local_block_hashes,
     pack_tokens,
     sequence_hashes,
     unpack_tokens,
@@ -83,12 +79,6 @@ def as_worker(request: Request) -> list[int]:
     return TEXT.encode(prompt) if isinstance(prompt, str) else unpack_tokens(prompt)
 
 
-def test_a_chat_is_encoded_with_its_template_and_tools() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert ids_of(chat()) == TEXT.encode_chat(HELLO)
-    assert ids_of(chat(tools=tools)) == TEXT.encode_chat(HELLO, tools=tools)
-
-
 @pytest.mark.parametrize("text", [llama_like, qwen_like])
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "required"}])
 @pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
@@ -118,20 +108,11 @@ def test_a_chat_is_encoded_with_what_the_client_says_of_its_end() -> None:
     assert ids_of(chat(continue_final_message=True)) == TEXT.encode_chat(HELLO, continue_final_message=True)
 
 
-def test_a_completion_is_its_text_or_its_ids() -> None:
-    assert ids_of(completion("häh")) == list("häh".encode())
-    assert ids_of(completion([5, 0, 2**32 - 1])) == [5, 0, 2**32 - 1]
-
-
 @pytest.mark.parametrize(
     "inbound", [chat(nvext={"token_data": [1, 2, 3]}), completion("x", nvext={"token_data": [1, 2, 3]})]
 )
 def test_token_data_comes_in_place_of_messages_and_text(inbound: Inbound) -> None:
     assert ids_of(inbound) == [1, 2, 3]
-
-
-def test_a_prompt_counts_its_tokens() -> None:
-    assert prompt_of(completion("hello")).token_count == 5
 
 
 @pytest.mark.parametrize("salt", [None, "", "tenant-1"])
@@ -141,10 +122,6 @@ def test_the_hashes_are_those_of_its_full_blocks_with_its_salt_and_adapter(salt:
     expected = sequence_hashes(list(range(11)), 4, cache_salt=salt, lora_name=lora)
     assert found == EncodedPrompt(pack_tokens(range(11)), 11, Hashing(4), pack_u64(expected))
     assert len(expected) == 2
-
-
-def test_the_salt_may_come_with_the_extension() -> None:
-    assert prompt_of(completion("hello", nvext={"cache_salt": "a"})) == prompt_of(completion("hello", cache_salt="a"))
 
 
 @pytest.mark.parametrize("scheme", HASH_SCHEMES)
@@ -164,12 +141,6 @@ def test_with_the_extension_and_without_the_hashes_are_the_protocols(
 def test_without_xxhash_in_the_extension_the_hashes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", lambda: SimpleNamespace(HAS_XXHASH=False))
     assert prompt_of(completion(list(range(11)))).sequence_hashes == pack_u64(sequence_hashes(range(11), 4))
-
-
-def test_prompts_for_an_engine_that_drafts_are_hashed_in_bigrams() -> None:
-    found = prompt_of(completion(list(range(9))), Hashing(4, EAGLE_HASH_SCHEME))
-    assert found.sequence_hashes == pack_u64(chain(local_block_hashes(range(9), 4, is_eagle=True)))
-    assert len(prompt_of(completion(list(range(8))), Hashing(4, EAGLE_HASH_SCHEME)).sequence_hashes) == 8
 
 
 @pytest.mark.parametrize(
@@ -268,13 +239,11 @@ async def with_threads(prompts: ModelPrompts, inbound: Inbound) -> EncodedPrompt
     return prompt
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("inbound", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
 async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(inbound: Inbound) -> None:
     assert await with_threads(ModelPrompts(TEXT, OFF_LOOP), inbound) == prompt_of(inbound)
 
 
-@pytest.mark.asyncio
 async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
     inbound = chat(messages=HELLO * 300)
     made = ModelPrompts(TEXT).prompt(inbound, Hashing(4))
@@ -282,13 +251,6 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
     made.cancel()
 
 
-@pytest.mark.asyncio
-async def test_what_a_thread_cannot_render_is_named_too() -> None:
-    said = [{"role": "boss", "content": LONG}]
-    assert (await with_threads(ModelPrompts(TEXT, OFF_LOOP), chat(messages=said))).unrendered == "messages[0].role"
-
-
-@pytest.mark.asyncio
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
     prompts = ModelPrompts(TEXT, OFF_LOOP)
     waits = prompts.prompt(completion(LONG), Hashing(4))
@@ -304,14 +266,6 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
     later.cancel()
 
 
-@pytest.mark.asyncio
-async def test_one_text_alone_always_may_wait() -> None:
-    made = ModelPrompts(TEXT, OFF_LOOP).prompt(completion("x" * 5000), Hashing(4))
-    assert isinstance(made, asyncio.Future)
-    made.cancel()
-
-
-@pytest.mark.asyncio
 async def test_cancelled_work_is_never_begun() -> None:
     pool = EncodingPool(1, 1 << 20)
     begun: list[str] = []
@@ -322,7 +276,6 @@ async def test_cancelled_work_is_never_begun() -> None:
     assert begun == ["last"]
 
 
-@pytest.mark.asyncio
 async def test_no_text_waits_for_a_large_one() -> None:
     pool = EncodingPool(1, 1 << 20, large_bytes=100)
     ended: list[str] = []
@@ -334,7 +287,6 @@ async def test_no_text_waits_for_a_large_one() -> None:
     assert ended == ["small", "large"]
 
 
-@pytest.mark.asyncio
 async def test_large_texts_leave_a_quarter_of_the_waiting_bytes_to_others() -> None:
     pool = EncodingPool(1, 400, large_bytes=100)
     pool.submit(int, 200)
@@ -364,17 +316,6 @@ def test_all_other_bytes_stay_as_they_were(body: bytes) -> None:
     assert decode_completion(body) == decode_completion(sent.replace(inserted, b""))
 
 
-@pytest.mark.parametrize("body", BODIES[:-1])
-def test_the_worker_reads_the_ids_that_were_sent(body: bytes) -> None:
-    received = decode_completion(b"".join(with_prompt_ids(body, pack_tokens([7, 8, 9]))))
-    assert as_worker(received) == [7, 8, 9]
-
-
-def test_a_client_that_says_null_gets_the_same_ids_from_the_worker_itself() -> None:
-    received = decode_completion(b"".join(with_prompt_ids(BODIES[-1], pack_tokens(b"x"))))
-    assert as_worker(received) == list(b"x")
-
-
 @given(st.text(max_size=60), st.none() | st.text(max_size=5), st.sampled_from([1, 4, 16]), st.booleans())
 def test_router_and_worker_agree_on_every_id_and_hash(
     content: str, salt: str | None, block_size: int, sent_on: bool
@@ -386,20 +327,3 @@ def test_router_and_worker_agree_on_every_id_and_hash(
     ids = as_worker(received)
     assert ids == unpack_tokens(prompt.ids)
     assert pack_u64(sequence_hashes(ids, block_size, cache_salt=received.salt)) == prompt.sequence_hashes
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
-def test_ids_are_little_endian_u32_in_base64(ids: list[int]) -> None:
-    sent = json.loads(b"".join(with_prompt_ids(b'{"model":"m"}', pack_tokens(ids))))
-    assert unpack_tokens(base64.b64decode(sent["kv_prompt_ids"], validate=True)) == ids
-    assert list(sent) == ["kv_prompt_ids", "model"]
-
-
-def test_the_body_is_not_copied() -> None:
-    rest: object = with_prompt_ids(BODIES[0], b"")[-1]
-    assert isinstance(rest, memoryview)
-    assert rest.obj is BODIES[0]
-
-
-def test_known_base64_is_used() -> None:
-    assert with_prompt_ids(BODIES[0], b"1234", b"MTIzNA==")[1] == with_prompt_ids(BODIES[0], b"1234")[1] == b"MTIzNA=="

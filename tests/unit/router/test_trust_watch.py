@@ -73,7 +73,6 @@ def test_of_a_worker_that_left_nothing_is_kept() -> None:
     assert len(looks(bench, watch, ["source", "source"])) == 1
 
 
-@pytest.mark.asyncio
 async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
     bench, watch = watched()
     stop = asyncio.Event()

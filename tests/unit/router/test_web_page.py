@@ -61,7 +61,6 @@ async def served(token: str = TOKEN) -> AsyncIterator[tuple[aiohttp.ClientSessio
         stop.set()
 
 
-@pytest.mark.asyncio
 async def test_every_file_is_served_without_the_token_under_a_strict_policy() -> None:
     async with served() as (session, url):
         for path in sorted(WebPage().paths - {"/", "/ui"}):
@@ -80,7 +79,6 @@ async def test_every_file_is_served_without_the_token_under_a_strict_policy() ->
             assert response.status == 401
 
 
-@pytest.mark.asyncio
 async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() -> None:
     async with served("") as (session, url):
         async with session.get(f"{url}/ui") as response:
@@ -90,7 +88,6 @@ async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() ->
                 assert response.status == 404, path
 
 
-@pytest.mark.asyncio
 async def test_a_copy_that_is_current_is_not_sent_again() -> None:
     async with served() as (session, url):
         async with session.get(f"{url}/ui/app.js") as response:
@@ -101,7 +98,6 @@ async def test_a_copy_that_is_current_is_not_sent_again() -> None:
             assert response.status == 200
 
 
-@pytest.mark.asyncio
 async def test_a_page_of_another_name_is_not_shown() -> None:
     async with served() as (session, url), session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response:
         assert response.status == 421

@@ -61,7 +61,6 @@ def test_settings_that_do_not_fit_are_refused(given: dict[str, object]) -> None:
         RouterSettings.model_validate(given)
 
 
-@pytest.mark.asyncio
 async def test_a_list_in_a_file_is_read_as_it_is_now_and_kept_while_it_is_unreadable(tmp_path: Path) -> None:
     file = tmp_path / "workers"
     file.write_text("# ours\nhttp://a:1,id=a\n\nhttp://b:2\n")
@@ -77,7 +76,6 @@ async def test_a_list_in_a_file_is_read_as_it_is_now_and_kept_while_it_is_unread
     assert await listed.read() == ()
 
 
-@pytest.mark.asyncio
 async def test_a_list_of_a_name_has_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def getaddrinfo(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
         assert name == "engines"

@@ -59,9 +59,3 @@ def executor_of(llm: Any) -> Any:
 def is_healthy(llm: Any) -> bool:
     """Return the library's word on the engine's health, as the agent asks for it."""
     return bool(llm._check_health())  # noqa: SLF001 - the library has no public one
-
-
-def fatal_error(llm: Any) -> BaseException | None:
-    """Return why the engine is dead, likewise."""
-    error: BaseException | None = executor_of(llm)._fatal_error  # noqa: SLF001 - the library has no public one
-    return error

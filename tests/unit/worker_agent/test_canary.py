@@ -177,7 +177,6 @@ class Watched:
         await self.settle()
 
 
-@pytest.mark.asyncio
 async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None:
     worker = Watched()
     async with asyncio.TaskGroup() as group:
@@ -190,7 +189,6 @@ async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None
     assert worker.told == ["WorkerRegistered", "WorkerDraining"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("answer", "reason"), [("error", "no"), ("broken", "the generation failed")])
 async def test_an_engine_that_fails_it_is_out_until_it_answers(answer: str, reason: str) -> None:
     worker = Watched()
@@ -210,7 +208,6 @@ async def test_an_engine_that_fails_it_is_out_until_it_answers(answer: str, reas
     assert worker.watch.requests_total == {"ok": 1, "failed": 2, "late": 0}
 
 
-@pytest.mark.asyncio
 async def test_a_late_answer_is_none_and_its_generation_is_given_up() -> None:
     worker = Watched(timeout_s=0.0)
     worker.engine.answer = "nothing"
@@ -222,7 +219,6 @@ async def test_a_late_answer_is_none_and_its_generation_is_given_up() -> None:
     assert (worker.watch.requests_total["late"], worker.engine.aborted) == (1, 1)
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() -> None:
     worker = Watched()
     async with asyncio.TaskGroup() as group:
@@ -236,7 +232,6 @@ async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() 
     assert worker.log.told[-1].reason == "the engine is dead"
 
 
-@pytest.mark.asyncio
 async def test_what_clients_are_answered_counts_as_life() -> None:
     worker = Watched()
     heard = MonitoredEngine(worker.engine, worker.idle, worker.clock)

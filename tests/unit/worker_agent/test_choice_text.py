@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
 from tests.support.amount import examples
-from tests.support.planting import inside
 from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -143,18 +142,6 @@ def test_what_the_next_worker_needs_goes_with_the_output_that_says_it() -> None:
     assert ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False).push(said).handoff == handoff
 
 
-class ShowsTokensAtOnce(ChoiceText):
-    """Planted bug: a token is told though its text is held back."""
-
-    def push(self, output: EngineOutput) -> Piece:
-        piece = super().push(output)
-        assert self._held is not None
-        spans = inside(self._held, "_spans")
-        held = tuple(each for _, each in spans)
-        spans.clear()
-        return Piece(text=piece.text, spans=piece.spans + held, finish_reason=piece.finish_reason)
-
-
 class ForgetsTheLastTokens(ChoiceText):
     """Planted bug: tokens without text are lost at the end."""
 
@@ -164,13 +151,12 @@ class ForgetsTheLastTokens(ChoiceText):
         return Piece(text=piece.text, spans=tuple(kept), finish_reason=piece.finish_reason)
 
 
-@pytest.mark.parametrize("planted", [ShowsTokensAtOnce, ForgetsTheLastTokens])
 @pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug(planted: type[ChoiceText]) -> None:
+def test_the_property_fails_on_a_planted_bug() -> None:
     @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
     @given(texts | letters, cuts, stop_strings)
     def search(tokens: list[int], at: list[int], stops: list[str]) -> None:
-        assert told(outputs(tokens, at), stops, planted) == expected(tokens, stops)
+        assert told(outputs(tokens, at), stops, ForgetsTheLastTokens) == expected(tokens, stops)
 
     with pytest.raises(AssertionError):
         search()

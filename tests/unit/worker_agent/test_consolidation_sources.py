@@ -9,7 +9,7 @@ from kv_protocol.codec import decode_message
 from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineStored
 
 BLOCK_SIZE = 2
 TOKENS = (1, 2, 3, 4, 5, 6)
@@ -38,12 +38,12 @@ def without_rank(*events: EngineEvent) -> bytes:
     return encode_payload(1.5, events, 0)[:-1] + b"\xc0"
 
 
-def told(core: Consolidation, dp_rank: int = 0) -> list[Event]:
-    """Return what the rank's outbox publishes now."""
+def told(core: Consolidation) -> list[Event]:
+    """Return what the outbox of rank 0 publishes now."""
     events: list[Event] = []
-    while message := core.outbox(dp_rank).next_message():
+    while message := core.outbox(0).next_message():
         events += [batch.event for batch in decode_message(message.payload)]
-        core.outbox(dp_rank).acknowledge(message)
+        core.outbox(0).acknowledge(message)
     return events
 
 
@@ -53,28 +53,6 @@ def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
 
 
 # -------------------------------------------------------------------- one block, two sources
-def test_sources_name_the_same_blocks_and_each_tier_is_told_of_once(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
-    core.on_payload(0, payload(HOST_STORED), HOST)
-    assert told(core) == [Stored(CHAIN), Stored(CHAIN[:2], tier=Tier.HOST)]
-    core.on_payload(1, payload(EngineRemoved(block_hashes=(11, 12, 13))), ENGINE)
-    assert held(core) == {CHAIN[0]: (Tier.HOST,), CHAIN[1]: (Tier.HOST,)}
-
-
-def test_a_block_that_another_source_still_holds_stays(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
-    assert core.on_payload(0, payload(HOST_COPY_ON_GPU), HOST) == set()
-    assert core.on_payload(1, payload(EngineRemoved(block_hashes=(12, 13))), ENGINE) == {0}
-    assert told(core) == [Stored(CHAIN), Removed(CHAIN[2:])]
-    assert core.on_payload(1, payload(EngineRemoved(block_hashes=(72,))), HOST) == {0}
-    assert told(core) == [Removed((CHAIN[1],))]
-
-
-def test_a_removal_by_a_source_that_does_not_hold_the_block_changes_nothing(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
-    assert core.on_payload(0, payload(EngineRemoved(block_hashes=(13,))), HOST) == set()
-    assert core.statistics().ranks[0].counts["host"].unknown_removal == 1
-    assert core.statistics().ranks[0].counts["engine"].unknown_removal == 0
 
 
 # -------------------------------------------------------------------- losses and clears
@@ -89,17 +67,6 @@ def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) 
     assert held(core, 1) == {}
     origins = core.statistics().origins
     assert (origins[ENGINE].losses_total, origins[HOST].losses_total) == (1, 0)
-
-
-def test_a_clear_of_one_source_concerns_it_alone_and_that_rank(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
-    core.on_payload(0, payload(HOST_STORED), HOST)
-    core.on_payload(1, payload(HOST_STORED, dp_rank=1), HOST)
-    told(core)
-    assert core.on_payload(2, payload(EngineCleared()), HOST) == {0}
-    assert told(core) == [Cleared(Tier.HOST)]
-    assert held(core) == dict.fromkeys(CHAIN, (Tier.GPU,))
-    assert len(held(core, 1)) == 2
 
 
 def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> None:

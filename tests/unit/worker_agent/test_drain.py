@@ -67,16 +67,6 @@ def test_a_poll_that_failed_says_nothing_of_what_there_was() -> None:
     assert drain.is_pressed
 
 
-def test_where_the_buffer_is_not_known_losses_alone_press() -> None:
-    drain = Drain()
-    paces = []
-    for is_lossy in (False, True):
-        turn(drain, 1_000_000, is_lossy=is_lossy)
-        paces.append(drain.is_pressed)
-    assert paces == [False, True]
-    assert not turn(drain, 99_999, 1)
-
-
 def test_statistics_tell_of_the_largest_poll() -> None:
     drain = Drain(100)
     turn(drain, 20)

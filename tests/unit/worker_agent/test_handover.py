@@ -4,8 +4,6 @@ import asyncio
 import threading
 from typing import TypeVar
 
-import pytest
-
 from worker_agent.events.handover import Handover
 
 WAIT_S = 20.0
@@ -24,7 +22,6 @@ def putting(waiting: Handover[T], *entries: T, weight: int) -> threading.Thread:
     return thread
 
 
-@pytest.mark.asyncio
 async def test_all_entries_come_in_their_order() -> None:
     waiting: Handover[int] = Handover(weight_max=10)
     thread = putting(waiting, *range(10_000), weight=3)
@@ -33,7 +30,6 @@ async def test_all_entries_come_in_their_order() -> None:
     thread.join()
 
 
-@pytest.mark.asyncio
 async def test_the_thread_waits_while_the_bound_is_reached_and_an_entry_of_any_weight_passes() -> None:
     waiting: Handover[str] = Handover(weight_max=10)
     waiting.put("small", 9)
@@ -47,7 +43,6 @@ async def test_the_thread_waits_while_the_bound_is_reached_and_an_entry_of_any_w
     thread.join()
 
 
-@pytest.mark.asyncio
 async def test_once_closed_a_waiting_thread_goes_on_and_entries_are_dropped() -> None:
     waiting: Handover[int] = Handover(weight_max=1)
     waiting.put(0, 1)

@@ -173,9 +173,6 @@ def test_a_row_without_a_rank_is_that_of_rank_0() -> None:
 
 
 # -------------------------------------------------------------------- ranks
-@pytest.mark.parametrize("rank", [-1, 1.5e300, "0", [0], True])
-def test_a_row_of_what_is_no_rank_is_skipped(rank: object) -> None:
-    assert skipped({**ROW, "attentionDpRank": rank}) == {"rank": 1}
 
 
 def test_a_row_of_a_rank_that_the_engine_does_not_have_is_skipped() -> None:

@@ -8,7 +8,6 @@ from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
 from tests.unit.worker_agent.media_samples import GIF, PNG, refused
 from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
-from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.media.image_models import check_placeholders
@@ -101,17 +100,6 @@ def test_another_image_is_another_block_from_where_it_stands_on() -> None:
     others = chain(mm_block_hashes(tokens, [runs[0]._replace(digest=B)], BLOCK_SIZE))
     assert ours[0] == others[0] == sequence_hashes(tokens, BLOCK_SIZE)[0]
     assert not set(ours[1:]) & set(others[1:])
-
-
-def test_what_counts_of_a_digest_is_its_first_sixteen_digits() -> None:
-    tokens = [IMAGE] * 4
-    expected = local_block_hashes(tokens, 4, mm_hashes=[[int(A[:16], 16)]])
-    assert mm_block_hashes(tokens, [MmRun(A, 0, 4)], 4) == expected
-    assert mm_hash(A) == int(A[:16], 16)
-
-
-def test_a_prompt_without_media_is_hashed_as_text() -> None:
-    assert chain(mm_block_hashes(range(9), [], 4)) == sequence_hashes(range(9), 4)
 
 
 def test_a_seed_counts_as_for_text() -> None:

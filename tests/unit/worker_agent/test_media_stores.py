@@ -10,23 +10,6 @@ from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.offers import OFFERS_MAX, NoRoom, Offers
 
 
-def test_the_one_that_was_not_used_for_longest_goes() -> None:
-    cache = EmbeddingCache(3)
-    for digest in "abc":
-        cache.put(digest, b"1")
-    assert cache.get("a") == b"1"
-    cache.put("d", b"1")
-    assert [cache.get(digest) for digest in "abcd"] == [b"1", None, b"1", b"1"]
-
-
-def test_one_that_never_fits_is_not_kept_and_nothing_goes_for_it() -> None:
-    cache = EmbeddingCache(3)
-    cache.put("a", b"12")
-    cache.put("b", b"1234")
-    assert (cache.get("a"), cache.get("b")) == (b"12", None)
-    assert cache.statistics().oversize_total == 1
-
-
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     cache = EmbeddingCache(0)
     cache.put("a", b"1")

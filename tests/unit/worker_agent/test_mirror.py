@@ -3,10 +3,8 @@
 import msgspec
 import pytest
 
-from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
-from kv_protocol.recovery import HeldBlock
 from worker_agent.events import mirror as mirror_module
 from worker_agent.events.block_names import FORMER_NAMES_MAX, SourceNames
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
@@ -61,18 +59,6 @@ def counts(mirror: RankMirror) -> MirrorCounts:
 
 
 # -------------------------------------------------------------------- stores
-def test_a_sequence_is_stored_under_our_hashes_from_position_0() -> None:
-    assert RankMirror(BLOCK_SIZE).apply(store(0, 3)) == [Stored(CHAIN[:3], None, 0)]
-
-
-def test_a_store_goes_on_from_its_parent_with_its_position() -> None:
-    assert mirror_of(store(0, 3)).apply(store(3, 2)) == [Stored(CHAIN[3:5], CHAIN[2], 3)]
-
-
-def test_a_store_may_branch_off_anywhere() -> None:
-    branch = EngineStored(block_hashes=(7,), parent_block_hash=100, token_ids=(8, 9), block_size=BLOCK_SIZE)
-    expected = sequence_hashes((*TOKENS[:BLOCK_SIZE], 8, 9), BLOCK_SIZE)[1]
-    assert mirror_of(store(0, 3)).apply(branch) == [Stored((expected,), CHAIN[0], 1)]
 
 
 def test_adapter_and_salt_are_part_of_our_hashes() -> None:
@@ -104,28 +90,11 @@ def test_a_block_stored_again_says_nothing_new() -> None:
     assert counts(mirror) == MirrorCounts(stored=3, duplicate=3)
 
 
-def test_only_what_is_new_of_a_store_is_told_each_run_under_its_own_parent() -> None:
-    mirror = mirror_of(store(0, 5), remove(101), remove(104))
-    assert mirror.apply(store(0, 7)) == [
-        Stored((CHAIN[1],), CHAIN[0], 1),
-        Stored(CHAIN[4:7], CHAIN[3], 4),
-    ]
-
-
 def test_a_store_under_an_unknown_parent_is_dropped_and_never_a_root() -> None:
     mirror = RankMirror(BLOCK_SIZE)
     assert mirror.apply(store(2, 3)) == []
     assert held(mirror) == {}
     assert counts(mirror) == MirrorCounts(unknown_parent=3)
-
-
-def test_a_parent_that_was_removed_is_unknown() -> None:
-    assert mirror_of(store(0, 2), remove(101)).apply(store(2)) == []
-
-
-def test_a_parent_on_any_tier_is_known() -> None:
-    mirror = mirror_of(store(0, 2), store(1, tier=Tier.HOST), remove(101))
-    assert mirror.apply(store(2)) == [Stored((CHAIN[2],), CHAIN[1], 2)]
 
 
 def test_blocks_of_another_size_are_dropped() -> None:
@@ -135,15 +104,14 @@ def test_blocks_of_another_size_are_dropped() -> None:
     assert counts(mirror) == MirrorCounts(unfit=1)
 
 
-def test_a_store_of_nothing_changes_nothing() -> None:
-    assert mirror_of(store(0, 2)).apply(store(2, 0)) == []
-
-
 def test_a_store_that_names_a_block_twice_says_nothing() -> None:
     twice = EngineStored(block_hashes=(1, 1), parent_block_hash=None, token_ids=(1, 2, 3, 4), block_size=BLOCK_SIZE)
     mirror = RankMirror(BLOCK_SIZE)
     assert mirror.apply(twice) == []
     assert counts(mirror) == MirrorCounts(ambiguous=2)
+
+
+# -------------------------------------------------------------------- removals
 
 
 def test_an_engine_hash_that_comes_to_name_another_block_leaves_the_first_on_all_tiers() -> None:
@@ -154,28 +122,10 @@ def test_an_engine_hash_that_comes_to_name_another_block_leaves_the_first_on_all
     assert held(mirror) == {new: GPU_1}
 
 
-# -------------------------------------------------------------------- removals
-def test_a_removal_names_our_hashes() -> None:
-    assert mirror_of(store(0, 4)).apply(remove(103, 102)) == [Removed((CHAIN[3], CHAIN[2]))]
-
-
 def test_an_unknown_removal_is_counted_and_costs_the_others_nothing() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(remove(7, 101, 101)) == [Removed((CHAIN[1],))]
     assert counts(mirror) == MirrorCounts(stored=2, removed=1, unknown_removal=2)
-
-
-def test_a_removal_from_a_tier_where_the_block_is_not_is_unknown() -> None:
-    mirror = mirror_of(store(0))
-    assert mirror.apply(remove(100, tier=Tier.HOST)) == []
-    assert held(mirror) == {CHAIN[0]: GPU_1}
-
-
-def test_children_outlive_their_parent() -> None:
-    mirror = mirror_of(store(0, 3))
-    assert mirror.apply(remove(101)) == [Removed((CHAIN[1],))]
-    assert list(mirror.dump()) == [HeldBlock(CHAIN[0], None, GPU_1), HeldBlock(CHAIN[2], CHAIN[1], GPU_1)]
-    assert mirror.apply(store(3)) == [Stored((CHAIN[3],), CHAIN[2], 3)]
 
 
 # -------------------------------------------------------------------- two engine blocks, one of ours
@@ -187,25 +137,7 @@ def test_a_block_goes_with_the_last_of_its_engine_blocks() -> None:
     assert counts(mirror) == MirrorCounts(stored=2, removed=1, deduplicated=4)
 
 
-def test_either_engine_block_is_a_parent() -> None:
-    mirror = mirror_of(store(0, 2), store(0, 2, base=200), remove(100, 101))
-    assert mirror.apply(store(2, parent=201)) == [Stored((CHAIN[2],), CHAIN[1], 2)]
-
-
-def test_engine_blocks_count_for_each_tier_apart() -> None:
-    mirror = mirror_of(store(0), store(0, base=200, tier=Tier.HOST))
-    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
-    assert mirror.apply(remove(200, tier=Tier.HOST)) == [Removed((CHAIN[0],), Tier.HOST)]
-    assert held(mirror) == {}
-
-
 # -------------------------------------------------------------------- tiers and clears
-def test_a_move_between_tiers_is_a_store_there_and_a_removal_here() -> None:
-    mirror = mirror_of(store(0, 2))
-    assert mirror.apply(store(0, 2, tier=Tier.HOST)) == [Stored(CHAIN[:2], None, 0, Tier.HOST)]
-    assert held(mirror) == dict.fromkeys(CHAIN[:2], GPU_1 | HOST_1)
-    assert mirror.apply(remove(101)) == [Removed((CHAIN[1],))]
-    assert held(mirror) == {CHAIN[0]: GPU_1 | HOST_1, CHAIN[1]: HOST_1}
 
 
 def test_a_clear_is_told_for_each_tier_that_held_something() -> None:
@@ -218,22 +150,6 @@ def test_a_clear_is_told_for_each_tier_that_held_something() -> None:
 
 
 # -------------------------------------------------------------------- proof and dump
-def test_digests_are_those_of_the_tiers_that_hold_something() -> None:
-    mirror = mirror_of(store(0, 3), store(0, 2, tier=Tier.HOST), store(0, tier=Tier.DISK), remove(100, tier=Tier.DISK))
-    assert mirror.digests() == (
-        TierDigest(Tier.GPU, 3, SetDigest(CHAIN[:3]).total),
-        TierDigest(Tier.HOST, 2, SetDigest(CHAIN[:2]).total),
-    )
-
-
-def test_a_dump_says_each_block_with_its_parent_parents_first() -> None:
-    mirror = mirror_of(store(0, 4), remove(100), store(0, base=200, tier=Tier.HOST))
-    assert list(mirror.dump()) == [
-        HeldBlock(CHAIN[0], None, HOST_1),
-        HeldBlock(CHAIN[1], CHAIN[0], GPU_1),
-        HeldBlock(CHAIN[2], CHAIN[1], GPU_1),
-        HeldBlock(CHAIN[3], CHAIN[2], GPU_1),
-    ]
 
 
 def test_a_dump_is_of_the_moment_when_it_was_taken_whatever_changes_then() -> None:
@@ -244,16 +160,6 @@ def test_a_dump_is_of_the_moment_when_it_was_taken_whatever_changes_then() -> No
     assert len(dump) == 3
     assert [(row.sequence_hash, row.tier_bits) for row in dump] == [(block, GPU_1) for block in CHAIN[:3]]
     assert held(mirror) == {CHAIN[0]: HOST_1}
-
-
-def test_a_dump_of_some_buckets_has_their_blocks_parents_first_on_whatever_tiers() -> None:
-    mirror = mirror_of(store(0, 10), store(0, 2, tier=Tier.HOST))
-    wanted = {CHAIN[1] >> 56, CHAIN[7] >> 56}
-    buckets = sum(1 << bucket for bucket in wanted).to_bytes(BUCKET_SET_BYTES, "little")
-    of_wanted = [at for at in range(10) if CHAIN[at] >> 56 in wanted]
-    assert list(mirror.dump(buckets)) == [
-        HeldBlock(CHAIN[at], CHAIN[at - 1] if at else None, GPU_1 | HOST_1 * (at < 2)) for at in of_wanted
-    ]
 
 
 def test_a_block_on_two_tiers_is_one_held_block() -> None:
@@ -282,11 +188,6 @@ def test_a_block_is_held_while_all_attention_groups_hold_theirs() -> None:
     assert counts(mirror) == MirrorCounts(stored=2, removed=1, deduplicated=3)
 
 
-def test_groups_count_for_each_tier_apart() -> None:
-    mirror = mirror_of(store(0), in_group(store(0), 1))
-    assert mirror.apply(store(0, tier=Tier.HOST)) == [Stored((CHAIN[0],), tier=Tier.HOST)]
-
-
 def test_a_block_is_held_while_any_source_holds_it() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(store(0, 2, base=200), "host") == []
@@ -301,24 +202,9 @@ def test_a_removal_by_a_source_that_never_stored_is_unknown() -> None:
     assert mirror.counts["host"] == MirrorCounts(unknown_removal=1)
 
 
-def test_sources_may_share_an_engine_hash_and_keep_their_own_copies() -> None:
-    mirror = mirror_of(store(0))
-    assert mirror.apply(store(0, tier=Tier.HOST), "host") == [Stored((CHAIN[0],), tier=Tier.HOST)]
-    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
-    assert mirror.apply(remove(100, tier=Tier.HOST), "host") == [Removed((CHAIN[0],), Tier.HOST)]
-
-
 def test_a_parent_may_be_known_from_another_source() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
-
-
-def test_a_clear_of_one_source_leaves_what_others_hold() -> None:
-    mirror = mirror_of(store(0, 3))
-    mirror.apply(store(0, 2, base=200), "peer")
-    assert mirror.apply(EngineCleared()) == [Removed((CHAIN[2],))]
-    assert held(mirror) == dict.fromkeys(CHAIN[:2], GPU_1)
-    assert mirror.apply(EngineCleared(), "peer") == [Cleared(Tier.GPU)]
 
 
 def test_an_unnamed_clear_is_of_all_sources() -> None:
@@ -329,22 +215,8 @@ def test_an_unnamed_clear_is_of_all_sources() -> None:
 
 
 # -------------------------------------------------------------------- stores by name
-def by_name(*hashes: int, tier: Tier = Tier.HOST, block_size: int = 0) -> EngineStored:
-    return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=block_size, tier=tier)
-
-
-def test_a_bare_name_says_where_a_described_block_is() -> None:
-    mirror = mirror_of(store(0, 3))
-    assert mirror.apply(by_name(101, 102)) == [
-        Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST),
-        Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST),
-    ]
-    assert mirror.apply(remove(102)) == [Removed((CHAIN[2],))]
-    assert held(mirror) == {CHAIN[0]: GPU_1, CHAIN[1]: GPU_1 | HOST_1, CHAIN[2]: HOST_1}
-
-
-def test_a_bare_name_may_be_another_source_s() -> None:
-    assert mirror_of(store(0)).apply(by_name(100), "host") == [Stored((CHAIN[0],), tier=Tier.HOST)]
+def by_name(*hashes: int) -> EngineStored:
+    return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
 
 
 def test_a_block_evicted_just_before_its_offload_is_told_is_still_described() -> None:
@@ -356,14 +228,6 @@ def test_a_former_block_whose_parent_is_gone_too_is_not_held() -> None:
     mirror = mirror_of(store(0, 2), remove(101, 100))
     assert mirror.apply(by_name(101)) == []
     assert counts(mirror).unknown_name == 1
-
-
-def test_bare_names_come_in_any_order() -> None:
-    mirror = mirror_of(store(0, 3), remove(102, 101, 100))
-    assert [event.sequence_hashes for event in mirror.apply(by_name(102, 100, 101)) if isinstance(event, Stored)] == [
-        (block,) for block in CHAIN[:3]
-    ]
-    assert counts(mirror).unknown_name == 0
 
 
 def test_a_bare_name_said_twice_is_two_copies() -> None:
@@ -381,11 +245,6 @@ def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:
     mirror = mirror_of(store(0))
     assert mirror.apply(by_name(7, 100)) == [Stored((CHAIN[0],), tier=Tier.HOST)]
     assert counts(mirror) == MirrorCounts(stored=2, unknown_name=1)
-
-
-def test_a_clear_makes_former_names_unknown() -> None:
-    mirror = mirror_of(store(0), remove(100), EngineCleared())
-    assert mirror.apply(by_name(100)) == []
 
 
 def test_former_names_are_bounded() -> None:

@@ -75,22 +75,6 @@ def test_events_are_numbered_from_1_without_holes_across_messages() -> None:
     assert outbox.last_seq == 3
 
 
-def test_a_message_names_its_first_and_last_seq() -> None:
-    outbox = Outbox(EPOCH)
-    add(outbox, Cleared())
-    drained(outbox)
-    add(outbox, Cleared(), Cleared(), Cleared())
-    message = next_message(outbox)
-    assert (message.first_seq, message.last_seq) == (2, 4)
-    assert [batch.seq for batch in decode_message(message.payload)] == [2, 3, 4]
-
-
-def test_an_empty_outbox_has_nothing_to_publish() -> None:
-    outbox = Outbox(EPOCH)
-    outbox.go_back()
-    assert (outbox.next_message(), outbox.last_seq, outbox.published_seq, outbox.waiting_bytes) == (None, 0, 0, 0)
-
-
 # -------------------------------------------------------------------- large events
 @pytest.mark.parametrize("blocks", [BLOCKS_PER_EVENT_MAX, BLOCKS_PER_EVENT_MAX + 1, 2 * BLOCKS_PER_EVENT_MAX + 7])
 def test_a_large_store_goes_out_in_parts_each_under_the_last_block_of_the_one_before(blocks: int) -> None:
@@ -137,56 +121,6 @@ def test_of_full_messages_as_many_as_the_window_are_in_flight() -> None:
     assert [message.first_seq for message in messages] == [1, 2, 3, 4, 5, 6]
     outbox.acknowledge(messages[3])
     assert [message.first_seq for message in given(outbox)] == [7]
-
-
-def test_messages_are_acknowledged_each_on_its_own_in_any_order() -> None:
-    outbox = Outbox(EPOCH)
-    messages = []
-    for _ in range(3):
-        fill(outbox, 2)
-        messages.append(next_message(outbox))
-    published = []
-    for message in (messages[1], messages[0], messages[2]):
-        outbox.acknowledge(message)
-        published.append(outbox.published_seq)
-    assert published == [0, 4, 6]
-    assert outbox.waiting_bytes == 0
-
-
-def test_after_going_back_all_in_flight_are_given_out_again_byte_for_byte_before_anything_new() -> None:
-    outbox = Outbox(EPOCH)
-    messages = []
-    for _ in range(3):
-        fill(outbox, 1)
-        messages.append(next_message(outbox))
-    fill(outbox, 1)
-    outbox.acknowledge(messages[1])
-    outbox.go_back()
-    again = [next_message(outbox), next_message(outbox)]
-    assert again == [messages[0], messages[2]]
-    assert next_message(outbox).first_seq == 4
-
-
-def test_what_is_acknowledged_after_going_back_is_not_given_out_again() -> None:
-    outbox = Outbox(EPOCH)
-    fill(outbox, 1)
-    message = next_message(outbox)
-    outbox.go_back()
-    outbox.acknowledge(message)
-    outbox.acknowledge(message)
-    assert (outbox.next_message(), outbox.waiting_bytes, outbox.published_seq) == (None, 0, 1)
-
-
-def test_going_back_twice_gives_out_everything_again() -> None:
-    outbox = Outbox(EPOCH)
-    fill(outbox, 1)
-    messages = given(outbox)
-    fill(outbox, 1)
-    messages += given(outbox)
-    outbox.go_back()
-    assert next_message(outbox) == messages[0]
-    outbox.go_back()
-    assert given(outbox) == messages
 
 
 @pytest.mark.parametrize(("over", "batches_in_messages"), [(0, [2]), (1, [1, 1])])
@@ -322,16 +256,6 @@ def test_the_tail_says_the_batches_as_they_were_published() -> None:
     assert tail is not None
     assert [batch for message in tail for batch in decode_message(message)] == published
     assert all(len(message) <= MESSAGE_BYTES_MAX for message in tail)
-
-
-def test_small_messages_are_told_again_in_few() -> None:
-    outbox = Outbox(EPOCH)
-    for _ in range(100):
-        fill(outbox, 1)
-        drained(outbox)
-    tail = outbox.tail(0)
-    assert tail is not None
-    assert len(tail) == 1
 
 
 def test_the_oldest_of_what_was_published_give_way_and_there_is_no_tail_from_there() -> None:

@@ -27,22 +27,6 @@ def test_a_question_repeated_while_it_waits_or_is_answered_is_dropped() -> None:
     assert questions.next() is None
 
 
-def test_a_question_repeated_after_its_answer_is_answered_again() -> None:
-    questions = Questions()
-    ask(questions, "a")
-    questions.next()
-    questions.next()
-    assert ask(questions, "a") == "taken"
-
-
-def test_another_question_of_a_waiting_asker_keeps_its_turn() -> None:
-    questions = Questions()
-    for asker in "ab":
-        ask(questions, asker)
-    assert ask(questions, "a", SECOND) == "replaced"
-    assert [questions.next() for _ in range(3)] == [PendingRecovery("a", SECOND), PendingRecovery("b", FIRST), None]
-
-
 def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None:
     questions = Questions()
     ask(questions, "a")

@@ -7,8 +7,8 @@ import pytest
 
 from bench.capture.payloads import encode_payload
 from kv_protocol.codec import decode_message
-from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table, is_in_buckets
-from kv_protocol.events import Batch, Removed, Stored, Tier
+from kv_protocol.digest import SetDigest, bucket_table, is_in_buckets
+from kv_protocol.events import Batch, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
 from worker_agent.events.consolidation import Consolidation
@@ -78,33 +78,6 @@ def rows(parts: list[Answer]) -> list[HeldBlock]:
 
 
 # -------------------------------------------------------------------- replay
-def test_a_reader_that_missed_batches_gets_them_as_they_were_published() -> None:
-    core = consolidation()
-    tell(core, store(0, 40), EngineRemoved(block_hashes=(40,)), store(39, 3))
-    published = publish(core)
-    parts = answer(core, after_seq=1)
-    assert replayed(parts) == published[1:]
-    assert [(part.request_id, part.epoch, part.last_seq) for part in parts] == [(7, EPOCH, 3)]
-
-
-def test_what_is_not_published_yet_is_told_too() -> None:
-    core = consolidation()
-    tell(core, store(0, 40))
-    publish(core)
-    tell(core, EngineRemoved(block_hashes=(40,)))
-    assert [batch.event for batch in replayed(answer(core, after_seq=1))] == [Removed(CHAIN[39:40])]
-
-
-def test_a_reader_that_has_everything_gets_an_empty_replay() -> None:
-    core = consolidation()
-    tell(core, store(0, 3))
-    assert answer(core, after_seq=1) == [ReplayChunk(request_id=7, epoch=EPOCH, last_seq=1, message=b"")]
-
-
-def test_a_reader_that_has_nothing_of_the_epoch_gets_it_from_its_beginning() -> None:
-    core = consolidation()
-    tell(core, store(0, 40))
-    assert [batch.event for batch in replayed(answer(core))] == [Stored(CHAIN[:40])]
 
 
 def test_no_seq_is_missing_or_told_twice_whatever_was_asked_for() -> None:
@@ -200,15 +173,6 @@ def test_a_repair_is_of_now_whatever_place_the_asker_is_at(after_seq: int) -> No
     parts = answer(core, after_seq=after_seq, buckets=EMPTY_TABLE)
     assert [row.sequence_hash for row in rows(parts)] == list(CHAIN[:9])
     assert {part.last_seq for part in parts} == {2}
-
-
-def test_a_reader_without_differences_gets_no_bucket() -> None:
-    core = consolidation()
-    tell(core, store(0, 10))
-    (part,) = answer(core, after_seq=1, buckets=table(*CHAIN[:10]))
-    assert isinstance(part, DumpChunk)
-    assert (part.buckets, part.of, part.tiers) == (bytes(BUCKET_SET_BYTES), 1, b"")
-    assert kind_of(part) == "repair"
 
 
 def test_a_large_repair_comes_in_chunks_of_one_moment() -> None:

@@ -114,7 +114,6 @@ def test_what_asks_for_nothing_unusual_is_let_through(request_: Request, source:
     rules(event_source=source).wishes(request_)
 
 
-REST = msgspec.Raw(b'{"request_type":"generation_only"}')
 UNUSUAL = [
     (chat(response_format={"type": "json_object"}), "response_format"),
     (completion(prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
@@ -220,10 +219,6 @@ def test_what_a_prefill_worker_said_reaches_the_engine_unless_the_prompt_brings_
 
 def test_an_empty_salt_is_none() -> None:
     assert asked(chat(cache_salt="")).cache_salt is None
-
-
-def test_a_salt_may_come_with_the_extension() -> None:
-    assert asked(chat(nvext={"cache_salt": "salt"})).cache_salt == "salt"
 
 
 @pytest.mark.parametrize(

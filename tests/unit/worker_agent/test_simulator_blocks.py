@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import lora_id
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import RankEventLog, render
 from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
@@ -67,55 +66,6 @@ def test_events_have_the_engines_shape(cache: Cache) -> None:
     assert cache.told() == [{"event_id": 1, "data": data, "window_size": 512}]
 
 
-def test_the_last_prompt_token_is_always_computed(cache: Cache) -> None:
-    cache.hold(range(8))
-    assert [cache.reusable_blocks(range(length)) for length in (4, 5, 8, 9, 12)] == [0, 1, 1, 2, 2]
-
-
-def test_a_partial_block_occupies_but_is_never_reused(cache: Cache) -> None:
-    cache.hold(range(6))
-    assert cache.pool.statistics().cached_blocks == 2
-    assert cache.reusable_blocks(range(7)) == 1
-    assert cache.pool.held_hashes() == {trtllm_block_hash(range(4))}
-
-
-def test_adapter_and_salt_keep_equal_tokens_apart(cache: Cache) -> None:
-    cache.hold(range(4), EngineNamespace.of("adapter", None))
-    askers = [EngineNamespace.of("adapter", ""), EngineNamespace.of("", "salt"), EngineNamespace.of(None, None)]
-    assert [cache.reusable_blocks(range(5), asker) for asker in askers] == [1, 0, 0]
-    assert cache.pool.held_hashes() == {trtllm_block_hash(range(4), lora_task_id=lora_id("adapter"))}
-
-
-def test_the_end_of_a_context_makes_its_full_blocks_reusable(cache: Cache) -> None:
-    cache.pool.store_context(cache.admit(range(8)), range(8))
-    assert cache.reusable_blocks(range(9)) == 1
-    assert cache.pool.statistics().used_blocks == 2
-
-
-def test_a_later_store_names_its_parent(cache: Cache) -> None:
-    cache.hold(range(4))
-    cache.hold(range(8))
-    first = trtllm_block_hash(range(4))
-    data = [event["data"] for event in cache.told()]
-    assert [(each["parent_hash"], [block["block_hash"] for block in each["blocks"]]) for each in data] == [
-        (None, [first]),
-        (first, [trtllm_block_hash(range(4, 8), first)]),
-    ]
-
-
-def test_an_equal_block_computed_twice_is_told_once_and_given_back(cache: Cache) -> None:
-    one, other = cache.admit(range(8)), cache.admit(range(8))
-    cache.pool.store_context(one, range(8))
-    cache.pool.store_context(other, range(8))
-    assert len(cache.told()) == 1
-    assert cache.pool.statistics().used_blocks == 3
-    cache.pool.release(one, range(8))
-    cache.pool.release(other, range(8))
-    now = cache.pool.statistics()
-    assert (now.used_blocks, now.cached_blocks, now.free_blocks) == (0, 2, 2)
-    assert len(cache.told()) == 1
-
-
 def test_the_oldest_leaf_goes_first_and_no_child_is_orphaned(cache: Cache) -> None:
     cache.hold(range(8))
     cache.hold(range(100, 108))
@@ -131,23 +81,6 @@ def test_removals_in_a_row_are_one_event(cache: Cache) -> None:
     cache.hold(range(100, 108))
     removed, stored = (event["data"] for event in cache.told())
     assert (removed["type"], len(removed["block_hashes"]), stored["type"]) == ("removed", 2, "stored")
-
-
-def test_what_running_sequences_have_or_may_want_is_not_given_away(cache: Cache) -> None:
-    table = cache.pool.admit(range(4), 12, PLAIN)
-    assert table is not None
-    assert cache.pool.admit(range(100, 108), 8, PLAIN) is None
-    cache.hold(range(100, 104))
-    for tokens in range(5, 13):
-        cache.pool.extend(table, tokens)
-    assert cache.pool.statistics().used_blocks == 3
-
-
-def test_reused_blocks_count_against_what_can_be_had(cache: Cache) -> None:
-    cache.hold(range(8))
-    cache.admit(range(100, 108))
-    assert cache.pool.admit(range(12), 13, PLAIN) is None
-    cache.hold(range(8))
 
 
 def test_statistics_count_reused_and_missed_blocks(cache: Cache) -> None:
@@ -185,13 +118,3 @@ def test_reuse_raises_a_priority_and_tells_so(cache: Cache) -> None:
         "cache_level": None,
         "priority": {"type": "event_diff", "new_value": 80, "old_value": 35},
     }
-
-
-def test_reuse_never_lowers_a_priority_so_a_parent_outlives_its_children(cache: Cache) -> None:
-    cache.hold(range(8), priority=80)
-    cache.hold(range(5), priority=0)
-    cache.told()
-    cache.hold(range(100, 108), priority=90)
-    assert cache.reusable_blocks(range(9)) == 2
-    cache.hold(range(200, 204), priority=90)
-    assert cache.reusable_blocks(range(9)) == 1

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from kv_protocol.events import Tier
@@ -13,7 +12,7 @@ from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.types import EngineDescription, EngineRequest
-from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 
 ENGINE = EngineDescription(
     model="m",
@@ -62,11 +61,6 @@ class Engine:
         return self.simulator.held_hashes(0), self.simulator.held_hashes(0, Tier.HOST)
 
 
-def moved(block_hash: int, old: int, new: int) -> dict[str, Any]:
-    cache_level = {"type": "event_diff", "new_value": new, "old_value": old}
-    return {"type": "updated", "block_hash": block_hash, "cache_level": cache_level, "priority": None}
-
-
 def test_the_engine_s_creation_says_the_host_level_only_when_it_is_the_engine_s() -> None:
     created = [
         render(event)["data"]["num_blocks_per_cache_level"]
@@ -74,67 +68,6 @@ def test_the_engine_s_creation_says_the_host_level_only_when_it_is_the_engine_s(
         for event in Simulator(ENGINE, layout=layout).drain_events()
     ]
     assert created == [[4, 3], [4, 0]]
-
-
-@pytest.mark.parametrize(("layout", "on_host"), [(UPDATED, {A1}), (SOURCE, {A0, A1})])
-def test_what_leaves_the_gpu_lies_on_the_host_and_is_reused_from_there(layout: CacheLayout, on_host: set[int]) -> None:
-    engine = Engine(layout)
-    engine.serve(range(8))
-    engine.serve(range(100, 112))
-    gpu, host = engine.held()
-    assert A1 not in gpu
-    assert host == on_host
-    assert engine.serve(range(9))[0] == 8
-    assert {A0, A1} <= engine.held()[0]
-
-
-def test_a_block_of_the_engine_s_host_lies_in_one_place_one_of_a_source_s_may_lie_in_two() -> None:
-    both = []
-    for layout in (UPDATED, SOURCE):
-        engine = Engine(layout)
-        engine.serve(range(8))
-        engine.serve(range(100, 112))
-        both.append(engine.held()[0] & engine.held()[1])
-    assert both == [set(), {A0}]
-
-
-def test_moves_are_told_as_updates_in_the_engine_s_stream() -> None:
-    engine = Engine(UPDATED)
-    engine.serve(range(8))
-    engine.serve(range(100, 112))
-    engine.told()
-    engine.serve(range(9))
-    c2 = trtllm_block_hash(range(108, 112), trtllm_block_hash(range(104, 108), trtllm_block_hash(range(100, 104))))
-    c1 = trtllm_block_hash(range(104, 108), trtllm_block_hash(range(100, 104)))
-    assert engine.told()[:3] == [moved(A1, 1, 0), moved(c2, 0, 1), moved(c1, 0, 1)]
-    assert engine.simulator.drain_host_events() == []
-
-
-def stored_on_host(block_hash: int, parent: int | None, tokens: range) -> RankEvent:
-    stored = EngineStored(
-        block_hashes=(block_hash,),
-        parent_block_hash=parent,
-        token_ids=tuple(tokens),
-        block_size=4,
-        tier=Tier.HOST,
-        cache_salt="pepper",
-    )
-    return RankEvent(0, stored)
-
-
-def test_the_host_s_own_source_tells_blocks_in_full_parents_first() -> None:
-    engine = Engine(SOURCE)
-    engine.serve(range(8), cache_salt="pepper")
-    a0, a1 = (event["blocks"][0]["block_hash"] for event in engine.told())
-    engine.serve(range(100, 112))
-    assert engine.told()[0] == {"type": "removed", "block_hashes": [a1]}
-    assert engine.simulator.drain_host_events() == [
-        stored_on_host(a0, None, range(4)),
-        stored_on_host(a1, a0, range(4, 8)),
-    ]
-    engine.serve(range(9), cache_salt="pepper")
-    back = engine.told()[0]
-    assert (back["type"], back["parent_hash"], back["blocks"][0]["block_hash"]) == ("stored", a0, a1)
 
 
 def test_of_the_engine_s_full_host_the_oldest_block_is_dropped_for_good() -> None:
@@ -155,23 +88,6 @@ def test_of_a_source_s_full_host_a_block_without_others_after_it_is_dropped() ->
         engine.serve(prompt)
     dropped = [each.event for each in engine.simulator.drain_host_events() if isinstance(each.event, EngineRemoved)]
     assert dropped == [EngineRemoved(block_hashes=(each,), tier=Tier.HOST) for each in (A1, A0)]
-
-
-def test_a_prefix_longer_than_a_source_s_host_comes_as_far_as_there_is_room() -> None:
-    engine = Engine(CacheLayout(host_blocks=2, host_events="source"))
-    engine.serve(range(16))
-    engine.serve(range(100, 104))
-    assert engine.held()[1] == {A0, A1}
-    assert engine.serve(range(16))[0] == 12
-
-
-def test_blocks_that_a_request_reuses_are_not_dropped_for_those_it_displaces() -> None:
-    engine = Engine(CacheLayout(host_blocks=2))
-    engine.serve(range(8))
-    engine.serve(range(100, 116))
-    assert engine.held()[1] == {A0, A1}
-    assert engine.serve(range(9))[0] == 8
-    assert len(engine.held()[1]) == 2
 
 
 @pytest.mark.parametrize(("prompt", "priority"), [(range(6), 35), (range(4), 34)])
@@ -209,14 +125,3 @@ def test_untaken_host_events_are_replaced_by_a_description() -> None:
     held = [event.block_hashes[0] for event in events[last:] if isinstance(event, EngineStored)]
     assert len(events) <= 1 + 3 + 1
     assert set(held) == engine.held()[1]
-
-
-def test_each_rank_has_a_host_tier_of_its_own() -> None:
-    simulator = Simulator(msgspec.structs.replace(ENGINE, dp_ranks=(0, 1)), layout=SOURCE)
-    for name, prompt in (("a", range(8)), ("b", range(100, 112))):
-        simulator.submit(EngineRequest(request_id=name, prompt=tuple(prompt), max_tokens=1, dp_rank=1), 0.0)
-        simulator.step(0.0)
-    assert simulator.drain_host_events() == []
-    simulator.flush_events()
-    assert {event.dp_rank for event in simulator.drain_host_events()} == {1}
-    assert [len(simulator.held_hashes(dp_rank, Tier.HOST)) for dp_rank in (0, 1)] == [0, 2]

@@ -74,7 +74,6 @@ async def arrivals_s(engine: SimulatedEngine, clock: LeapingClock, asked: Engine
     return [clock.now() - began_s async for _ in engine.generate(asked)]
 
 
-@pytest.mark.asyncio
 async def test_tokens_arrive_when_their_iterations_have_passed() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -83,7 +82,6 @@ async def test_tokens_arrive_when_their_iterations_have_passed() -> None:
     assert arrived_s == pytest.approx([CONTEXT_S, CONTEXT_S + decode_s])
 
 
-@pytest.mark.asyncio
 async def test_speed_divides_wall_time() -> None:
     clock = LeapingClock()
     async with running(clock, speed=10.0) as engine:
@@ -92,7 +90,6 @@ async def test_speed_divides_wall_time() -> None:
     assert row["timestamp"] == "1000.000000"
 
 
-@pytest.mark.asyncio
 async def test_a_late_wake_up_shortens_the_next_wait() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -101,7 +98,6 @@ async def test_a_late_wake_up_shortens_the_next_wait() -> None:
     assert arrived_s[1] == pytest.approx(CONTEXT_S + H200_8B.base_s, rel=1e-3)
 
 
-@pytest.mark.asyncio
 async def test_a_delay_of_more_than_an_iteration_is_given_up() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -110,7 +106,6 @@ async def test_a_delay_of_more_than_an_iteration_is_given_up() -> None:
     assert arrived_s[1] == pytest.approx(CONTEXT_S + 1.0 + H200_8B.base_s, rel=1e-3)
 
 
-@pytest.mark.asyncio
 async def test_an_idle_engine_does_not_sleep() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -122,7 +117,6 @@ async def test_an_idle_engine_does_not_sleep() -> None:
     assert len(clock.slept_s) == 2
 
 
-@pytest.mark.asyncio
 async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
     async with running(LeapingClock()) as engine:
         assert [event["data"]["type"] for event in engine.kv_events(0)] == ["created"]
@@ -132,7 +126,6 @@ async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
             assert len(engine.held_hashes()) == 2
 
 
-@pytest.mark.asyncio
 async def test_a_host_tier_s_own_events_are_visible_with_the_engine_s() -> None:
     layout = CacheLayout(host_blocks=8, host_events="source")
     engine = SimulatedEngine(
@@ -152,7 +145,6 @@ async def test_a_host_tier_s_own_events_are_visible_with_the_engine_s() -> None:
         assert engine.host_events(0) == []
 
 
-@pytest.mark.asyncio
 async def test_closing_a_generation_frees_its_blocks() -> None:
     async with running(LeapingClock()) as engine:
         async with aclosing(engine.generate(request(max_tokens=100))) as outputs:
@@ -164,7 +156,6 @@ async def test_closing_a_generation_frees_its_blocks() -> None:
         assert (last["kvCacheStats"]["usedNumBlocks"], last["numActiveRequests"]) == (0, 0)
 
 
-@pytest.mark.asyncio
 async def test_an_id_used_again_gets_nothing_of_the_closed_generation() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -173,7 +164,6 @@ async def test_an_id_used_again_gets_nothing_of_the_closed_generation() -> None:
         assert len(await arrivals_s(engine, clock, request("a", max_tokens=4))) == 4
 
 
-@pytest.mark.asyncio
 async def test_requests_are_batched() -> None:
     clock = LeapingClock()
     async with running(clock) as engine, asyncio.TaskGroup() as group:
@@ -182,7 +172,6 @@ async def test_requests_are_batched() -> None:
     assert others == [first, first]
 
 
-@pytest.mark.asyncio
 async def test_a_refusal_reaches_the_caller_and_the_engine_goes_on() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -195,7 +184,6 @@ async def test_a_refusal_reaches_the_caller_and_the_engine_goes_on() -> None:
         assert len(await arrivals_s(engine, clock, request("a"))) == 4
 
 
-@pytest.mark.asyncio
 async def test_a_stop_lets_generations_end_within_the_grace() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -205,7 +193,6 @@ async def test_a_stop_lets_generations_end_within_the_grace() -> None:
         assert len([output async for output in outputs]) == 19
 
 
-@pytest.mark.asyncio
 async def test_a_stop_cuts_what_outlasts_the_grace() -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
@@ -218,7 +205,6 @@ async def test_a_stop_cuts_what_outlasts_the_grace() -> None:
             await anext(engine.generate(request("late")))
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_is_not_driven_stops_at_once() -> None:
     engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
     await engine.start()
@@ -237,7 +223,6 @@ async def _error_of(engine: SimulatedEngine) -> Exception | None:
     return None
 
 
-@pytest.mark.asyncio
 async def test_cancelling_run_ends_the_generations() -> None:
     engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
     await engine.start()
@@ -261,7 +246,6 @@ class WatchedCondition(threading.Condition):
         return super().wait(timeout)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
 async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(
     poll: str, monkeypatch: pytest.MonkeyPatch
@@ -276,14 +260,12 @@ async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(
         assert len(await polling) >= 1
 
 
-@pytest.mark.asyncio
 async def test_a_poll_returns_empty_when_its_time_is_up() -> None:
     engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
     assert len(engine.kv_events(0)) == 1
     assert (engine.kv_events(0), engine.iteration_stats(0)) == ([], [])
 
 
-@pytest.mark.asyncio
 async def test_of_statistics_the_newest_are_kept_and_say_how_many_gave_way() -> None:
     clock = LeapingClock()
     async with running(clock, statistics_max=3) as engine:

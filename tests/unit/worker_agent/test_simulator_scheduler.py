@@ -3,7 +3,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
@@ -59,8 +58,8 @@ def text(outputs: list[EngineOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def row(step: Step, rank: int = 0) -> dict[str, Any]:
-    return render_statistics(step.statistics[rank])
+def row(step: Step) -> dict[str, Any]:
+    return render_statistics(step.statistics[0])
 
 
 def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:
@@ -70,13 +69,6 @@ def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:
     assert [name for name, _ in first.outputs] == ["a"]
     assert first.duration_s == H200_8B.iteration_s(IterationWork(context_tokens=10, attention_pairs=50))
     assert second.duration_s == H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=10))
-
-
-def test_a_generation_ends_at_max_tokens() -> None:
-    engine = simulator()
-    engine.submit(request("a", max_tokens=3), 0.0)
-    outputs = run_out(engine)["a"]
-    assert [output.finish_reason for output in outputs] == [None, None, "length"]
 
 
 def test_a_generation_ends_with_a_stop_token() -> None:
@@ -98,25 +90,6 @@ def test_a_cut_stream_sent_again_elsewhere_yields_the_same_rest(cut: int) -> Non
     assert text(run_out(elsewhere)["a"]) == whole[cut:]
 
 
-def test_a_second_request_reuses_the_full_blocks_of_all_but_the_last_token() -> None:
-    engine = simulator()
-    engine.submit(request("a", range(12)), 0.0)
-    run_out(engine)
-    engine.submit(request("b", range(12)), 0.0)
-    engine.submit(request("c", range(13)), 0.0)
-    outputs = run_out(engine)
-    assert [outputs[name][0].cached_tokens for name in "bc"] == [8, 12]
-
-
-def test_the_computed_tokens_are_stored_with_a_partial_last_block() -> None:
-    engine = simulator()
-    engine.submit(request("a", range(10), max_tokens=4), 0.0)
-    run_out(engine)
-    stored = [render(event)["data"] for event in engine.drain_events()[1:]]
-    lengths = [[len(block["tokens"]) for block in data["blocks"]] for data in stored]
-    assert lengths == [[4, 4], [4, 1]]
-
-
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
     engine = simulator(max_num_batched_tokens=16)
     engine.submit(request("short", range(4), max_tokens=20), 0.0)
@@ -135,14 +108,6 @@ def test_requests_beyond_max_num_seqs_wait_in_order_of_arrival() -> None:
         engine.submit(request(name, max_tokens=2), 0.0)
     starts = [name for _ in range(4) for name, output in engine.step(0.0).outputs if output.finish_reason is None]
     assert starts == ["a", "b", "c", "d"]
-
-
-def test_overload_queues_and_every_request_is_served_in_full() -> None:
-    engine = simulator(total_kv_blocks=12)
-    for index in range(30):
-        engine.submit(request(str(index), range(index, index + 9), max_tokens=1 + index % 20), 0.0)
-    outputs = run_out(engine)
-    assert {name: len(each) for name, each in outputs.items()} == {str(index): 1 + index % 20 for index in range(30)}
 
 
 def test_the_first_that_does_not_fit_keeps_all_others_waiting() -> None:
@@ -175,16 +140,6 @@ def test_cancelling_in_the_context_phase_keeps_the_computed_chunks() -> None:
     engine.cancel("a")
     assert len(engine.held_hashes(0)) == 4
     assert engine.step(0.0).outputs == ()
-
-
-def test_cancelling_a_waiting_request_takes_it_from_the_queue() -> None:
-    engine = simulator(max_num_seqs=1)
-    engine.submit(request("a"), 0.0)
-    engine.submit(request("b"), 0.0)
-    engine.step(0.0)
-    engine.cancel("b")
-    engine.cancel("unknown")
-    assert list(run_out(engine)) == ["a"]
 
 
 def test_a_cancellation_is_told_by_one_more_iteration() -> None:
@@ -225,24 +180,6 @@ def test_the_largest_request_that_the_pool_holds_is_served() -> None:
     assert len(run_out(engine)["x"]) == 29
 
 
-def test_ranks_have_their_own_caches_ids_and_rows() -> None:
-    engine = simulator(dp_ranks=(0, 1))
-    engine.submit(request("a", dp_rank=1), 0.0)
-    step = engine.step(0.0)
-    engine.flush_events()
-    events = [render(event) for event in engine.drain_events()]
-    assert [(each["attention_dp_rank"], each["event_id"], each["data"]["type"]) for each in events] == [
-        (0, 0, "created"),
-        (1, 0, "created"),
-        (1, 1, "stored"),
-    ]
-    assert [(row(step, rank)["attentionDpRank"], row(step, rank)["numActiveRequests"]) for rank in (0, 1)] == [
-        (0, 0),
-        (1, 1),
-    ]
-    assert (len(engine.held_hashes(0)), len(engine.held_hashes(1))) == (0, 2)
-
-
 def test_without_a_rank_the_least_loaded_takes_the_request() -> None:
     engine = simulator(dp_ranks=(0, 1))
     for name in "abc":
@@ -258,15 +195,6 @@ def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
     assert engine.step(0.0).duration_s == H200_8B.context_floor_s
 
 
-def test_a_full_event_buffer_drops_the_oldest_and_the_gap_shows() -> None:
-    engine = Simulator(ENGINE, event_buffer_max_size=3)
-    for index in range(4):
-        engine.submit(request(str(index), range(index * 20, index * 20 + 10)), 0.0)
-        run_out(engine)
-    assert [event.event_id for event in engine.drain_events()] == [6, 7, 8]
-    assert not engine.has_events
-
-
 def test_the_buffer_is_one_for_all_ranks_and_each_rank_s_numbers_show_what_it_lost() -> None:
     engine = Simulator(msgspec.structs.replace(ENGINE, dp_ranks=(0, 1)), event_buffer_max_size=2)
     for index in range(3):
@@ -278,23 +206,6 @@ def test_the_buffer_is_one_for_all_ranks_and_each_rank_s_numbers_show_what_it_lo
     engine.submit(request("d", dp_rank=1), 0.0)
     run_out(engine)
     assert [(event.attention_dp_rank, event.event_id) for event in engine.drain_events()] == [(1, 1), (1, 2)]
-
-
-def test_even_the_creation_can_be_lost() -> None:
-    engine = Simulator(ENGINE, event_buffer_max_size=1)
-    engine.submit(request("a"), 0.0)
-    run_out(engine)
-    assert [(event.event_id, render(event)["data"]["type"]) for event in engine.drain_events()] == [(2, "stored")]
-
-
-def test_events_are_visible_only_after_the_flush() -> None:
-    engine = simulator()
-    engine.drain_events()
-    engine.submit(request("a"), 0.0)
-    engine.step(0.0)
-    assert not engine.has_events
-    engine.flush_events()
-    assert len(engine.drain_events()) == 1
 
 
 def test_a_row_has_the_engines_names_and_counts() -> None:

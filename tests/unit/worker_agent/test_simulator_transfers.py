@@ -69,21 +69,6 @@ def test_the_decode_engine_computes_no_prompt() -> None:
     assert sum(row.inflight_batching_stats.num_gen_requests for row in rows) >= 3
 
 
-def test_a_prompt_delays_requests_decoded_beside_it_and_none_on_a_decode_engine() -> None:
-    fleet, aggregated = Fleet(RULES), Simulator(ENGINE)
-    for number, name in enumerate("ab"):
-        fleet.ask(request(name, max_tokens=40, first=100 * number))
-    lasted_s = []
-    while (at_s := fleet.next_s()) is not None:
-        fleet.turn(at_s)
-        lasted_s += [step.duration_s for name, (_, step) in fleet.steps.items() if name == "decode-0"]
-    aggregated.submit(request("a", max_tokens=40), 0.0)
-    beside_s = [aggregated.step(0.0).duration_s]
-    aggregated.submit(request("b", max_tokens=40, first=100), 0.0)
-    beside_s.append(aggregated.step(0.0).duration_s)
-    assert max(lasted_s) < H200_8B.context_floor_s <= min(beside_s)
-
-
 def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
     fleet = Fleet(RULES)
     for name in "ab":
@@ -189,47 +174,6 @@ def test_a_prefill_engine_that_dies_during_the_transfer_fails_the_request() -> N
     assert [(output.token_ids, output.finish_reason) for output in fleet.answers["a"].decode] == [((), "error")]
     assert fleet.engines["decode-0"].transfer_statistics().fetches_total["lost"] == 1
     assert fleet.used_blocks() == {"decode-0": 0}
-
-
-def test_a_decode_engine_that_dies_leaves_the_context_to_its_timeout() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    fleet.run(until_s=0.3)
-    fleet.kill("decode-0")
-    fleet.run()
-    assert fleet.engines["prefill-0"].transfer_statistics().expired_total == 1
-    assert fleet.used_blocks() == {"prefill-0": 0}
-
-
-@pytest.mark.parametrize("cancelled_s", [0.0, 0.03, 0.3, 0.545])
-def test_a_cancelled_decode_request_frees_both_engines(cancelled_s: float) -> None:
-    """Before it is admitted, at the transfer's beginning, in its midst, and while it is decoded."""
-    fleet = Fleet(RULES)
-    fleet.ask(request(max_tokens=50), decode=None)
-    fleet.run(until_s=0.1)
-    told: list[object] = []
-    asked = request(max_tokens=50, handoff=fleet.answers["a"].prefill[0].handoff)
-    fleet.submit("decode-0", asked, told.append)
-    fleet.run(until_s=0.1 + cancelled_s)
-    fleet.engines["decode-0"].cancel("a")
-    already = len(told) + 1  # an iteration that has begun tells what it computes
-    fleet.run(until_s=2.0)
-    assert len(told) <= already
-    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
-    assert fleet.engines["prefill-0"].transfer_statistics().handed_over_total == 1
-    assert not fleet.engines["decode-0"].has_requests
-
-
-def test_the_id_of_a_request_that_was_given_up_is_in_use_until_its_transfer_is_over() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    fleet.run(until_s=0.3)
-    decode = fleet.engines["decode-0"]
-    decode.cancel("a")
-    with pytest.raises(RequestRefused, match="request_id"):
-        decode.submit(request(is_context_and_generation=True), fleet.now_s)
-    fleet.run()
-    decode.submit(request(is_context_and_generation=True), fleet.now_s)
 
 
 # ---------------------------------------------------------------------------------------------------- handoffs

@@ -1,8 +1,5 @@
 """Sliding windows: narrow pools beside the widest."""
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from worker_agent.engines.simulated.events import render
@@ -35,55 +32,12 @@ def serve(simulator: Simulator, name: str, prompt: range, max_tokens: int = 1) -
     return cached_tokens.pop()
 
 
-def told(simulator: Simulator) -> list[tuple[int, dict[str, Any]]]:
-    return [(event.window_size, render(event)["data"]) for event in simulator.drain_events()]
-
-
 def test_each_window_s_pool_is_created_first_with_numbers_of_one_sequence() -> None:
     simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8, 16), narrow_blocks=12))
     events = [render(event) for event in simulator.drain_events()]
     assert [
         (event["event_id"], event["window_size"], event["data"]["num_blocks_per_cache_level"]) for event in events
     ] == [(0, 128, [32, 0]), (1, 8, [12, 0]), (2, 16, [12, 0])]
-
-
-def test_both_pools_tell_of_a_block_by_the_same_hash_and_parent() -> None:
-    simulator = Simulator(ENGINE, layout=LAYOUT)
-    simulator.drain_events()
-    serve(simulator, "a", range(9))
-    stored = {
-        window: [
-            (block["block_hash"], len(block["tokens"]))
-            for size, data in events
-            if size == window
-            for block in data["blocks"]
-        ]
-        for events in [told(simulator)]
-        for window in (128, 8)
-    }
-    assert [tokens for _, tokens in stored[128]] == [4, 4, 1]
-    assert stored[8] == stored[128][:2]
-
-
-@pytest.mark.parametrize(
-    ("others", "prompt_tokens", "cached_tokens"), [(0, 41, 40), (0, 13, 12), (1, 41, 40), (1, 13, 0), (2, 41, 0)]
-)
-def test_a_prefix_is_reused_where_the_narrow_pool_has_the_window_before_its_end(
-    others: int, prompt_tokens: int, cached_tokens: int
-) -> None:
-    simulator = Simulator(ENGINE, layout=LAYOUT)
-    serve(simulator, "a", range(40))
-    held = simulator.held_hashes(0)
-    for index in range(others):  # 7 of the narrow pool's 12 blocks each: its oldest give way, the first of the prompt
-        serve(simulator, f"other {index}", range(100 * (index + 1), 100 * (index + 1) + 28))
-    assert held <= simulator.held_hashes(0)
-    assert serve(simulator, "b", range(prompt_tokens)) == cached_tokens
-
-
-def test_what_fell_out_of_the_window_is_cached_there_and_can_be_reused() -> None:
-    simulator = Simulator(ENGINE, layout=LAYOUT)
-    serve(simulator, "a", range(40))
-    assert [serve(simulator, f"b{n}", range(n)) for n in (13, 21, 41)] == [12, 20, 40]
 
 
 def test_a_decoding_sequence_keeps_no_more_than_its_window() -> None:
@@ -110,26 +64,9 @@ def test_a_request_wants_its_prompt_s_blocks_or_a_window_s(prompt_tokens: int, t
     assert narrow_blocks_max(prompt_tokens, tokens_max, 8, 4) == blocks
 
 
-def test_held_hashes_are_those_of_the_widest_window() -> None:
-    windowed, plain = Simulator(ENGINE, layout=LAYOUT), Simulator(ENGINE)
-    for index in range(3):
-        for simulator in (windowed, plain):
-            serve(simulator, str(index), range(100 * index, 100 * index + 40))
-    assert windowed.held_hashes(0) == plain.held_hashes(0)
-
-
 def test_the_layers_memory_is_shared_out_among_the_windows() -> None:
     simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=16, host_blocks=8))
     (row,) = simulator.step(0.0).statistics
     found = render_statistics(row)
     block_bytes = 4 * 144 * 1024 // 2
     assert (found["gpuMemUsage"], found["pinnedMemUsage"]) == (48 * block_bytes, 8 * block_bytes)
-
-
-def test_a_window_as_wide_as_a_request_forbids_nothing() -> None:
-    description = msgspec.structs.replace(ENGINE, total_kv_blocks=16)
-    windowed = Simulator(description, layout=CacheLayout(narrow_windows=(127,)))
-    plain = Simulator(description)
-    prompts = [range(100 * (index % 3), 100 * (index % 3) + 20 + index) for index in range(12)]
-    found = [[serve(each, str(index), prompt) for index, prompt in enumerate(prompts)] for each in (windowed, plain)]
-    assert found[0] == found[1]

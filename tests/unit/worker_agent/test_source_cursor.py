@@ -16,8 +16,8 @@ def payload(sequence: int, life: int = 0) -> bytes:
     return f"payload {sequence} of life {life}".encode()
 
 
-def delivered(*sequences: int, lost: bool = False, began_anew: bool = False, life: int = 0) -> Delivery:
-    return Delivery(tuple((sequence, payload(sequence, life)) for sequence in sequences), lost, began_anew)
+def delivered(*sequences: int, lost: bool = False, life: int = 0) -> Delivery:
+    return Delivery(tuple((sequence, payload(sequence, life)) for sequence in sequences), lost)
 
 
 def live(cursor: SourceCursor, sequence: int, now_s: float = NOW_S, *, life: int = 0) -> Delivery:
@@ -37,72 +37,12 @@ def read_up_to(sequence: int) -> SourceCursor:
 
 
 # -------------------------------------------------------------------- the table, row by row
-def test_the_expected_frame_is_delivered() -> None:
-    cursor = SourceCursor()
-    assert [live(cursor, sequence) for sequence in range(3)] == [delivered(0), delivered(1), delivered(2)]
-    assert (cursor.expected, cursor.is_settled, cursor.gaps_total) == (3, True, 0)
 
 
 def test_a_frame_beyond_the_expected_one_is_kept_and_a_replay_is_due_from_the_newest_delivered() -> None:
     cursor = read_up_to(2)
     assert live(cursor, 4) == NOTHING
     assert (cursor.is_settled, cursor.gaps_total, cursor.next_replay(NOW_S)) == (False, 1, 1)
-
-
-def test_the_expected_frame_brings_what_waited_behind_it() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 3)
-    live(cursor, 4)
-    live(cursor, 6)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3, 4)]
-    assert (cursor.expected, cursor.is_settled) == (5, False)
-
-
-@pytest.mark.parametrize("sequence", [0, 1, 2, 5])
-def test_a_replayed_frame_that_came_before_is_a_duplicate(sequence: int) -> None:
-    cursor = read_up_to(3)
-    live(cursor, 5)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, sequence) == [NOTHING]
-    assert cursor.duplicates_total == 1
-    assert live(cursor, 6) == NOTHING
-    assert replayed(cursor, 3) == [delivered(3)]
-
-
-def test_what_comes_of_a_question_that_was_given_up_is_not_heard() -> None:
-    cursor = SourceCursor()
-    assert cursor.next_replay(NOW_S) == 0
-    cursor.on_disconnect()
-    assert replayed(cursor, 0, 1) == [NOTHING, NOTHING]
-    assert (cursor.on_replay_end(NOW_S), cursor.expected) == (NOTHING, 0)
-
-
-def test_an_answer_older_than_the_doubt_proves_another_life_and_is_left_out() -> None:
-    cursor = read_up_to(1)
-    assert cursor.next_replay(NOW_S + 10) == 0
-    cursor.on_disconnect()
-    assert replayed(cursor, 0, 1, life=1) == [ANEW, NOTHING]
-    assert (cursor.on_replay_end(NOW_S), cursor.next_replay(NOW_S)) == (NOTHING, 0)
-    assert replayed(cursor, 0, life=2) == [delivered(0, life=2)]
-
-
-def test_a_live_frame_that_a_replay_had_overtaken_is_a_duplicate() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 3)
-    assert cursor.next_replay(NOW_S) == 1
-    replayed(cursor, 1, 2, 3, 4, 5)
-    assert [live(cursor, 4), live(cursor, 5)] == [NOTHING, NOTHING]
-    assert (cursor.is_settled, cursor.duplicates_total, cursor.on_replay_end(NOW_S)) == (True, 4, NOTHING)
-
-
-def test_a_replay_fills_the_hole_in_order() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 5)
-    assert cursor.next_replay(NOW_S) == 1
-    assert replayed(cursor, 1, 2, 3, 4, 5) == [NOTHING, delivered(2), delivered(3), delivered(4, 5), NOTHING]
-    assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.expected, cursor.is_settled, cursor.lost_total, cursor.replays_total) == (6, True, 0, 1)
 
 
 def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behind_it() -> None:
@@ -115,21 +55,6 @@ def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behin
     assert cursor.on_replay_end(NOW_S) == delivered(4, 5, lost=True)
     assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (6, False, 1)
     assert cursor.next_replay(NOW_S) == 5
-
-
-def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() -> None:
-    cursor = read_up_to(2)
-    for sequence in (3, 5, 8, 9):
-        live(cursor, sequence)
-    cursor.next_replay(NOW_S)
-    live(cursor, 10)
-    live(cursor, 12)
-    replayed(cursor, 9)
-    assert cursor.on_replay_end(NOW_S) == delivered(8, 9, 10, lost=True)
-    assert (cursor.expected, cursor.lost_total) == (11, 1)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, 10, 11) == [NOTHING, delivered(11, 12)]
-    assert cursor.is_settled
 
 
 def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
@@ -154,15 +79,6 @@ def test_a_hole_younger_than_the_question_is_no_loss_but_asked_again() -> None:
     assert cursor.on_replay_end(NOW_S) == NOTHING
 
 
-def test_a_hole_that_opened_after_a_question_into_the_silence_is_no_loss() -> None:
-    cursor = read_up_to(2)
-    assert cursor.next_replay(NOW_S + 10) == 1
-    live(cursor, 3, NOW_S + 10)
-    replayed(cursor, 1)
-    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-    assert cursor.next_replay(NOW_S + 10) == 1
-
-
 @pytest.mark.parametrize("sequence", [2 + AHEAD_MAX, (1 << 64) - 1])
 def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> None:
     cursor = read_up_to(2)
@@ -175,48 +91,6 @@ def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> 
 
 
 # -------------------------------------------------------------------- another life of the publisher
-def test_an_answer_that_ends_below_what_was_seen_is_another_life_s() -> None:
-    cursor = read_up_to(100)
-    assert cursor.next_replay(NOW_S + 10) == 99
-    assert cursor.on_replay_end(NOW_S + 10) == ANEW
-    assert (cursor.expected, cursor.restarts_total, cursor.lost_total) == (0, 1, 0)
-    assert cursor.next_replay(NOW_S + 10) == 0
-    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, life=1)]
-    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-
-
-def test_an_answer_below_a_frame_that_is_only_kept_is_another_life_s_too() -> None:
-    cursor = SourceCursor()
-    live(cursor, 7)
-    cursor.next_replay(NOW_S)
-    replayed(cursor, 0, 1, life=1)
-    assert cursor.on_replay_end(NOW_S) == ANEW
-
-
-def test_a_replayed_frame_unlike_the_one_delivered_is_another_life_s() -> None:
-    cursor = read_up_to(3)
-    assert cursor.next_replay(NOW_S + 10) == 2
-    assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
-    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-    assert cursor.next_replay(NOW_S + 10) == 0
-    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
-
-
-def test_a_replayed_frame_unlike_the_one_kept_is_another_life_s() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 4)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, 4, life=1) == [ANEW]
-
-
-def test_frames_that_go_back_are_held_until_an_answer_says_whose_they_are() -> None:
-    cursor = read_up_to(3)
-    assert [live(cursor, sequence, life=1) for sequence in range(5)] == [NOTHING] * 5
-    assert cursor.next_replay(NOW_S) == 2
-    assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
-    cursor.on_replay_end(NOW_S)
-    assert cursor.next_replay(NOW_S) == 0
-    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
 
 
 def test_a_frame_that_only_came_twice_costs_a_question() -> None:
@@ -253,16 +127,6 @@ def test_after_a_lost_connection_the_same_life_goes_on_as_if_nothing_was() -> No
     cursor.next_replay(NOW_S)
     assert replayed(cursor, 2, 3, 4) == [NOTHING, delivered(3, 4), NOTHING]
     assert (cursor.on_replay_end(NOW_S), cursor.is_settled) == (NOTHING, True)
-
-
-def test_frames_below_the_expected_one_do_not_put_the_question_off() -> None:
-    cursor = SourceCursor(idle_s=1.0)
-    cursor.next_replay(NOW_S)
-    replayed(cursor, *range(5))
-    cursor.on_replay_end(NOW_S)
-    live(cursor, 0, NOW_S + 0.9)
-    live(cursor, 1, NOW_S + 1.1)
-    assert cursor.next_replay(NOW_S + 1.1) == 4
 
 
 def test_nothing_delivered_is_nothing_to_doubt() -> None:
@@ -346,41 +210,6 @@ def test_silence_without_a_replay_is_no_loss_and_a_replay_ends_it() -> None:
 
 
 # -------------------------------------------------------------------- without replay
-def without_replay(sequence: int) -> SourceCursor:
-    cursor = SourceCursor(has_replay=False)
-    for earlier in range(sequence):
-        assert live(cursor, earlier) == delivered(earlier)
-    return cursor
-
-
-def test_without_replay_a_gap_is_a_loss_at_once_and_nothing_is_asked() -> None:
-    cursor = without_replay(2)
-    assert live(cursor, 4) == delivered(4, lost=True)
-    assert live(cursor, 5) == delivered(5)
-    assert (cursor.gaps_total, cursor.lost_total, cursor.restarts_total) == (1, 1, 0)
-    assert cursor.next_replay(NOW_S + 1000) is None
-
-
-def test_without_replay_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
-    assert live(without_replay(0), 5000) == delivered(5000, lost=True)
-
-
-@pytest.mark.parametrize("sequence", [0, 1, 4])
-def test_without_replay_a_frame_that_goes_back_is_another_life_s(sequence: int) -> None:
-    cursor = without_replay(5)
-    assert live(cursor, sequence, life=1) == delivered(sequence, lost=True, began_anew=True, life=1)
-    assert live(cursor, sequence + 1, life=1) == delivered(sequence + 1, life=1)
-    assert (cursor.restarts_total, cursor.lost_total) == (1, 0)
-
-
-@pytest.mark.parametrize("sequence", [0, 3, 5])
-def test_without_replay_what_comes_over_a_new_connection_is_another_life_s(sequence: int) -> None:
-    cursor = without_replay(5)
-    cursor.on_disconnect()
-    assert cursor.on_connect() == ANEW
-    assert live(cursor, sequence, life=1) == delivered(sequence, lost=sequence > 0, life=1)
-    assert live(cursor, sequence + 1, life=1) == delivered(sequence + 1, life=1)
-    assert cursor.restarts_total == 1
 
 
 @pytest.mark.parametrize("has_replay", [False, True])
@@ -394,12 +223,6 @@ def test_with_a_replay_a_new_connection_is_judged_by_what_the_replay_says() -> N
     cursor = read_up_to(3)
     assert cursor.on_connect() == NOTHING
     assert live(cursor, 3) == delivered(3)
-
-
-def test_without_replay_a_frame_implausibly_far_ahead_is_refused() -> None:
-    cursor = without_replay(2)
-    assert live(cursor, 2 + AHEAD_MAX) == NOTHING
-    assert live(cursor, 2) == delivered(2)
 
 
 # -------------------------------------------------------------------- bounds

@@ -112,7 +112,6 @@ async def running_poller(source: Source) -> AsyncIterator[tuple[SourcePoller, De
         stop.set()
 
 
-@pytest.mark.asyncio
 async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> None:
     source = ScriptedSource()
     said = [RankEvent(0, HOST_STORE), RankEvent(1, REMOVAL), RankEvent(0, NAMED_STORE), RankEvent(0, REMOVAL)]
@@ -129,7 +128,6 @@ async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> Non
     ]
 
 
-@pytest.mark.asyncio
 async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_polling_continues() -> None:
     source, errors = ScriptedSource(), [ZeroDivisionError("unexpected")]
 
@@ -148,7 +146,6 @@ async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_pollin
     assert delivered.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
 
 
-@pytest.mark.asyncio
 async def test_while_the_event_loop_is_busy_the_thread_waits_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,7 +170,6 @@ async def test_while_the_event_loop_is_busy_the_thread_waits_and_nothing_is_lost
     assert [batch.sequence for batch in delivered.batches if batch is not None] == list(range(20))
 
 
-@pytest.mark.asyncio
 async def test_other_tasks_have_their_turn_between_batches() -> None:
     polls, turns = ScriptedPolls(), 0
     async with running_poller(Source(polls.poll)) as (poller, delivered):
@@ -184,7 +180,6 @@ async def test_other_tasks_have_their_turn_between_batches() -> None:
     assert turns >= len(delivered.batches) - 1
 
 
-@pytest.mark.asyncio
 async def test_a_poll_of_more_than_half_the_buffer_is_followed_by_others_before_anything_is_encoded() -> None:
     polls = ScriptedPolls()
     async with running_poller(Source(polls.poll, buffer_events=10)) as (poller, delivered):
@@ -199,7 +194,6 @@ async def test_a_poll_of_more_than_half_the_buffer_is_followed_by_others_before_
         )
 
 
-@pytest.mark.asyncio
 async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_brings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,7 +220,6 @@ def test_events_are_parted_in_their_order_where_they_are_too_many_for_a_batch(mo
     assert list(batches_of([])) == []
 
 
-@pytest.mark.asyncio
 async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwhile() -> None:
     polls = ScriptedPolls()
     async with running_poller(Source(polls.poll, buffer_events=2)) as (poller, delivered):
@@ -244,7 +237,6 @@ async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwh
     assert [line["event"] for line in lines] == ["source_not_polled"] * 2
 
 
-@pytest.mark.asyncio
 async def test_when_the_source_ran_dry_it_is_said_up_to_which_message_and_after_which_losses() -> None:
     lost: dict[int, int] = {}
     polls = ScriptedPolls()

@@ -55,23 +55,6 @@ def test_no_more_is_held_back_than_the_longest_stop_string_less_a_letter(
         assert min(at + size, len(text)) - shown <= max((len(stop) - 1 for stop in stops if stop), default=0)
 
 
-@pytest.mark.parametrize("chunks", [["abc", "END", "def"], ["abcE", "N", "Ddef"], ["abcENDdef"], [*"abcENDdef"]])
-def test_a_stop_string_is_found_across_chunk_borders(chunks: list[str]) -> None:
-    assert filtered(chunks, ("END",), StopFilter) == "abc"
-
-
-def test_what_looked_like_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
-    stop_filter = StopFilter(("END",))
-    assert [stop_filter.push(text) for text in ("abE", "N", "x", "EN")] == ["ab", "", "ENx", ""]
-    assert (stop_filter.flush(), stop_filter.stopped) == ("EN", False)
-
-
-def test_without_stop_strings_everything_is_shown_at_once() -> None:
-    for stops in ((), ("",)):
-        stop_filter = StopFilter(stops)
-        assert (stop_filter.push("abc"), stop_filter.flush(), stop_filter.stopped) == ("abc", "", False)
-
-
 def test_after_the_stop_nothing_more_is_shown() -> None:
     stop_filter = StopFilter(("x",))
     assert [stop_filter.push("ax"), stop_filter.push("b"), stop_filter.flush()] == ["a", "", ""]
@@ -82,17 +65,6 @@ def test_of_stop_strings_that_end_together_the_longest_cuts() -> None:
     assert filtered(["12abc"], ("bc", "abc", "c"), StopFilter) == "12"
 
 
-class CutsAtTheFirstBeginning(StopFilter):
-    """Planted bug: where it cuts depends on where chunks end."""
-
-    def push(self, text: str) -> str:
-        at = min((at for stop in self._stops if (at := (self._held + text).find(stop)) >= 0), default=-1)
-        if self.stopped or at < 0:
-            return super().push(text)
-        self.stopped = True
-        return (self._held + text)[:at]
-
-
 class HoldsNothingBack(StopFilter):
     """Planted bug: does not look across chunk borders."""
 
@@ -100,13 +72,12 @@ class HoldsNothingBack(StopFilter):
         return super().push(text) + self.flush()
 
 
-@pytest.mark.parametrize("planted", [CutsAtTheFirstBeginning, HoldsNothingBack])
 @pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug(planted: type[StopFilter]) -> None:
+def test_the_property_fails_on_a_planted_bug() -> None:
     @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
     @given(st.lists(texts, max_size=8), stop_strings)
     def search(chunks: list[str], stops: tuple[str, ...]) -> None:
-        assert filtered(chunks, stops, planted) == naive_cut("".join(chunks), stops)[0]
+        assert filtered(chunks, stops, HoldsNothingBack) == naive_cut("".join(chunks), stops)[0]
 
     with pytest.raises(AssertionError):
         search()

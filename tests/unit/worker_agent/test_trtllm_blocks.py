@@ -38,11 +38,6 @@ def test_a_partial_block_ends_its_chain_and_is_not_published(rules: TrtllmRules)
     assert rules.stale(0) == ""
 
 
-@pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3)])
-def test_a_store_of_a_partial_block_alone_publishes_nothing(rules: TrtllmRules, tokens: tuple[int, ...]) -> None:
-    assert rules.translate(numbered(stored(block(2, tokens)))) == []
-
-
 def test_blocks_behind_a_partial_one_are_dropped_and_put_the_block_size_in_doubt(rules: TrtllmRules) -> None:
     data = stored(block(1), block(2, (5, 6)), block(3), block(4))
     assert rules.translate(numbered(data, removed(4, 3, 2, 1))) == of_rank_0(store(1), gone(1))
@@ -56,10 +51,6 @@ def test_blocks_behind_a_partial_one_are_dropped_and_put_the_block_size_in_doubt
 def test_the_removal_of_a_partial_block_is_not_published_and_the_rest_is(rules: TrtllmRules) -> None:
     events = numbered(stored(block(1), block(2, (5,))), removed(2, 1))
     assert rules.translate(events) == of_rank_0(store(1), gone(1))
-
-
-def test_the_removal_of_a_partial_block_alone_publishes_nothing(rules: TrtllmRules) -> None:
-    assert rules.translate(numbered(stored(block(2, (5,))), removed(2))) == []
 
 
 def test_a_partial_block_is_remembered_until_its_removal_and_no_longer(rules: TrtllmRules) -> None:
@@ -77,15 +68,6 @@ def test_partial_blocks_are_remembered_for_each_rank_apart(rules: TrtllmRules) -
         for dp_rank in (0, 1)
     ]
     assert rules.translate([*events, event(2, removed(2), attention_dp_rank=1)]) == of_rank(1, gone(2))
-
-
-def test_partial_blocks_are_remembered_for_each_layer_group_apart(rules: TrtllmRules) -> None:
-    events = [
-        event(0, stored(block(2, (5,))), layer_group_id=0),
-        event(1, removed(2), layer_group_id=1),
-        event(2, removed(2), layer_group_id=0),
-    ]
-    assert rules.translate(events) == of_rank_0(gone(2, group_idx=1))
 
 
 def test_blocks_under_a_partial_one_are_dropped_and_those_under_them_too(rules: TrtllmRules) -> None:
@@ -135,12 +117,6 @@ def test_a_move_to_the_host_is_a_store_there_by_name_then_a_removal_from_the_gpu
     events = numbered(stored(block(1)), updated(1, TO_HOST))
     assert rules.translate(events) == of_rank_0(store(1), named(1, tier=Tier.HOST), gone(1))
     assert rules.counts.tier_moves == 1
-
-
-def test_a_move_back_is_a_store_on_the_gpu_then_a_removal_from_the_host(rules: TrtllmRules) -> None:
-    rules.translate(numbered(stored(block(1)), updated(1, TO_HOST)))
-    events = numbered(updated(1, TO_GPU), removed(1), first=2)
-    assert rules.translate(events) == of_rank_0(named(1), gone(1, tier=Tier.HOST), gone(1))
 
 
 def test_a_removal_is_published_on_the_tier_where_the_block_is(rules: TrtllmRules) -> None:

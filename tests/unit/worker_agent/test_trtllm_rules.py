@@ -111,10 +111,6 @@ def test_the_one_salt_of_an_event_is_published(
     assert the_store(rules, stored(*blocks, **of_event)).cache_salt == "s"
 
 
-def test_the_salt_of_the_event_alone_is_published(rules: TrtllmRules) -> None:
-    assert the_store(rules, stored(block(1), cache_salt="s")).cache_salt == "s"
-
-
 def test_the_longest_salt_of_a_request_can_be_read_in_an_event(rules: TrtllmRules) -> None:
     longest = "😀" * CACHE_SALT_CHARACTERS_MAX
     assert the_store(rules, stored(block(1), cache_salt=longest)).cache_salt == longest

@@ -80,7 +80,6 @@ class Worker:
         return span
 
 
-@pytest.mark.asyncio
 async def test_the_span_is_below_the_router_s_and_above_the_engine_s() -> None:
     worker = Worker(NONE)
     headers = await worker.ask(caller("01") | {"x-request-id": "r1", "x-dp-rank": "3"})
@@ -100,7 +99,6 @@ async def test_the_span_is_below_the_router_s_and_above_the_engine_s() -> None:
     assert span.start_ns < span.end_ns
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("sampling", "headers", "status", "sent"),
     [
@@ -121,14 +119,12 @@ async def test_what_the_router_sampled_and_what_failed_is_sent(
     assert len(worker.sent) == sent
 
 
-@pytest.mark.asyncio
 async def test_a_failed_request_says_so() -> None:
     worker = Worker(NONE, status=502)
     await worker.ask(caller("00"))
     assert (worker.span().error, worker.span().attributes["error.type"]) == ("failed", "failed")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("given", ["", "00-0-0-01", "é" * 9])
 async def test_an_invalid_traceparent_begins_a_trace_without_its_tracestate(given: str) -> None:
     worker = Worker(ALL)
@@ -138,14 +134,12 @@ async def test_an_invalid_traceparent_begins_a_trace_without_its_tracestate(give
     assert headers["traceparent"].startswith(f"00-{worker.sent[0].trace_id:032x}-")
 
 
-@pytest.mark.asyncio
 async def test_what_is_no_generation_has_no_span() -> None:
     worker = Worker(ALL)
     assert "traceparent" not in await worker.ask({}, method="GET")
     assert worker.sent == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sampling", [None, NONE, ALL], ids=["tracing is off", "not sampled", "sampled"])
 async def test_log_lines_of_a_request_have_its_ids_and_later_lines_do_not(sampling: Sampling | None) -> None:
     worker = Worker(sampling)

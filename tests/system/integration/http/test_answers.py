@@ -32,7 +32,6 @@ NEVER_S = 3600.0
 """No test waits until an idle connection is closed for its age."""
 
 
-@pytest.mark.asyncio
 async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers() -> None:
     async with Upstream(answers(200, completion(), x_worker="w0", x_decision_id="false")) as worker, running() as http:
         http.worker = worker.base_url
@@ -52,7 +51,6 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
     assert http.watcher.tail == completion()
 
 
-@pytest.mark.asyncio
 async def test_a_stream_comes_as_the_worker_gave_it() -> None:
     async with Upstream(streams(event("a"), event("b"), USAGE, DONE)) as worker, running() as http:
         http.worker = worker.base_url
@@ -65,7 +63,6 @@ async def test_a_stream_comes_as_the_worker_gave_it() -> None:
     assert http.watcher.tail == answer.body
 
 
-@pytest.mark.asyncio
 async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
     more = asyncio.Event()
 
@@ -89,7 +86,6 @@ async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
 ENDS = {"lf": b"\n\n", "crlf": b"\r\n\r\n", "cr": b"\r\r", "none": b""}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
 @pytest.mark.parametrize("piece", [1, 3, 7, 50, 10_000])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
@@ -120,7 +116,6 @@ async def test_a_stream_in_any_pieces_and_framing_comes_whole(framing: str, piec
     assert {watcher.tail for watcher in http.watchers} == {whole}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("size", [0, 1, 5000, len(LONG)])
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
 @pytest.mark.parametrize("http_1_1", [True, False])
@@ -153,7 +148,6 @@ async def test_an_answer_of_any_length_and_framing_comes_whole(framing: str, siz
     assert http.watcher.heard[-1] == "end"
 
 
-@pytest.mark.asyncio
 async def test_a_client_of_http_1_0_gets_a_stream_until_its_connection_ends() -> None:
     async with Upstream(streams(event("a"), DONE)) as worker, running() as http:
         http.worker = worker.base_url
@@ -164,7 +158,6 @@ async def test_a_client_of_http_1_0_gets_a_stream_until_its_connection_ends() ->
     assert b"connection: close" in head.lower()
 
 
-@pytest.mark.asyncio
 async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
     hop = {"connection": "x-mine", "x_mine": "1", "keep_alive": "timeout=5", "te": "trailers", "upgrade": "h2c"}
     async with Upstream(answers(200, b"{}", **hop, x_other="2")) as worker, running() as http:
@@ -174,7 +167,6 @@ async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
     assert set(answer.headers) == {"content-type", "x-other", "x-decision-id", "content-length"}
 
 
-@pytest.mark.asyncio
 async def test_interim_answers_are_not_passed_on() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
 
@@ -222,7 +214,6 @@ FAILING: dict[str, tuple[Script, list[str]]] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("script", "heard"), FAILING.values(), ids=FAILING)
 async def test_of_a_worker_that_fails_before_anything_was_passed_on_the_client_sees_nothing(
     script: Script, heard: list[str]
@@ -236,7 +227,6 @@ async def test_of_a_worker_that_fails_before_anything_was_passed_on_the_client_s
     assert [watcher.heard for watcher in http.watchers] == [heard, heard]
 
 
-@pytest.mark.asyncio
 async def test_a_worker_that_cannot_be_reached_fails_in_connecting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -257,7 +247,6 @@ CUT: dict[str, bytes] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("rest", CUT.values(), ids=CUT)
 async def test_a_stream_that_is_cut_ends_with_an_error_event_and_the_connection_goes_on(rest: bytes) -> None:
     async with Upstream(says(STREAM_HEAD + chunked(event("first")) + rest)) as worker, running() as http:
@@ -279,7 +268,6 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_the_connection_
     assert http.watchers[0].heard[-1] == f"failed body begun: {SHORT}"
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_is_cut_behind_its_mark_is_whole() -> None:
     async with Upstream(says(STREAM_HEAD + chunked(event("a")) + chunked(DONE))) as worker, running() as http:
         http.worker = worker.base_url
@@ -288,7 +276,6 @@ async def test_a_stream_that_is_cut_behind_its_mark_is_whole() -> None:
     assert http.watcher.heard[-1] == "end"
 
 
-@pytest.mark.asyncio
 async def test_a_long_answer_that_is_cut_is_cut_for_the_client_too() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (len(LONG) + 1)
     async with Upstream(says(head + LONG)) as worker, running() as http:
@@ -299,7 +286,6 @@ async def test_a_long_answer_that_is_cut_is_cut_for_the_client_too() -> None:
     assert http.watcher.heard[-1] == f"failed body begun: {SHORT}"
 
 
-@pytest.mark.asyncio
 async def test_an_event_without_end_is_passed_on_and_a_cut_of_it_is_told() -> None:
     async with Upstream(says(STREAM_HEAD + chunked(b"data: " + LONG))) as worker, running() as http:
         http.worker = worker.base_url
@@ -326,7 +312,6 @@ TIMES: dict[str, tuple[bytes, Timeouts, str]] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("sent", "timeouts", "heard"), TIMES.values(), ids=TIMES)
 async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, timeouts: Timeouts, heard: str) -> None:
     async with Upstream(says_and_waits(sent)) as worker, running() as http:
@@ -340,7 +325,6 @@ async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, timeouts: Timeo
 # ---------------------------------------------------------------- connections to workers
 
 
-@pytest.mark.asyncio
 async def test_a_connection_serves_many_requests() -> None:
     async with Upstream(GOOD) as worker, running() as http:
         http.worker = worker.base_url
@@ -351,7 +335,6 @@ async def test_a_connection_serves_many_requests() -> None:
         assert http.plane.statistics().upstream[:5] == (1, 1, 0, 1, 5)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("reset", [True, False])
 async def test_a_request_over_a_connection_that_the_worker_had_closed_is_sent_again(reset: bool) -> None:
     served = 0
@@ -384,7 +367,6 @@ UNUSABLE: dict[str, bytes] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
 async def test_a_connection_that_cannot_go_on_is_closed(answer: bytes) -> None:
     async with Upstream(says_and_waits(answer)) as worker, running(worker_idle_s=NEVER_S) as http:
@@ -394,7 +376,6 @@ async def test_a_connection_that_cannot_go_on_is_closed(answer: bytes) -> None:
         await until(worker.gone.is_set)
 
 
-@pytest.mark.asyncio
 async def test_unrequested_bytes_end_an_idle_connection() -> None:
     more = asyncio.Event()
 
@@ -412,7 +393,6 @@ async def test_unrequested_bytes_end_an_idle_connection() -> None:
         await until(worker.gone.is_set)
 
 
-@pytest.mark.asyncio
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async with Upstream(GOOD) as worker, running(worker_idle_s=0.05) as http:
         http.worker = worker.base_url
@@ -431,7 +411,6 @@ DROPPED: dict[str, tuple[Script, int]] = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("script", "kept"), DROPPED.values(), ids=DROPPED)
 async def test_an_answer_that_is_not_wanted_goes_nowhere(script: Script, kept: int) -> None:
     async with Upstream(script) as worker, running(worker_idle_s=NEVER_S) as http:
@@ -448,7 +427,6 @@ async def test_an_answer_that_is_not_wanted_goes_nowhere(script: Script, kept: i
 # ---------------------------------------------------------------- a fault of ours
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("at", ["on_head", "on_first_byte", "on_bytes", "on_end", "on_failed", "on_dropped"])
 async def test_a_response_handler_that_raises_leaves_no_client_waiting(
     at: str, monkeypatch: pytest.MonkeyPatch
@@ -476,7 +454,6 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
     assert [each["event"] for each in logs] == ["splice_failed"]
 
 
-@pytest.mark.asyncio
 async def test_workers_that_are_gone_are_forgotten() -> None:
     async with running() as http:
         for _ in range(3):

@@ -26,7 +26,6 @@ from tests.unit.router.upstream import (
 GOOD = answers(200, completion())
 
 
-@pytest.mark.asyncio
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.answer(200, b"%d" % len(worker.received))
@@ -38,7 +37,6 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
     assert answers == [b"/a?q=1", b"1", b"/b?", b"2", b"/c?"]
 
 
-@pytest.mark.asyncio
 async def test_no_more_than_the_bound_is_read_ahead() -> None:
     async with running(pipelined_bytes_max=1024) as http:
         http.hold = True
@@ -55,7 +53,6 @@ async def test_no_more_than_the_bound_is_read_ahead() -> None:
         assert [(await answered(reader)).body for _ in range(2)] == [b"first", b"second"]
 
 
-@pytest.mark.asyncio
 async def test_a_head_request_gets_no_body() -> None:
     async with running() as http:
         reader, _ = await http.dial(get("/a", method="HEAD") + get("/b"))
@@ -64,7 +61,6 @@ async def test_a_head_request_gets_no_body() -> None:
         assert (await answered(reader)).body == b"/b?"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("request_", [get(headers=b"connection: close\r\n"), b"GET / HTTP/1.0\r\n\r\n"])
 async def test_a_connection_that_is_to_end_ends_with_its_answer(request_: bytes) -> None:
     async with running() as http:
@@ -76,7 +72,6 @@ async def test_a_connection_that_is_to_end_ends_with_its_answer(request_: bytes)
 # ---------------------------------------------------------------- 100-continue
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_waits_for_a_word_gets_it() -> None:
     head = b"PUT / HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
     async with running() as http:
@@ -90,7 +85,6 @@ async def test_a_client_that_waits_for_a_word_gets_it() -> None:
         assert (await answered(reader)).status == 200
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
@@ -109,7 +103,6 @@ async def test_a_client_that_waits_for_a_word_is_refused_instead(lines: bytes, s
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
@@ -139,7 +132,6 @@ async def test_what_is_no_request_is_refused_and_its_sender_sent_away(
     assert http.exchanges == []
 
 
-@pytest.mark.asyncio
 async def test_a_body_up_to_the_limit_is_served() -> None:
     async with running(body_bytes_max=1024) as http:
         reader, _ = await http.dial(
@@ -149,7 +141,6 @@ async def test_a_body_up_to_the_limit_is_served() -> None:
         assert [(await answered(reader)).status for _ in range(2)] == [200, 200]
 
 
-@pytest.mark.asyncio
 async def test_all_bodies_together_have_a_bound_and_what_is_answered_counts_no_more() -> None:
     async with running(bodies_bytes_max=3000) as http:
         _, first = await http.dial(get("/", b"content-length: 4000\r\n") + b"x" * 2000)
@@ -167,7 +158,6 @@ async def test_all_bodies_together_have_a_bound_and_what_is_answered_counts_no_m
         assert http.plane.statistics().bodies_bytes == 0
 
 
-@pytest.mark.asyncio
 async def test_a_fault_of_ours_is_a_500_that_tells_no_secret() -> None:
     async with running() as http:
         with capture_logs() as logs:
@@ -178,7 +168,6 @@ async def test_a_fault_of_ours_is_a_500_that_tells_no_secret() -> None:
     assert [each["event"] for each in logs] == ["request_failed"]
 
 
-@pytest.mark.asyncio
 async def test_beyond_the_bound_connections_are_refused() -> None:
     async with running(connections_max=2) as http:
         kept = [await http.dial(get()) for _ in range(2)]
@@ -197,7 +186,6 @@ async def test_beyond_the_bound_connections_are_refused() -> None:
 # ---------------------------------------------------------------- slow clients
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\n", b"\r\n"])
 async def test_a_head_that_does_not_come_is_not_awaited(sent: bytes) -> None:
     async with running(head_s=0.05) as http:
@@ -206,7 +194,6 @@ async def test_a_head_that_does_not_come_is_not_awaited(sent: bytes) -> None:
     assert (answer.status, answer.error["code"]) == (408, "timeout")
 
 
-@pytest.mark.asyncio
 async def test_a_body_that_stops_is_not_awaited() -> None:
     async with running(body_s=0.05) as http:
         reader, _ = await http.dial(post(b"x" * 100)[:-1])
@@ -214,7 +201,6 @@ async def test_a_body_that_stops_is_not_awaited() -> None:
     assert (answer.status, answer.error["message"]) == (408, "body: no byte for 0.05 s")
 
 
-@pytest.mark.asyncio
 async def test_a_slow_body_is_awaited_as_long_as_it_comes() -> None:
     request = get("/slow", b"content-length: 40\r\n") + b"x" * 40
     async with running(body_s=0.2, head_s=0.2, body_rate_min_bytes_s=0.0) as http:
@@ -225,7 +211,6 @@ async def test_a_slow_body_is_awaited_as_long_as_it_comes() -> None:
         assert (await answered(reader)).body == b"/slow?"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
@@ -257,7 +242,6 @@ async def until_later(seconds: float) -> None:
     await passed
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [b"", get()])
 async def test_an_idle_connection_is_closed_after_its_time(sent: bytes) -> None:
     async with running(head_s=0.05, idle_s=0.05) as http:
@@ -266,7 +250,6 @@ async def test_an_idle_connection_is_closed_after_its_time(sent: bytes) -> None:
     assert said.startswith(b"HTTP/1.1 200") if sent else said == b""
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None:
     sent = 0
 
@@ -295,7 +278,6 @@ async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None
     assert http.watcher.heard[-1] == "gone"
 
 
-@pytest.mark.asyncio
 async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
     part = b"data: " + b"x" * 60_000 + b"\n\n"
 
@@ -312,7 +294,6 @@ async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
         assert (await answered(reader)).body == part * 100
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_reads_no_answers_is_served_no_more_requests() -> None:
     async with running(write_bytes_max=1000) as http:
         _, writer = await http.dial()
@@ -332,7 +313,6 @@ async def test_a_client_that_reads_no_answers_is_served_no_more_requests() -> No
 # ---------------------------------------------------------------- the address
 
 
-@pytest.mark.asyncio
 async def test_an_address_in_use_is_named_and_may_be_shared_where_all_agree() -> None:
     async with running() as http:
         plane = HttpPlane(http.serve)
@@ -348,7 +328,6 @@ async def test_an_address_in_use_is_named_and_may_be_shared_where_all_agree() ->
     await second.run(stop)
 
 
-@pytest.mark.asyncio
 async def test_what_is_said_before_the_plane_runs_is_answered_when_it_does() -> None:
     http = Http()
     await http.plane.start("localhost", 0)
@@ -370,7 +349,6 @@ LEAVING = {
 }
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("sent", LEAVING.values(), ids=LEAVING)
 async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how: str) -> None:
@@ -388,7 +366,6 @@ async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how
         assert http.plane.statistics().gone == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: str) -> None:
     async def script(exchange: Exchange) -> None:
@@ -411,7 +388,6 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: s
     assert said.count(b"100 Continue") == (1 if version == "1.1" else 0)
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD + chunked(event("a")))
@@ -433,7 +409,6 @@ async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest()
     assert b"100 Continue" not in rest
 
 
-@pytest.mark.asyncio
 async def test_a_reset_after_a_probe_is_noticed_before_the_next_sweep() -> None:
     async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("a")))) as worker, running(sweep_s=1e6) as http:
         http.worker = worker.base_url
@@ -444,7 +419,6 @@ async def test_a_reset_after_a_probe_is_noticed_before_the_next_sweep() -> None:
         assert http.plane.statistics().gone == 1
 
 
-@pytest.mark.asyncio
 async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_left() -> None:
     async with running() as http:
         http.hold = True
@@ -461,7 +435,6 @@ async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_le
         assert http.gone == [exchange, exchange]
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_in_its_own_request_leaves_nothing() -> None:
     async with running() as http:
         for sent in (post()[:10], post()[:-1], get("/", b"transfer-encoding: chunked\r\n") + b"5\r\nab"):
@@ -472,7 +445,6 @@ async def test_a_client_that_leaves_in_its_own_request_leaves_nothing() -> None:
     assert http.exchanges == []
 
 
-@pytest.mark.asyncio
 async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
     async with Upstream(says_and_waits(STREAM_HEAD)) as worker, running() as http:
         http.worker = worker.base_url
@@ -490,7 +462,6 @@ async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
     assert not any(watcher.exchange.open for watcher in http.watchers)
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() -> None:
     async with Upstream(says_and_waits(STREAM_HEAD)) as worker, running() as http:
         http.worker = worker.base_url
@@ -507,7 +478,6 @@ async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() ->
 # ---------------------------------------------------------------- the end
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("sent", "seen"), [(b"", b"shutting_down"), (STREAM_HEAD + b"9\r\ndata: x\n\n\r\n", b"[DONE]")]
 )
@@ -526,7 +496,6 @@ async def test_what_takes_longer_than_the_drain_is_ended(sent: bytes, seen: byte
     assert http.watcher.heard[-1] == "gone"
 
 
-@pytest.mark.asyncio
 async def test_what_waits_when_the_drain_is_over_is_told_and_its_service_too() -> None:
     async with running(drain_s=0.05) as http:
         http.hold = True
@@ -538,7 +507,6 @@ async def test_what_waits_when_the_drain_is_over_is_told_and_its_service_too() -
     assert http.gone == http.exchanges
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.head(transfer_encoding="chunked")

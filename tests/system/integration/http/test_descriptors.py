@@ -17,7 +17,6 @@ GOOD = answers(200, completion())
 FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 
-@pytest.mark.asyncio
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
     with capture_logs() as logs:
         async with Upstream(GOOD) as worker, running(FEW_FILES) as http:
@@ -34,7 +33,6 @@ async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> No
     assert "ulimit" in line["reason"]
 
 
-@pytest.mark.asyncio
 async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
     async with running(FEW_FILES, linger_s=30.0) as http:
         kept = [await http.dial() for _ in range(CLIENTS_MIN + REFUSED_MAX)]
@@ -47,14 +45,12 @@ async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
         assert http.plane.statistics().connections == len(kept)
 
 
-@pytest.mark.asyncio
 async def test_with_room_for_hardly_any_client_the_plane_does_not_start() -> None:
     http = Http(FEW_FILES._replace(allowed=FEW_FILES.allowed - 1))
     with pytest.raises(TooFewFiles, match=r"open files: found a limit of 147, allowed 148 and more: raise the hard"):
         await http.plane.start("127.0.0.1", 0)
 
 
-@pytest.mark.asyncio
 async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> None:
     async with running() as http:
         reader, _ = await http.dial(get())
@@ -72,7 +68,6 @@ async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> No
     assert [(each["event"], each["error"]) for each in logs] == [("accept_failed", "EMFILE")]
 
 
-@pytest.mark.asyncio
 async def test_a_worker_is_not_to_blame_for_a_connection_that_we_cannot_open() -> None:
     async with Upstream(GOOD) as worker, running() as http:
         http.worker = worker.base_url
@@ -87,7 +82,6 @@ async def test_a_worker_is_not_to_blame_for_a_connection_that_we_cannot_open() -
         ]
 
 
-@pytest.mark.asyncio
 async def test_an_idle_connection_to_one_worker_makes_room_for_another_worker() -> None:
     async with Upstream(GOOD) as one, Upstream(GOOD) as other, running(worker_connections_max=1) as http:
         for worker in (one, other, one):
@@ -97,7 +91,6 @@ async def test_an_idle_connection_to_one_worker_makes_room_for_another_worker() 
         await until(lambda: http.plane.statistics().upstream.open == 1)
 
 
-@pytest.mark.asyncio
 async def test_beyond_the_bound_of_workers_connections_no_worker_is_to_blame() -> None:
     async with Upstream(says_and_waits(b"")) as worker, running(worker_connections_max=1) as http:
         http.worker = worker.base_url

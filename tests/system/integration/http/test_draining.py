@@ -12,7 +12,6 @@ from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, chunked,
 GRACE_S = 0.3
 
 
-@pytest.mark.asyncio
 async def test_after_a_stop_what_runs_goes_on_and_says_that_it_is_the_last() -> None:
     more = asyncio.Event()
 
@@ -36,7 +35,6 @@ async def test_after_a_stop_what_runs_goes_on_and_says_that_it_is_the_last() -> 
         assert await reader.read() == b""
 
 
-@pytest.mark.asyncio
 async def test_a_stream_of_which_nothing_was_sent_before_the_stop_says_that_it_is_the_last() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD)
@@ -56,7 +54,6 @@ async def test_a_stream_of_which_nothing_was_sent_before_the_stop_says_that_it_i
     assert answer.headers["connection"] == "close"
 
 
-@pytest.mark.asyncio
 async def test_a_connection_whose_answer_did_not_say_close_may_bring_one_more_request() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD + chunked(event("a")))
@@ -79,7 +76,6 @@ async def test_a_connection_whose_answer_did_not_say_close_may_bring_one_more_re
     assert (answer.status, answer.body, answer.headers["connection"]) == (200, b"/again?", "close")
 
 
-@pytest.mark.asyncio
 async def test_an_idle_connection_may_bring_a_request_for_a_while_after_the_stop() -> None:
     async with running(drain_idle_s=GRACE_S) as http:
         used, writer = await http.dial(get())
@@ -93,7 +89,6 @@ async def test_an_idle_connection_may_bring_a_request_for_a_while_after_the_stop
     assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_becomes_whole_after_a_stop_is_served() -> None:
     async with running() as http:
         reader, writer = await http.dial(get()[:10])
@@ -105,7 +100,6 @@ async def test_a_request_that_becomes_whole_after_a_stop_is_served() -> None:
     assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
-@pytest.mark.asyncio
 async def test_what_waits_in_the_systems_queue_at_the_stop_is_served() -> None:
     clients, http = 50, Http(drain_idle_s=GRACE_S)
     await http.plane.start("127.0.0.1", 0)
@@ -121,7 +115,6 @@ async def test_what_waits_in_the_systems_queue_at_the_stop_is_served() -> None:
     assert all(b"connection: close\r\n" in each for each in said)
 
 
-@pytest.mark.asyncio
 async def test_two_planes_on_one_port_lose_no_handshake_when_one_stops() -> None:
     """Handshakes that come while one drains are completed by the other: by its own queue, or by the next SYN."""
     one, other = Http(drain_idle_s=0.1), Http(drain_idle_s=0.1)

@@ -23,7 +23,6 @@ def called(name: bytes) -> bytes:
     return get().replace(b"host: 127.0.0.1", b"host: " + name)
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_is_not_ours_is_refused_before_the_body_is_read() -> None:
     async with running(sites=SITES) as http:
         reader, _ = await http.dial(called(b"rebound.example:8000")[:-2] + b"content-length: 100000\r\n\r\n")
@@ -35,7 +34,6 @@ async def test_a_name_that_is_not_ours_is_refused_before_the_body_is_read() -> N
     assert http.exchanges == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", [b"localhost:8000", b"router.example", b"10.0.0.7:80", b"[::1]:8000"])
 async def test_a_name_of_ours_is_served(name: bytes) -> None:
     async with running(sites=SITES) as http:
@@ -44,14 +42,12 @@ async def test_a_name_of_ours_is_served(name: bytes) -> None:
             assert (await answered(reader)).status == 200
 
 
-@pytest.mark.asyncio
 async def test_a_balancers_router_serves_any_name() -> None:
     async with running(sites=ANY_SITE) as http:
         reader, _ = await http.dial(called(b"anything.example"))
         assert (await answered(reader)).status == 200
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "origin", [b"https://evil.example", b"null", b"http://127.0.0.1:1", b"https://app.example.evil"]
 )
@@ -65,7 +61,6 @@ async def test_a_page_of_a_site_that_is_not_listed_is_refused(origin: bytes) -> 
     assert http.exchanges == []
 
 
-@pytest.mark.asyncio
 async def test_a_page_of_our_own_is_served() -> None:
     async with running() as http:
         reader, _ = await http.dial(from_page(b"http://127.0.0.1", get()))
@@ -73,7 +68,6 @@ async def test_a_page_of_our_own_is_served() -> None:
     assert (answer.status, "vary" in answer.headers) == (200, False)
 
 
-@pytest.mark.asyncio
 async def test_a_page_of_a_listed_site_may_read_answers_streams_and_refusals() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.send(STREAM_HEAD + chunked(event("a")))
@@ -90,7 +84,6 @@ async def test_a_page_of_a_listed_site_may_read_answers_streams_and_refusals() -
         assert "x-request-id" in each.headers["access-control-expose-headers"]
 
 
-@pytest.mark.asyncio
 async def test_answers_without_an_origin_vary_by_it_all_the_same() -> None:
     async with running(sites=SITES) as http:
         reader, _ = await http.dial(get())
@@ -99,7 +92,6 @@ async def test_answers_without_an_origin_vary_by_it_all_the_same() -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.asyncio
 async def test_a_preflight_of_a_listed_site_is_answered() -> None:
     asked = b"access-control-request-method: POST\r\naccess-control-request-headers: authorization, content-type\r\n"
     async with running(sites=SITES) as http:
@@ -114,7 +106,6 @@ async def test_a_preflight_of_a_listed_site_is_answered() -> None:
     assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
 
 
-@pytest.mark.asyncio
 async def test_any_site_may_be_allowed() -> None:
     async with running(sites=ANY_SITE) as http:
         reader, _ = await http.dial(from_page(b"https://unlisted.example", get()))
@@ -122,7 +113,6 @@ async def test_any_site_may_be_allowed() -> None:
     assert (answer.headers["access-control-allow-origin"], "vary" in answer.headers) == ("*", False)
 
 
-@pytest.mark.asyncio
 async def test_a_workers_cors_headers_are_not_passed_on() -> None:
     lines = {"access_control_allow_origin": "*", "access_control_allow_credentials": "true"}
     async with Upstream(answers(200, completion(), **lines)) as worker, running(sites=SITES) as http:

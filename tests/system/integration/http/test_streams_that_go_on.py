@@ -55,7 +55,6 @@ async def asked(http: Http, worker: Upstream, at_cut: Sequence[bytes | None], da
     return answer.body
 
 
-@pytest.mark.asyncio
 async def test_a_stream_goes_on_with_the_next_call_and_shows_nothing_of_it() -> None:
     script = in_turn(cut_after(ONE, TWO[:-5]), cut_after(TWO), streams(THREE, DONE))
     async with Upstream(script) as worker, running() as http:
@@ -64,7 +63,6 @@ async def test_a_stream_goes_on_with_the_next_call_and_shows_nothing_of_it() -> 
         assert [kept.events() for kept in http.kept[:2]] == [ONE, TWO]
 
 
-@pytest.mark.asyncio
 async def test_a_stream_of_a_client_of_http_1_0_goes_on_too() -> None:
     script = in_turn(cut_after(ONE), streams(TWO, DONE))
     async with Upstream(script) as worker, running() as http:
@@ -73,13 +71,11 @@ async def test_a_stream_of_a_client_of_http_1_0_goes_on_too() -> None:
         assert (await reader.read()).endswith(b"\r\n\r\n" + ONE + TWO + DONE)
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_is_whole_without_its_worker_is_ended() -> None:
     async with Upstream(cut_after(ONE)) as worker, running() as http:
         assert await asked(http, worker, [TWO + DONE]) == ONE + TWO + DONE
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
     async with Upstream(cut_after(ONE)) as worker, running() as http:
         body = await asked(http, worker, [None])
@@ -89,7 +85,6 @@ async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
         assert [each.split(":")[0] for each in http.watcher.heard][-2:] == ["cut body", "failed body begun"]
 
 
-@pytest.mark.asyncio
 async def test_a_stream_does_not_go_on_within_an_event() -> None:
     half = b"data: " + b"x" * (BUFFERED_BYTES_MAX + 1000)
     async with Upstream(in_turn(cut_after(ONE, half), streams(TWO, DONE))) as worker, running() as http:
@@ -99,7 +94,6 @@ async def test_a_stream_does_not_go_on_within_an_event() -> None:
     assert b"upstream_failed" in body
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("second", [answers(200, completion()), says(b""), says(b"HTTP/1.1 200 OK\r\n")])
 async def test_an_answer_that_is_no_stream_does_not_go_on_with_one(second: Script) -> None:
     async with Upstream(in_turn(cut_after(ONE), second)) as worker, running() as http:
@@ -109,14 +103,12 @@ async def test_an_answer_that_is_no_stream_does_not_go_on_with_one(second: Scrip
         assert b"upstream_failed" in body
 
 
-@pytest.mark.asyncio
 async def test_a_stream_that_ends_without_its_mark_may_go_on_or_ends_as_it_did() -> None:
     async with Upstream(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as worker, running() as http:
         assert await asked(http, worker, [b""]) == ONE + TWO + DONE
         assert await asked(http, worker, [None]) == ONE
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
 async def test_a_stream_in_which_an_attached_engine_reports_its_death_goes_on(
@@ -137,7 +129,6 @@ async def test_a_stream_in_which_an_attached_engine_reports_its_death_goes_on(
         assert http.kept[0].events() == ONE
 
 
-@pytest.mark.asyncio
 async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not_answer() -> None:
     async with Upstream(in_turn(streams(DIED, DONE), streams(ONE, DONE))) as worker, running() as http:
         http.is_engines, http.tries = True, 1
@@ -145,7 +136,6 @@ async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not
         assert http.watchers[0].heard[-1] == "failed first_byte: an error event, code 500: EngineCore died"
 
 
-@pytest.mark.asyncio
 async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_error_event() -> None:
     async with Upstream(streams(ONE, DIED, DONE)) as worker, running() as http:
         http.is_engines = True
@@ -156,7 +146,6 @@ async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_err
         assert body.endswith(DONE)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("is_engines", "error"),
     [
@@ -174,7 +163,6 @@ async def test_other_errors_reach_the_client_as_the_worker_wrote_them(is_engines
         assert http.watcher.heard[-1] == "end"
 
 
-@pytest.mark.asyncio
 async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
     async with Upstream(cut_after(ONE, TWO)) as worker, running() as http:
         http.worker, http.kept_bytes = worker.base_url, len(ONE)
@@ -184,7 +172,6 @@ async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
         assert (kept.is_overfull, kept.events()) == (True, b"")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
 async def test_token_comments_are_kept_and_do_not_reach_the_client(version: bytes, bytes_at_a_time: int) -> None:
@@ -204,7 +191,6 @@ async def test_token_comments_are_kept_and_do_not_reach_the_client(version: byte
         assert kept.events().startswith(events[0])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
     first, *others = (each.replace(b"\n\n", end) for each in (ONE, TWO, THREE, DONE))
@@ -224,7 +210,6 @@ async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
         assert (http.watcher.heard[-1], http.watcher.later_events) == ("end", 2)
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_between_two_workers_is_noticed() -> None:
     async with Upstream(cut_after(ONE)) as worker, running() as http:
         http.worker, http.kept_bytes = worker.base_url, KEPT
@@ -245,7 +230,6 @@ async def test_a_client_that_leaves_between_two_workers_is_noticed() -> None:
         await until(lambda: bool(http.gone))
 
 
-@pytest.mark.asyncio
 async def test_a_call_that_can_be_had_once_is_not_sent_twice() -> None:
     async def answer_and_close_the_next(exchange: Exchange) -> None:
         await exchange.answer(200, completion())
@@ -261,7 +245,6 @@ async def test_a_call_that_can_be_had_once_is_not_sent_twice() -> None:
         assert len(worker.received) == 1
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_once", [True, False])
 async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begun(is_once: bool) -> None:
     asked_for, may_answer, was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()

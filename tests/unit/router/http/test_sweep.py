@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from router.server.timeout_sweeper import SLOTS, TimeoutSweeper
 
 
@@ -27,7 +25,6 @@ async def added(sweep: TimeoutSweeper) -> None:
     slot.discard(looked)
 
 
-@pytest.mark.asyncio
 async def test_time_passes_for_every_entry_whichever_slot_it_is_in() -> None:
     sweep = TimeoutSweeper(0.001)
     sweep.start()
@@ -39,7 +36,6 @@ async def test_time_passes_for_every_entry_whichever_slot_it_is_in() -> None:
     sweep.stop()
 
 
-@pytest.mark.asyncio
 async def test_without_connections_nothing_is_checked_until_one_comes() -> None:
     sweep = TimeoutSweeper(0.001)
     sweep.start()
@@ -51,7 +47,6 @@ async def test_without_connections_nothing_is_checked_until_one_comes() -> None:
     assert not sweep.ticking
 
 
-@pytest.mark.asyncio
 async def test_a_connection_from_before_the_start_is_checked_too() -> None:
     sweep, looked = TimeoutSweeper(0.001), Looked()
     sweep.add(looked)
