@@ -24,6 +24,15 @@ REMOVED_BY_HAND = "removed by hand"
 
 NO_EVENTS = "no events"
 """A heartbeat's `stale` begins with it where the engine publishes no KV events, or its publisher was never reached."""
+_PUBLISHES = '--kv-events-config \'{{{}"publisher": "zmq", "endpoint": "tcp://*:5557"}}\''
+EVENT_FLAGS = {
+    "vllm": _PUBLISHES.format('"enable_kv_cache_events": true, '),
+    "sglang": _PUBLISHES.format(""),
+}
+"""By event source, the flag with which an engine publishes events.
+
+Source: vllm-project/vllm, `vllm/config/kv_events.py` (`KVEventsConfig`); sgl-project/sglang,
+`python/sglang/srt/disaggregation/kv_events.py`, likewise."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import structlog
 import zmq.asyncio
 
-from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet import EVENT_FLAGS, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
@@ -40,7 +40,7 @@ from worker_agent.commands.unrun import end_unrun
 from worker_agent.engines.attached.client import EngineClient
 from worker_agent.engines.attached.config import AttachSettings, WorkerHeadSection
 from worker_agent.engines.attached.consolidators import attached_facts, foreign_registration
-from worker_agent.engines.attached.facts import EngineFacts
+from worker_agent.engines.attached.facts import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.engines.attached.health import HealthWatch
 from worker_agent.engines.attached.metrics import AttachMetrics
 from worker_agent.engines.attached.survey import EngineSurvey
@@ -165,6 +165,9 @@ class AttachedWorker:
         if reported is None:
             return None
         self._settings = self._settings.settled(reported)
+        if self._settings.engine.publish_endpoint == NO_EVENTS_ENDPOINT:
+            flag = EVENT_FLAGS.get(self._settings.engine.engine_kind, "")
+            _log.warning("engine_publishes_no_events", worker=self.worker_id, flag=flag)
         facts = attached_facts(self._settings.engine, reported)
         text = text or await self._loaded(self._directory(facts))
         await self._check_text(survey, facts, text)

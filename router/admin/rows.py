@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kv_protocol.fleet import NO_EVENTS, EventSource, WorkerRegistered
+from kv_protocol.fleet import EVENT_FLAGS, NO_EVENTS, WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.decision.explain import explain
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
@@ -58,20 +58,9 @@ def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
     return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
 
 
-_PUBLISHES = '--kv-events-config \'{{{}"publisher": "zmq", "endpoint": "tcp://*:5557"}}\''
-_EVENT_FLAGS: Mapping[EventSource, str] = {
-    "vllm": _PUBLISHES.format('"enable_kv_cache_events": true, '),
-    "sglang": _PUBLISHES.format(""),
-}
-
-
 def event_flag(registration: WorkerRegistered, trust: Trust) -> str:
-    """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known.
-
-    Source: vllm-project/vllm, `vllm/config/kv_events.py` (`KVEventsConfig`); sgl-project/sglang,
-    `python/sglang/srt/disaggregation/kv_events.py`, likewise.
-    """
-    return _EVENT_FLAGS.get(registration.event_source, "") if trust.reason.startswith(NO_EVENTS) else ""
+    """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
+    return EVENT_FLAGS.get(registration.event_source, "") if trust.reason.startswith(NO_EVENTS) else ""
 
 
 def evidence_row(move: Move | None) -> dict[str, object] | None:

@@ -125,6 +125,8 @@ async def test_engines_that_are_dead_or_mistyped_or_silent_take_no_other_one_awa
             assert (status, ready["ready"], ready["reasons"]) == (200, True, [])
             assert {note.split("/")[0] for note in ready["notes"]} == {"mistyped", "silent"}
             _, found = await routed.get("/v1/workers")
+            (rank,) = next(each["ranks"] for each in found["workers"] if each["registration"]["worker_id"] == "silent")
+            assert rank["event_flag"] in routed.process.output.replace('\\"', '"')
             assert [each["worker_id"] for each in found["waiting"]] == ["dead"]
             good.is_healthy = False
 
