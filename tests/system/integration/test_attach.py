@@ -297,23 +297,28 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
                 await clock.advance(PROBE_PERIOD_S)
             await eventually(lambda: clock.sleepers)
 
-        connections = [0]
+        beats = list[str]()
+
+        async def beat() -> None:
+            beats.append("after it joined")
+
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
         membership = Membership(registration(), worker_id, clock, asyncio.Event())
         watch = HealthWatch(
             client,
             membership,
             clock,
-            log_connections=lambda: connections[0],
+            log_connections=lambda: 0,
             describe=describe,
+            beat=beat,
             is_asleep=lambda: sleeps[0],
         )
         health.status = 200
         running_watch = group.create_task(watch.run(stop))
-        await probe(12)
+        await probe(1)
         await eventually(lambda: [getattr(each, "loras", None) for each in told] == [()])
         loras[0] = ("sql",)
-        await probe(12)
+        await probe(1)
         await eventually(lambda: [getattr(each, "loras", None) for each in told] == [(), ("sql",)])
         sleeps[0] = True
         await probe(1)
@@ -321,6 +326,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
         sleeps[0] = False
         await probe(1)
         await eventually(lambda: isinstance(told[-1], WorkerRegistered))
+        assert len(beats) == 2
         stop.set()
         await running_watch
 
