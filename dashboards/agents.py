@@ -24,6 +24,13 @@ SERVES = Row(
             unit="none",
         ),
         Panel(
+            title="Engines that routers attach",
+            description="kvrouter_attached_engines of router --worker, by state. waiting for long: GET /v1/workers of "
+            "the router says why; correct the address, or start the engine.",
+            queries=(Query(f"sum by (state) ({selected('attached_engines')})", "{{state}}"),),
+            unit="none",
+        ),
+        Panel(
             title="Requests at agents",
             description="kvrouter_agent_requests_total by worker and outcome, kvrouter_forwarded_requests_total of "
             "attached engines. failed at one worker: its log names the request; drain it.",

@@ -15,6 +15,7 @@ from prometheus_client.samples import Sample
 SUMMED = frozenset(
     {
         "kvrouter_approximate_blocks",
+        "kvrouter_attached_engines",
         "kvrouter_chat_cache_bytes",
         "kvrouter_chat_cache_chats",
         "kvrouter_http_connections",
