@@ -81,7 +81,7 @@ from router.request.serving import Serving
 from router.server.plane import HttpPlane
 from router.shadows.service import Shadows
 from router.tracing.tracer import Tracer
-from router.workers.service import AttachedWorkers
+from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
     import socket
@@ -325,6 +325,7 @@ class RouterParts:
             self._shadows.families,
             self._savings.families,
             self._index.families,
+            lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
@@ -332,8 +333,6 @@ class RouterParts:
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
-        if self._workers is not None:
-            families.append(self._workers.families)
         if self._live is not None:
             families.append(self._live.families)
         if self._moments is not None:

@@ -1,7 +1,7 @@
 """Attaches engines in the router's own process, as `worker-agent attach` does it elsewhere.
 
-    listed          in `workers`, or in the list `workers_from`: attached while it stands there
-    added           over `POST /v1/workers`: attached until it is removed, or the router ends
+    listed          in the watched list `workers_from`: attached while it stands there
+    added           in `workers`, or over `POST /v1/workers`: attached until it is removed, or the router ends
     not attached    the reason is logged once, and it is tried again every `RETRY_S`; no other worker is concerned
 
 The agent's modules are imported when the first engine comes.
@@ -37,10 +37,10 @@ _WAIT_S = 1.0
 _log = structlog.get_logger("workers")
 
 
-class _Kept:
-    """One engine; `attached` while it is tried or represented."""
+class _Engine:
+    """One engine; `attached` while it is tried or represented. `is_listed`: because it is in the watched list."""
 
-    def __init__(self, address: WorkerAddress, *, is_listed: bool) -> None:
+    def __init__(self, address: WorkerAddress, *, is_listed: bool = False) -> None:
         self.address, self.is_listed = address, is_listed
         self.stop = asyncio.Event()
         self.problem = ""
@@ -67,7 +67,7 @@ class AttachedWorkers:
     ) -> None:
         self._settings, self._event_log, self._clock, self._report = settings, log, clock, report
         self._texts = dict(texts)
-        self._kept = {each.worker_id: _Kept(each, is_listed=True) for each in map(worker_address, settings.workers)}
+        self._engines = {each.worker_id: _Engine(each) for each in map(worker_address, settings.workers)}
         self._list = WorkerList(settings.workers_from) if settings.workers_from else None
         self._group: asyncio.TaskGroup | None = None
         self._host: Host | None = None
@@ -76,34 +76,32 @@ class AttachedWorkers:
     def add(self, text: str) -> str:
         """Attach the engine of this address, and return its worker id; raise `ValueError` if that is not possible."""
         address = worker_address(text)
-        if address.worker_id in self._kept:
+        if address.worker_id in self._engines:
             raise ValueError(f"found {address.worker_id}, which is attached already, allowed another id")
-        if len(self._kept) >= WORKERS_MAX:
+        if len(self._engines) >= WORKERS_MAX:
             raise ValueError(f"found one more engine, allowed {WORKERS_MAX}")
-        self._start(_Kept(address, is_listed=False))
+        self._start(_Engine(address))
         return address.worker_id
 
     def remove(self, worker_id: str) -> bool:
         """Let the engine leave the fleet; return False if it is none of these."""
-        kept = self._kept.get(worker_id)
-        if kept is not None:
-            kept.stop.set()
-        return kept is not None
+        engine = self._engines.get(worker_id)
+        if engine is not None:
+            engine.stop.set()
+        return engine is not None
 
     def waiting(self) -> list[dict[str, str]]:
         """Return the engines that are not attached, and why not."""
         return [
             {"worker_id": name, "url": each.address.url, "reason": each.problem or "it does not answer"}
-            for name, each in self._kept.items()
+            for name, each in self._engines.items()
             if not each.is_attached
         ]
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics: those of agents, and how many engines are attached."""
-        attached = [each.attached for each in self._kept.values() if each.attached is not None and each.is_attached]
-        counts = {"attached": len(attached), "waiting": len(self._kept) - len(attached)}
-        meaning = "Engines that the router attaches itself, by whether they are attached"
-        yield gauge("attached_engines", meaning, ("state",), [((state,), float(n)) for state, n in counts.items()])
+        attached = [each.attached for each in self._engines.values() if each.attached is not None and each.is_attached]
+        yield _engines_family({"attached": len(attached), "waiting": len(self._engines) - len(attached)})
         if attached:
             from worker_agent.events.metrics import ConsolidatorMetrics  # noqa: PLC0415 - as the agent's other modules
 
@@ -114,12 +112,12 @@ class AttachedWorkers:
         """Keep the engines attached until `stop` is set; then let them leave."""
         with self._cleanup:
             async with asyncio.TaskGroup() as self._group:
-                for kept in tuple(self._kept.values()):
-                    self._start(kept)
+                for engine in tuple(self._engines.values()):
+                    self._start(engine)
                 while not stop.is_set():
                     await until(stop, self._follow_list())
-                for kept in self._kept.values():
-                    kept.stop.set()
+                for engine in self._engines.values():
+                    engine.stop.set()
 
     async def _follow_list(self) -> None:
         """Attach what came to the list, let go what left it, and wait until it is to be read again."""
@@ -129,41 +127,41 @@ class AttachedWorkers:
         found = await self._list.read()
         if found is not None:
             listed = {each.worker_id: each for each in found}
-            for worker_id, kept in self._kept.items():
-                if kept.is_listed and listed.get(worker_id) != kept.address:
-                    kept.stop.set()
+            for worker_id, engine in self._engines.items():
+                if engine.is_listed and listed.get(worker_id) != engine.address:
+                    engine.stop.set()
             for worker_id, address in listed.items():
-                if worker_id not in self._kept:
-                    self._start(_Kept(address, is_listed=True))
+                if worker_id not in self._engines:
+                    self._start(_Engine(address, is_listed=True))
         await self._clock.sleep(self._list.period_s)
 
-    def _start(self, kept: _Kept) -> None:
-        self._kept[kept.address.worker_id] = kept
+    def _start(self, engine: _Engine) -> None:
+        self._engines[engine.address.worker_id] = engine
         if self._group is not None:  # else `run` starts it
-            self._group.create_task(self._keep(kept), name=f"worker {kept.address.worker_id}")
+            self._group.create_task(self._attach(engine), name=f"worker {engine.address.worker_id}")
 
-    async def _keep(self, kept: _Kept) -> None:
+    async def _attach(self, engine: _Engine) -> None:
         """Attach the engine, again and again, until it is let go."""
         from worker_agent.attached_worker import AttachedWorker  # noqa: PLC0415 - not every router needs the agent
 
-        worker_id = kept.address.worker_id
-        while not kept.stop.is_set():
+        worker_id = engine.address.worker_id
+        while not engine.stop.is_set():
             try:
-                settings = agent_settings(kept.address, self._settings)
-                kept.attached = AttachedWorker(settings, self._opened_host(), partial(self._attached, kept))
-                await kept.attached.run(kept.stop)
+                settings = agent_settings(engine.address, self._settings)
+                engine.attached = AttachedWorker(settings, self._opened_host(), partial(self._on_attached, engine))
+                await engine.attached.run(engine.stop)
             except Exception as error:  # noqa: BLE001 - one engine's error must not end the others
                 reason = str(error) if not isinstance(error, ConfigurationError) else "; ".join(error.problems)
-                if reason != kept.problem:
-                    _log.warning("worker_not_attached", worker=worker_id, url=kept.address.url, reason=reason)
-                kept.problem = reason
-            kept.attached = None
-            await until(kept.stop, self._clock.sleep(RETRY_S))
-        if self._kept.get(worker_id) is kept:
-            del self._kept[worker_id]
+                if reason != engine.problem:
+                    _log.warning("worker_not_attached", worker=worker_id, url=engine.address.url, reason=reason)
+                engine.problem = reason
+            engine.attached = None
+            await until(engine.stop, self._clock.sleep(RETRY_S))
+        if self._engines.get(worker_id) is engine:
+            del self._engines[worker_id]
 
-    def _attached(self, kept: _Kept, line: str, model: str) -> None:
-        kept.problem = ""
+    def _on_attached(self, engine: _Engine, line: str, model: str) -> None:
+        engine.problem = ""
         self._report(line, model)
 
     def _opened_host(self) -> "Host":
@@ -182,6 +180,16 @@ class AttachedWorkers:
         if path not in self._texts:
             self._texts[path] = load_text(path)
         return self._texts[path]
+
+
+def attached_families(workers: AttachedWorkers | None) -> Iterator[Family]:
+    """Yield the metrics of a router's engines; without samples where it attaches none."""
+    yield from [_engines_family({})] if workers is None else workers.families()
+
+
+def _engines_family(counts: Mapping[str, int]) -> Family:
+    meaning = "Engines that the router attaches itself, by whether they are attached"
+    return gauge("attached_engines", meaning, ("state",), [((state,), float(n)) for state, n in counts.items()])
 
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed

@@ -55,6 +55,9 @@ async def test_vllm_says_its_names_adapters_cache_and_version() -> None:
     async with double.serving() as engine:
         said, _ = await surveyed("vllm", engine)
     assert said == EngineFacts(
+        kind="vllm",
+        directory="llama",
+        dp_ranks=1,
         served_names=("llama",),
         loras=("law",),
         block_size=16,
@@ -74,6 +77,9 @@ async def test_sglang_says_it_under_either_path(is_old: bool) -> None:
             engine.faults["/server_info"] = Fault(status=404)
         said, _ = await surveyed("sglang", engine)
     assert said == EngineFacts(
+        kind="sglang",
+        directory="m",
+        publish_endpoint="none",
         served_names=("m",),
         block_size=64,
         total_kv_blocks=1000,
@@ -89,11 +95,12 @@ async def test_sglang_says_it_under_either_path(is_old: bool) -> None:
 async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
     async with TrtllmServeDouble().serving() as engine:
         assert (await surveyed("trtllm-serve", engine))[0] == EngineFacts(
-            served_names=("m",), version="1.2.0", api_endpoints=CHATS
+            kind="trtllm-serve", served_names=("m",), version="1.2.0", api_endpoints=CHATS
         )
         engine.iterate()
         said, _ = await surveyed("trtllm-serve", engine)
     assert said == EngineFacts(
+        kind="trtllm-serve",
         served_names=("m",),
         block_size=32,
         total_kv_blocks=1000,
