@@ -169,10 +169,10 @@ async def test_event_addresses_that_were_swapped_are_named_within_32_requests() 
 
             async def are_named() -> bool:
                 _, found = await routed.get("/v1/workers")
-                return [each["differs"] for each in found["workers"]] == [
-                    [{"field": "kv_events", "found": "those of b/0", "allowed": "those of a/0"}],
-                    [{"field": "kv_events", "found": "those of a/0", "allowed": "those of b/0"}],
-                ]
+                return {each["registration"]["worker_id"]: each["differs"] for each in found["workers"]} == {
+                    "a": [{"field": "kv_events", "found": "those of b/0", "allowed": "those of a/0"}],
+                    "b": [{"field": "kv_events", "found": "those of a/0", "allowed": "those of b/0"}],
+                }
 
             await routed.until(are_named)
 
