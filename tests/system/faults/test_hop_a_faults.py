@@ -12,7 +12,7 @@ from tests.system.faults.proof import Unanswered
 from tests.system.faults.recoveries import Recoveries
 
 CONSOLIDATOR_S = 10.0
-DROPPED_S = 10.0
+DROPPED_S = 30.0
 QUIET_S = 5.0
 _LOOK_S = 0.02
 WAITING_MESSAGES_MAX = 50
