@@ -19,5 +19,16 @@ async def test_a_worker_that_refuses_the_routers_token_is_left_alone_and_another
         assert plane.unfit("w0") == f"breaker open: first_byte: status {status}: the worker refuses data.worker_token"
 
 
+@pytest.mark.parametrize(("status", "is_open"), [(500, False), (502, True), (504, True)])
+async def test_an_error_that_every_request_gets_opens_a_breaker_only_if_it_cannot_be_the_requests_fault(
+    status: int, is_open: bool
+) -> None:
+    async with running_plane() as plane, Upstream(answers(status, _REFUSAL)) as worker:
+        plane.join("w0", worker.base_url)
+        for _ in range(3):
+            await _status(plane)
+        assert plane.unfit("w0") == (f"breaker open: first_byte: status {status}" if is_open else "")
+
+
 async def _status(plane: Plane) -> int:
     return (await plane.post()).status

@@ -194,6 +194,7 @@ def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> li
         ((1000, 499), [False, False]),  # not over its gate
         ((1001, 500), [False, False]),  # no rank is under half of it
         ((1001, 1500, 0), [True, True, False]),
+        ((1001, 1000, 0), [True, False, False]),
         ((5000, 5000), [False, False]),
         ((5000,), [False]),  # there is no other rank
     ],

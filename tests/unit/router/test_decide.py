@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from router.decision.cost import cost_columns
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
+from router.decision.verdict import taken
 from router.decision.view import RouteRequest, View
 from tests.unit.router.samples import Row, chain, rank, route, row, view
 
@@ -241,3 +243,8 @@ def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
     assert sorted(named) == sorted(tuple(each.rank) for each in rows)
     if policy.mode == "kv" and not policy.temperature and policy.affinity != "hard":
         assert first.chosen.terms.cost == min(each.terms.cost for each in first.candidates)
+
+
+def test_no_more_of_a_prompt_is_promised_as_cached_than_a_cache_can_give() -> None:
+    verdict = decisions.decide(view(row("w0/0")), route(32), KV, 1)
+    assert taken(msgspec.structs.replace(verdict, expected_blocks=9)).promise.uncached_tokens == 16
