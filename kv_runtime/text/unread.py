@@ -1,4 +1,4 @@
-"""A model whose tokenizer is not read here: only its engines know the tokens of its prompts."""
+"""A model with a tokenizer of a kind that is not read here: its engines alone can tokenize its prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn

@@ -41,7 +41,7 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def observed(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the workers whose engine tokenizes a chat to other ids than a router, or whose events are another's."""
+    """Yield what routers observed: an engine tokenizes a chat to other ids, or its blocks appear at another worker."""
     told = {(each.field, each.worker_id): each for router in facts.routers for each in router.broken}
     for (field, worker_id), broken in told.items():
         if field in ("prompt_ids", "kv_events"):

@@ -1,4 +1,4 @@
-"""Finds workers whose KV events are another worker's: the event addresses of two engines were swapped.
+"""Finds event addresses that were swapped: the blocks of a worker's requests appear at another worker.
 
     the new blocks of a request appear    what follows
     ----------------------------------    -----------------------------------------------------------
@@ -6,7 +6,7 @@
     at one other rank alone               a vote; with `VOTES` the rank is named, with the other one
     nowhere, for `_GIVEN_UP_S`            nothing: the prompt was not computed, or its engine is slow
 
-Requests at ranks that are not EXACT, and prompts whose blocks are all known, show nothing.
+A request shows nothing if its rank is not EXACT, or if a rank holds all blocks of its prompt.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _log = structlog.get_logger("router")
 
 
 class _Sent(NamedTuple):
-    """A request whose blocks beyond the first `held` were known of no rank."""
+    """A request; no rank held more than the first `held` blocks of its prompt."""
 
     at_s: float
     rank: WorkerRank
@@ -57,7 +57,7 @@ class EventOrigins:
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def record(self, what: Recordable) -> None:
-        """A decision counts if it shows whose events its worker's are."""
+        """Keep a decision of which new blocks are expected at a rank that is still watched."""
         if type(what) is not Taken or self._own.get((verdict := what.verdict).winner) == verdict.epoch:
             return
         hashes = verdict.request.sequence_hashes

@@ -15,6 +15,7 @@ from pydantic import AfterValidator
 from kv_protocol.ids import WORKER_ID_PATTERN
 
 OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
+ENGINES = ("auto", "vllm", "sglang", "trtllm-serve")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 _ALLOWED = "http(s)://host:port"
@@ -38,6 +39,8 @@ def worker_address(text: str) -> WorkerAddress:
     """
     url, *rest = text.strip().split(",")
     options = {name: value for name, _, value in (each.partition("=") for each in rest)}
+    if options.get("engine", "auto") not in ENGINES:
+        raise ValueError(f"engine: found {options['engine']!r}, allowed {', '.join(ENGINES)}")
     for name, value in options.items():
         if name not in OPTIONS or not value:
             raise ValueError(f"found {name}={value!r}, allowed {', '.join(OPTIONS)}, each with a value")

@@ -9,12 +9,13 @@ The agent's modules are imported when the first engine comes.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client.core import Metric
+from pydantic import ValidationError
 
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
@@ -193,23 +194,24 @@ def _engines_family(counts: Mapping[str, int]) -> Family:
 
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed
-    """Return the settings with which an agent would attach this engine."""
+    """Return the settings with which an agent would attach this engine; raise `ConfigurationError` for its options."""
     from worker_agent.engines.attached.config import AttachSettings  # noqa: PLC0415 - not every router needs the agent
 
-    return AttachSettings.model_validate(
-        {
-            "worker": {"id": address.worker_id},
-            "engine": {
-                "kind": address.engine,
-                "base_url": address.url,
-                "api_key": settings.data.worker_token,
-                "text": settings.tokens.text,
-                "publish_endpoint": address.kv_events,
-                "replay_endpoint": address.replay_endpoint,
-                "allow_remote": True,
-            },
-        }
-    )
+    engine = {
+        "kind": address.engine,
+        "base_url": address.url,
+        "api_key": settings.data.worker_token,
+        "text": settings.tokens.text,
+        "publish_endpoint": address.kv_events,
+        "replay_endpoint": address.replay_endpoint,
+        "allow_remote": True,
+    }
+    try:
+        return AttachSettings.model_validate({"worker": {"id": address.worker_id}, "engine": engine})
+    except ValidationError as error:
+        raise ConfigurationError(
+            [f"{address.url}: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+        ) from error
 
 
 async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio.Event) -> str:
@@ -220,11 +222,15 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
     """
     from worker_agent.attached_worker import reported_facts  # noqa: PLC0415 - likewise
 
-    listed = await WorkerList(settings.workers_from).read() if settings.workers_from else ()
-    addresses = [*map(worker_address, settings.workers), *(listed or ())]
+    named = [agent_settings(worker_address(each), settings) for each in settings.workers]
+    listed = WorkerList(settings.workers_from) if settings.workers_from else None
     is_logged = False
     while not stop.is_set():
-        tries = (reported_facts(agent_settings(each, settings)) for each in addresses)
+        asked = list(named)
+        for address in (await listed.read() if listed else None) or ():
+            with suppress(ConfigurationError):  # the log says it when the engine is attached
+                asked.append(agent_settings(address, settings))
+        tries = map(reported_facts, asked)
         answers = [each for each in await asyncio.gather(*tries) if each is not None]
         if found := next(filter(None, (local_directory(each.directory) for each in answers)), ""):
             return found
@@ -233,7 +239,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
             problem = f"tokens.text: found {stated} that the engines state, and none of it on this machine"
             raise ConfigurationError([f"{problem}, allowed the model's directory: router --worker URL --text DIR"])
         if not is_logged:
-            _log.warning("waiting_for_workers", urls=[each.url for each in addresses])
+            _log.warning("waiting_for_workers", urls=[each.engine.base_url for each in asked])
             is_logged = True
         await until(stop, clock.sleep(_WAIT_S))
     return ""

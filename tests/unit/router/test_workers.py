@@ -7,9 +7,11 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from kv_runtime.config.loading import ConfigurationError
 from router.config import RouterSettings
 from router.workers.address import WorkerAddress, worker_address
 from router.workers.listing import WorkerList
+from router.workers.service import agent_settings
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ def test_an_address_has_a_name_and_options(text: str, expected: WorkerAddress) -
         ("http://a:1,kv-event=none", "kv-event='none', allowed engine, kv-events, replay-endpoint, id"),
         ("http://a:1,id=", "id='', allowed"),
         ("http://a:1,id=UPPER", "id: found 'UPPER'"),
+        ("http://a:1,engine=tgi", "engine: found 'tgi', allowed auto, vllm, sglang, trtllm-serve"),
     ],
 )
 def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found: str) -> None:
@@ -45,6 +48,16 @@ def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found
         RouterSettings(workers=(text,))
     assert found in str(error.value.errors()[0]["msg"])
     assert "secret" not in str(error.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [("kv-events=5557", "publish_endpoint: found '5557'"), ("replay-endpoint=x,kv-events=tcp://a:2", "found 'x'")],
+)
+def test_an_option_that_the_agent_cannot_use_is_named_with_its_engine(options: str, found: str) -> None:
+    with pytest.raises(ConfigurationError, match="http://a:1: ") as error:
+        agent_settings(worker_address(f"http://a:1,{options}"), RouterSettings())
+    assert found in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,9 @@ class AttachSettings(Settings):
         try:
             return self.model_copy(update={"engine": self.engine.settled(facts)})
         except ValidationError as error:
-            raise ConfigurationError([f"engine: {each['ctx']['error']}" for each in error.errors()]) from error
+            raise ConfigurationError(
+                [f"engine: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+            ) from error
 
     def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
         """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""
