@@ -4,7 +4,7 @@
     CheckpointPart     rows of one table of the state, in order; a table may have any number of parts
     CheckpointEnded    the number of parts
 
-The tables are those of `router/journal/checkpoint.py`, their rows those of `checkpoint_rows.py`, in the writer's
+The tables are those of `router/journal/checkpoint.py` and of the core (`router/native/core.cpp`), in the writer's
 version. A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 

@@ -1,6 +1,6 @@
 """A routing decision as data: every candidate with every cost term, to explain and to repeat it.
 
-Costs are in milliseconds or in blocks, as the policy says. Formulas: `router/decision/time_cost.py`, `cost.py`.
+Costs are in milliseconds or in blocks, as the policy says. Formulas: `tests/reference/time_cost.py`, `cost.py`.
 """
 
 from typing import Literal

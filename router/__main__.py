@@ -22,15 +22,13 @@ _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """Print the version, and what the index and the hot path are made of."""
+    """Print the version, and what the hot path is made of."""
     if is_wanted and not context.resilient_parsing:
         from importlib.metadata import version
 
         from router.compiled import hot_path
-        from router.native import load
 
-        index = "Python" if load() is None else "C++"
-        click.echo(f"kv-router {version('kv-router')} (index: {index}, hot path: {hot_path()})")
+        click.echo(f"kv-router {version('kv-router')} (hot path: {hot_path()})")
         context.exit()
 
 

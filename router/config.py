@@ -20,9 +20,9 @@ from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.config import ReportSection
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
+from router.decision.state_settings import LEASE_S
 from router.endpoint_picker.config import PickerSection
 from router.fleet.breakers import BreakerLimits
-from router.fleet.ledger import LEASE_S
 from router.planner.config import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits

@@ -1,8 +1,7 @@
 """`router bench decision`: how long it takes to place a request, by stage.
 
 hash     token ids (bytes) to sequence hashes            match    the index's answer of all ranks
-view     load, history, predictions beside it            choose   costs, and the mode's choice
-verdict  eligibility before it and the verdict after it  record   the journal's recorder takes the verdict
+decide   all else until there is a verdict                record   the journal's recorder takes the verdict
 total    hash to verdict, as one call after another, in a separate run
 cpu      the part of it in which this thread was running
 
@@ -30,18 +29,17 @@ from indexer.index.implementations import ImplementationName
 from kv_runtime.clock import SystemClock
 from router.compiled import hot_path
 from router.config import JournalSection
-from router.decision.decide import decide
-from router.decision.eligibility import exclusions
-from router.decision.policies import MODES, Candidates, choose_by
+from router.decision.policies import MODES
+from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.view import RouteRequest, View
+from router.decision.view import RouteRequest
 from router.journal.writer import JournalWriter
 
 if TYPE_CHECKING:
     from kv_runtime.event_log import EventLog
     from router.decision.routing import Lease
 
-STAGES = ("hash", "match", "view", "choose", "verdict", "record", "total", "cpu")
+STAGES = ("hash", "match", "decide", "record", "total", "cpu")
 TARGETS_US = {"total p50": 100.0, "total p99": 300.0, "match p50": 20.0}
 """At 64 ranks and 512 blocks, with the native index."""
 _TARGET_SHAPE = DecisionShape(64, 512, "native", "kv")
@@ -99,7 +97,7 @@ def _writer() -> JournalWriter:
     nowhere = cast("EventLog", None)
     settings, made_of = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
     return JournalWriter(
-        nowhere, SystemClock(), settings, router="bench", made_of=made_of, state=made_of.state(), kv_seq=lambda: 0
+        nowhere, SystemClock(), settings, router="bench", made_of=made_of, state=RouterState(made_of), kv_seq=lambda: 0
     )
 
 
@@ -116,11 +114,7 @@ def _stages(fleet: DecisionFleet, request: RouteRequest, times: dict[str, list[f
     timed("hash", lambda: hash_blocks(tokens, BLOCK_SIZE))
     ranks = state.model_view(request.model, *request.hashing, now_s).ranks
     answer = timed("match", lambda: fleet.index.columns(request.reusable_hashes, ranks))
-    view: View = timed("view", lambda: state.view(request, lambda *_: answer, now_s))
-    mode, positions = MODES[state.policy.mode], range(len(exclusions(view, request)))
-    timed("choose", lambda: choose_by(mode, Candidates(view, positions), request, state.policy, _SEED))
-    verdict = timed("verdict", lambda: decide(view, request, state.policy, _SEED))
-    times["verdict"][-1] = max(0.0, times["verdict"][-1] - times["choose"][-1])
+    verdict = timed("decide", lambda: state.decide(request, lambda *_: answer, now_s, _SEED))
     timed("record", lambda: writer.record(verdict))
 
 

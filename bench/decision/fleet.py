@@ -22,9 +22,8 @@ from kv_runtime.config.sections import IndexSection
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
 from router.decision.view import RouteRequest
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet
 from router.journal.records import Recorder
 
 BLOCK_SIZE = 16
@@ -56,7 +55,7 @@ class DecisionFleet:
         self.clock = VirtualClock()
         self.clock.now_s = 1.0
         self.index = VirtualIndex(make_index(IndexSection(implementation=shape.implementation))[1])
-        self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
+        self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S))
         policy = Policy.current(mode=shape.mode)
         self.routing = Routing(
             self.state,

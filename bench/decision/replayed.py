@@ -24,7 +24,7 @@ from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable
 from router.journal.replay import Redecided, Replay
 
-TARGET_S_PER_100000 = 20.0
+TARGET_S_PER_100000 = 4.0
 """At 8 ranks and 128 blocks, with the compiled hot path."""
 _IN_FLIGHT, _HEARTBEATS_EVERY = 16, 1000
 

@@ -15,7 +15,7 @@ import click
 from bench.decision.fleet import DecisionFleet, DecisionShape
 from bench.report import machine_line, percentile
 from router.compiled import hot_path
-from router.decision.verdict import Taken, taken
+from router.decision.verdict import Verdict
 from router.shadows.config import BUDGET_US, ShadowSection
 from router.shadows.service import Shadows
 
@@ -43,7 +43,7 @@ class ShadowCost(NamedTuple):
 def shadow_cost(shape: DecisionShape, decisions: int, seed: int = 1) -> ShadowCost:
     """Take `decisions` decisions in a fleet of this shape, and have shadows decide beside them."""
     fleet = DecisionFleet(shape, seed)
-    verdicts = [taken(fleet.routing.decide(request)) for request in fleet.requests(decisions)]
+    verdicts = [fleet.routing.decide(request) for request in fleet.requests(decisions)]
     offer_us, evaluate_us = 0.0, dict[str, float]()
     for name, policy in SHADOWS.items():
         offered, evaluated = _times(_shadows(fleet, {name: policy}, _UNBOUNDED_US), verdicts)
@@ -64,7 +64,7 @@ def _shadows(fleet: DecisionFleet, policies: Mapping[str, dict[str, Any]], budge
     return Shadows(fleet.state, fleet.clock, section, fleet.routing.policy)
 
 
-def _times(shadows: Shadows, verdicts: list[Taken]) -> tuple[list[float], list[float]]:
+def _times(shadows: Shadows, verdicts: list[Verdict]) -> tuple[list[float], list[float]]:
     """Return how long it took to offer each decision, and to evaluate it, in us."""
     offered, evaluated = list[float](), list[float]()
     for each in verdicts:

@@ -37,9 +37,8 @@ from router.decision.disaggregation import ConditionalLimits
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
 from router.decision.view import RouteRequest
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet
 from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics
 from worker_agent.engines.types import EngineDescription, EngineOutput
@@ -79,7 +78,7 @@ class DisaggFleet:
         self._setting, self._requests = setting, requests
         self._clock, self._hashes = VirtualClock(), TraceHashes(setting.block_size)
         self.index = VirtualIndex(ReferenceIndex())
-        self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
+        self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S))
         self._routing = Routing(
             self.state, self.index, self._clock, setting.policy, seed=setting.seed, lease_s=LEASE_S, decisions_max=1
         )

@@ -1,7 +1,7 @@
 """The stages of a request, and to which of them a moment or a call belongs.
 
 A moment is a stack of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
-names; modules that are not named (libraries, and what several stages use: ledger, heads) belong to their callers. The
+names; modules that are not named (libraries, and what several stages use: state, heads) belong to their callers. The
 longest name decides: a class before its module, a module before its package. Without a function it is the loop's.
 """
 
@@ -35,7 +35,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.drain.recent_prompts",
     ),
     "queue": ("router.queue",),
-    "view": (f"{_STATE}:RouterState.view", "router.decision.view", "router.decision.model_view"),
+    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.model_view"),
     "cost and choice": ("router.decision",),
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),
@@ -102,11 +102,6 @@ OF_CALLERS = (
     "router.server.sites",
     "router.server.request_body",
     "router.request.latency",
-    "router.decision.affinity",
-    "router.decision.approximate",
-    "router.decision.history",
-    "router.decision.newcomers",
-    "router.decision.routed_tree",
     "router.decision.verdict",
     _STATE,
     f"{_ROUTING}:Routing.apply",

@@ -14,10 +14,9 @@ from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet
 from router.journal.records import Recorder
 from worker_agent.engines.types import EngineDescription
 
@@ -77,7 +76,7 @@ class VirtualRouter:
         recorder_of: RecorderOf | None = None,
     ) -> None:
         self._ranks, self._clock = ranks, clock
-        self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S), modes=modes)
+        self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
         recorder = None if recorder_of is None else recorder_of(self.state, clock)
         self._routing = Routing(
             self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorder=recorder

@@ -22,7 +22,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
 from router.decision.state import RouterState
-from router.decision.verdict import Taken
+from router.decision.verdict import Verdict
 from router.journal.records import Recordable
 from worker_agent.engines.simulated.timing import EngineTiming
 
@@ -86,8 +86,8 @@ class _Learning:
         self.speeds = SpeedLearner()
 
     def record(self, what: Recordable) -> None:
-        if isinstance(what, Taken):
-            self.speeds.decided(what.verdict)
+        if isinstance(what, Verdict):
+            self.speeds.decided(what)
         elif isinstance(what, OutcomeKnown):
             self.speeds.ended(what)
 

@@ -79,4 +79,4 @@ class JournalOfOne:
             if other.verdict is None:
                 tally.skipped["unreadable" if "reads overlap" in other.reason else "no_choice"] += 1
             else:
-                tally.add(of_verdicts(found.verdict, other.verdict, state.rates.columns))
+                tally.add(of_verdicts(state, found.verdict, other.verdict))

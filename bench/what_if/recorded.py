@@ -5,7 +5,7 @@ a request     a first attempt that was decided for prompt and answer together: i
 left out      retries, phases of disaggregated requests, embeddings, prompts that were not encoded, other models
 a rank        its registration and fitness at the first of these decisions, and the KV blocks that it stated
 its speed     factors of a reference engine, learnt from the recorded outcomes by the router's own rule
-              (`router/fleet/rates.py`)
+              (`router/native/rates.hpp`)
 
 The length of an answer is the worker's count, else what the times of its tokens say, else the mean of the others.
 """
@@ -23,10 +23,12 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, OutcomeKnown, PolicyChanged
 from kv_protocol.ledger import Routed
 from router.decision.policy import Policy
-from router.decision.time_cost import expected_of
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.fleet.rates import OUTPUT_TOKENS, Rates
+from router.fleet.registry import TextDigests
 from router.journal.replay import Redecided
+from router.native.engine import OUTPUT_TOKENS
 from router.planner.service import answered_tokens
 from worker_agent.engines.types import EngineDescription
 
@@ -93,22 +95,19 @@ class SpeedLearner:
     """Learns the speed of ranks from decisions and outcomes, of a journal or of a simulation alike."""
 
     def __init__(self) -> None:
-        self._rates = Rates()
+        self._state = RouterState(StateSettings(text=TextDigests("", "")))
 
     def decided(self, verdict: Verdict) -> None:
         """A decision was carried out."""
-        place = verdict.rank_indices[verdict.winner_at]
-        self._rates.decided(expected_of(verdict.view, verdict.request, place))
+        self._state.core.expect(verdict)
 
     def ended(self, known: OutcomeKnown) -> None:
         """The outcome of a decision is known."""
-        self._rates.ended(known)
+        self._state.apply(known)
 
     def speed_of(self, rank: WorkerRank) -> RankSpeed:
         """Return a rank's speed; without measurements that of its model, or 1."""
-        factors = self._rates.statistics().ranks.get(rank, (1.0, 1.0))
-        counts = next(((row.prefills, row.decodes) for row in self._rates.rank_rows() if row.rank == rank), (0, 0))
-        return RankSpeed(*factors, *counts)
+        return RankSpeed(*self._state.rate_factors().get(rank, (1.0, 1.0, 0, 0)))
 
 
 class Recorded:
@@ -216,11 +215,12 @@ class Recorded:
 
 
 def _fleet_of(verdict: Verdict, policy: Policy) -> RecordedFleet:
-    view = verdict.view
-    fit = [place for place, unfit in enumerate(view.unfit) if not unfit and view.registrations[place].role != "encode"]
+    ranks = verdict.model_view
+    told = ranks.registrations
+    fit = [place for place, unfit in enumerate(ranks.unfit) if not unfit and told[place].role != "encode"]
     return RecordedFleet(
-        tuple(view.ranks[place] for place in fit),
-        tuple(view.registrations[place] for place in fit),
+        tuple(ranks.ranks[place] for place in fit),
+        tuple(told[place] for place in fit),
         policy,
         verdict.request.block_size,
     )

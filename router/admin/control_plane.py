@@ -305,7 +305,7 @@ class ControlPlane:
     async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:
         statistics, trust = index.statistics(), self._routing.trust()
         refused = {str(rank): reason for rank, reason in index.refused_ranks().items()}
-        approximate = self._routing.state.approximate.statistics()
+        routed = {str(WorkerRank(*rank)): blocks for rank, blocks in self._routing.state.core.routed_blocks()}
 
         def made() -> dict[str, object]:
             ranks = [
@@ -320,7 +320,7 @@ class ControlPlane:
                 "index": statistics.index,
                 "ranks": ranks,
                 "refused": refused,
-                "approximate_blocks": {str(rank): blocks for rank, blocks in approximate.blocks.items()},
+                "approximate_blocks": routed,
             }
 
         return await large_json_response(made)

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 from kv_protocol.journal import OutcomeKnown
 from router.attribution.savings import Placement, Sums, placement_of, saving_of
 from router.attribution.top_rows import TopRows
-from router.decision.verdict import Taken, Verdict
+from router.decision.verdict import Verdict
 from router.journal.records import Recordable
 
 Dimension = Literal["model", "tenant", "lora", "prefix"]
@@ -39,7 +39,7 @@ class AttributionLimits(NamedTuple):
 class Attribution:
     """All sums, of one router or of several; a recorder of what is applied to a router's state."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken, OutcomeKnown)
+    reads: ClassVar[tuple[type, ...]] = (Verdict, OutcomeKnown)
 
     def __init__(self, limits: AttributionLimits) -> None:
         self._limits = limits
@@ -55,8 +55,8 @@ class Attribution:
 
     def record(self, what: Recordable) -> None:
         """`what` was applied."""
-        if isinstance(what, Taken):
-            self.decided(what.verdict)
+        if isinstance(what, Verdict):
+            self.decided(what)
         elif isinstance(what, OutcomeKnown):
             self.ended(what)
 

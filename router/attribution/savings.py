@@ -9,18 +9,15 @@
     saved          seconds(reused)
     baseline in s  the mean of seconds over the candidates, as for tokens
 
-p is the winner's prefill factor at the decision (`router/fleet/rates.py`), 1 where nothing was learnt. A request whose
+p is the winner's prefill factor at the decision (`rates.hpp`), 1 where nothing was learnt. A request whose
 candidates were not compared (the mode reads no overlap) has its own reuse as baseline: no saving by routing is claimed.
 """
 
 from typing import NamedTuple
 
-import numpy as np
-
 from kv_protocol.journal import OutcomeKnown
-from router.decision.cost import LISTS_MAX
 from router.decision.verdict import Verdict
-from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
 from router.prompt.chains import BLOCK_BYTES, block_count
 
 
@@ -90,14 +87,12 @@ def family_of(chain: bytes, family_blocks: int) -> str:
 
 def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
     """Return what the request's saving depends on; None for a phase that computes no prompt."""
-    request, view = verdict.request, verdict.view
+    request = verdict.request
     if request.phase == "decode":
         return None
-    rates, at = view.rates, verdict.rank_indices[verdict.winner_at]
     candidates, others, squares, best = 0, 0, 0, 0
-    if not view.is_blank and request.known_tokens:
-        candidates = len(verdict.rank_indices)
-        others, squares, best = _others(verdict)
+    if not verdict.is_blank and request.known_tokens:
+        candidates, others, squares, best = verdict.compared_blocks()
     return Placement(
         request.model,
         request.tenant,
@@ -110,28 +105,9 @@ def placement_of(verdict: Verdict, family_blocks: int) -> Placement | None:
         others,
         squares,
         best,
-        1.0 if rates is None else rates.prefill.item(at),
-        rates is not None and rates.is_learnt,
+        verdict.prefill_factor,
+        verdict.is_learnt,
     )
-
-
-def _others(verdict: Verdict) -> tuple[int, int, int]:
-    """Return the blocks that the other candidates are expected to have: their sum, the sum of squares, the most."""
-    view, places, winner_at = verdict.view, verdict.rank_indices, verdict.winner_at
-    if len(places) > LISTS_MAX:
-        blocks = view.expected[np.asarray(places, dtype=np.intp)]
-        blocks[winner_at] = 0
-        return int(np.add.reduce(blocks)), int(np.dot(blocks, blocks)), int(np.maximum.reduce(blocks))
-    held: list[int] = view.overlap[0].tolist()
-    coming: list[int] = view.predicted.tolist()
-    total, squares, best = 0, 0, 0
-    for at, place in enumerate(places):
-        count = max(held[place], coming[place])
-        if count and at != winner_at:
-            total += count
-            squares += count * count
-            best = max(best, count)
-    return total, squares, best
 
 
 def saving_of(placement: Placement, outcome: OutcomeKnown) -> Sums:

@@ -47,6 +47,7 @@ from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
+from router.decision.state import RouterState
 from router.fleet.feeds import RouterFeeds
 from router.live.evidence import event_log_routes
 from router.live.fleet_columns import RoutedCounts
@@ -227,7 +228,7 @@ class _IndexParts:
         )
         self._routed = RoutedCounts()
         self._routing = Routing(
-            state_settings(settings, text).state(policies.modes),
+            RouterState(state_settings(settings, text), policies.modes),
             self._index,
             self._clock,
             policies.initial,

@@ -67,7 +67,6 @@ from router.live.passed_requests import PassedRequests
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.names import Names
-from router.native import load as load_table_in_cpp
 from router.planner.offered import LoadRecorder
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
@@ -132,8 +131,6 @@ class RouterParts:
 
         `directory` is where the text was loaded from.
         """
-        if load_table_in_cpp() is None:
-            _log.warning("native_load_table_missing")
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
         self._clock, self._registry = SystemClock(), new_registry()
         self._is_shown = False
@@ -143,7 +140,7 @@ class RouterParts:
         self._index = self._opened_index()
         own = self._index if isinstance(self._index, EmbeddedIndex) else None
         folds = state_settings(settings, text)
-        state = folds.state(policies.modes)
+        state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._offered = LoadRecorder(state.fleet, self._clock.now())

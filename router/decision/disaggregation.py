@@ -21,7 +21,6 @@ import msgspec
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
 from router.decision.verdict import Verdict
-from router.decision.view import View
 from router.queue.headroom import BATCHED_TOKENS_DEFAULT
 
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
@@ -66,11 +65,10 @@ class Placement(NamedTuple):
 
 def placement(verdict: Verdict, limits: ConditionalLimits) -> Placement:
     """Return where the prompt is computed. `verdict` is the decision for a rank that computes and decodes all."""
-    view, request = verdict.view, verdict.request
-    place = view.ranks.index(verdict.winner)
+    request = verdict.request
     held_tokens = min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
     effective = request.isl_tokens - held_tokens
-    prefill_load, decode_load = _prefill_load(view), _decode_load(view, place)
+    prefill_load, decode_load = _prefill_load(verdict), _decode_load(verdict)
 
     def placed(reason: PlacementReason) -> Placement:
         is_local = reason in ("short", "prefill_busy")
@@ -92,18 +90,19 @@ def _is_short(effective: int, isl_tokens: int, limits: ConditionalLimits) -> boo
     return effective < limits.effective_isl_tokens and effective / isl_tokens < limits.effective_isl_ratio
 
 
-def _prefill_load(view: View) -> float:
+def _prefill_load(verdict: Verdict) -> float:
+    queued, ranks = verdict.ints("queued_tokens"), verdict.model_view
     loads = (
-        int(view.queued_tokens[place]) / (registration.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
-        for place, registration in enumerate(view.registrations)
-        if registration.role == "prefill" and not view.unfit[place]
+        int(queued[place]) / (registration.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
+        for place, registration in enumerate(ranks.registrations)
+        if registration.role == "prefill" and not ranks.unfit[place]
     )
     return min(loads, default=float("inf"))
 
 
-def _decode_load(view: View, place: int) -> float:
-    total = view.registrations[place].total_kv_blocks
-    return int(view.active_blocks[place]) / total if total else 0.0
+def _decode_load(verdict: Verdict) -> float:
+    total = verdict.registration.total_kv_blocks
+    return int(verdict.ints("active_blocks")[verdict.place]) / total if total else 0.0
 
 
 def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:

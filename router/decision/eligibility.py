@@ -30,9 +30,6 @@ import math
 from collections.abc import Mapping
 from typing import Literal, Protocol, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
@@ -115,6 +112,14 @@ class RankColumns(Protocol):
     @property
     def misfits(self) -> Mapping[str, Mapping[str, str]]:
         """Prefill worker id, decode worker id: why the decode worker cannot take the prefill worker's KV blocks."""
+
+
+def reasons(view: RankColumns, request: RouteRequest) -> tuple[str, ...] | None:
+    """Return for every rank of the view why it may not take the request, empty if it may; None: all may."""
+    if view.is_uniform and not constrains(request, view.seq_len_min):
+        return None
+    why = exclusions(view, request)
+    return why if any(why) else None
 
 
 def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
@@ -232,14 +237,10 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
     return apart.get(registration.worker_id, "")
 
 
-def multipliers(view: RankColumns, request: RouteRequest) -> NDArray[np.float64] | None:
+def multipliers(view: RankColumns, request: RouteRequest) -> list[float] | None:
     """Return the factor of each rank's cost, all > 0; None if the request has no preference."""
     preferred = request.preferred_taints
-    if not preferred:
-        return None
-    return np.array(
-        [_multiplier(registration.taints, preferred) for registration in view.registrations], dtype=np.float64
-    )
+    return [_multiplier(each.taints, preferred) for each in view.registrations] if preferred else None
 
 
 def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:

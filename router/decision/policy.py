@@ -11,12 +11,15 @@ from msgspec.structs import asdict, replace
 
 from kv_protocol.decided import RequestPhase
 from kv_protocol.decision import CostUnit
-from router.fleet.rates import RateSpread
 
 Affinity = Literal["off", "soft", "hard"]
 """How a session's former rank counts: not at all, as a preference, or as the only choice while it is eligible."""
 Unmet = Literal["admit", "queue", "reject"]
 """What happens to a request if no rank is predicted to meet its latency targets."""
+
+
+RateSpread = Literal["lessened", "whole"]
+"""How far from the mean a learnt factor counts that is beyond 1.25 of it (`tests/reference/rates.py`)."""
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

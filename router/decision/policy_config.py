@@ -8,8 +8,6 @@ from msgspec.structs import asdict
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from kv_runtime.config.sections import Section
-from router.decision.affinity import AffinityLimits
-from router.decision.approximate import ApproximateLimits
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
@@ -22,6 +20,7 @@ from router.decision.policy import (
     Policy,
     Unmet,
 )
+from router.decision.state_settings import AffinityLimits, ApproximateLimits
 
 _Limits = TypeVar("_Limits")
 _POLICY, _COST, _CONDITIONAL = Policy(), CostParameters(), ConditionalLimits()
@@ -54,7 +53,7 @@ class PhaseSection(Section):
 
 
 class PolicySection(Section):
-    """How a worker rank is chosen; formulas in `router/decision/time_cost.py` and `cost.py`."""
+    """How a worker rank is chosen; formulas in `tests/reference/time_cost.py` and `cost.py`."""
 
     user_modes: tuple[str, ...] = Field(
         (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"

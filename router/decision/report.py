@@ -9,7 +9,7 @@ import msgspec
 
 from kv_protocol.decision import Decision
 from kv_protocol.journal import OutcomeKnown
-from router.fleet.rates import FIRST_S
+from router.native.engine import FIRST_S
 
 MissKind = Literal["cached", "ttft"]
 

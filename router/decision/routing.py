@@ -17,14 +17,13 @@ import msgspec
 from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
+from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
-from router.decision.decide import decide
 from router.decision.policy import Policy
-from router.decision.state import Applied, RouterState
-from router.decision.verdict import Verdict, taken
+from router.decision.state import RouterState
+from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer, RouteRequest
 from router.fleet.calibration import Calibration, Compared, Move
 from router.fleet.trust import EXACT, Trust, trust_of
@@ -238,7 +237,7 @@ class Routing:
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
         self.match_s = self.choose_s = 0.0
-        """Seconds that the last decision took to build its view, and to choose."""
+        """Seconds that the index took for the last decision, and all else."""
         self.set_policy(policy)
 
     @property
@@ -250,7 +249,7 @@ class Routing:
         """Put another policy in force. Its mode is one of the state's `modes`."""
         self.apply(PolicyChanged(now_s=self.clock.now(), policy=msgspec.to_builtins(policy)))
 
-    def apply(self, record: Applied) -> None:
+    def apply(self, record: JournalRecord) -> None:
         """Apply a record to the state, and hand it to the recorder."""
         self.state.apply(record)
         self._record(record)
@@ -262,18 +261,25 @@ class Routing:
             NoEligibleWorker: no rank is eligible.
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
-        state, began_s = self.state, perf_counter()
-        ask = self._doubted_columns if self.calibration.doubts else self._index.columns
-        view = state.view(request, ask, self.clock.now())
-        viewed_s = perf_counter()
-        verdict = decide(view, request, state.policy, splitmix64(self._seed + self._taken), state.modes)
-        self.match_s, self.choose_s = viewed_s - began_s, perf_counter() - viewed_s
+        self.match_s, began_s = 0.0, perf_counter()
+        verdict = self.state.decide(request, self._ask, self.clock.now(), splitmix64(self._seed + self._taken))
+        self.choose_s = perf_counter() - began_s - self.match_s
         return verdict
+
+    def _ask(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
+        """Ask the index, and the calibration for the ranks of which the index has no doubt."""
+        began_s = perf_counter()
+        answer = self._index.columns(chain, ranks)
+        if self.calibration.doubts:
+            answer = answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
+        self.match_s = perf_counter() - began_s
+        return answer
 
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: record it, and promise the work to the winner."""
         self._taken += 1
-        self.apply(taken(verdict))
+        self.state.take(verdict)
+        self._record(verdict)
         return Lease(self, self.decisions.add(verdict), self._lease_s)
 
     def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:
@@ -299,15 +305,11 @@ class Routing:
         self._moves.clear()
         return moves
 
-    def _doubted_columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
-        answer = self._index.columns(chain, ranks)
-        return answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
-
-    def tick(self) -> list[Applied]:
+    def tick(self) -> list[JournalRecord]:
         """Apply the passing of time and the records that it causes; return those records."""
         now_s = self.clock.now()
         self.apply(TimePassed(now_s=now_s))
-        brought: list[Applied] = [*self.state.tick(now_s)]
+        brought = self.state.tick(now_s)
         for record in brought:
             self.apply(record)
         ranks = {rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks}
@@ -348,8 +350,8 @@ def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
 
     None: the index was not asked, or had a doubt of its own.
     """
-    view, at = verdict.view, verdict.rank_indices[verdict.winner_at]
-    if view.is_blank or view.trust[at] not in _COMPARED:
+    place = verdict.place
+    if verdict.is_blank or verdict.trusts[place] not in _COMPARED:
         return None
     block_size = verdict.request.block_size
     return Compared(
@@ -358,6 +360,6 @@ def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
         decision_id=verdict.request.decision_id,
         block_size=block_size,
         held_tokens=verdict.overlap_blocks * block_size,
-        possible_tokens=max(verdict.expected_blocks, view.overlap.item(-1, at)) * block_size,
+        possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
         reported_tokens=reported_tokens,
     )

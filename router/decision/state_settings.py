@@ -1,16 +1,29 @@
 """The settings of a router's state: with them and its journal the state can be computed again."""
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from router.decision.affinity import Affinity, AffinityLimits
-from router.decision.approximate import ApproximateIndex, ApproximateLimits
-from router.decision.policies import MODES, Mode
-from router.decision.state import RouterState
-from router.fleet.breakers import BreakerLimits, Breakers
-from router.fleet.ledger import LEASE_S, Ledger
-from router.fleet.registry import Fleet, TextDigests
+from router.fleet.breakers import BreakerLimits
+from router.fleet.registry import TextDigests
+from router.native import built
+
+LEASE_S = 300.0
+"""How long a lease lives that nothing renews."""
+
+
+class ApproximateLimits(NamedTuple):
+    """How long a routed block counts (seconds), and how many blocks of one rank count at most."""
+
+    ttl_s: float = 120.0
+    blocks_max: int = 1 << 18
+
+
+class AffinityLimits(NamedTuple):
+    """How long an idle session stays bound (seconds), and how many sessions are kept."""
+
+    idle_s: float = 600.0
+    sessions_max: int = 65_536
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,13 +35,6 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     affinity: AffinityLimits = AffinityLimits()
     breakers: BreakerLimits = BreakerLimits()
 
-    def state(self, modes: Mapping[str, Mode] = MODES) -> RouterState:
-        """Return the initial state of a router."""
-        return RouterState(
-            Fleet(self.text),
-            Ledger(self.lease_s),
-            ApproximateIndex(self.approximate),
-            affinity=Affinity(self.affinity),
-            breakers=Breakers(self.breakers),
-            modes=modes,
-        )
+    def core(self) -> built.Core:
+        """Return the core of an initial state."""
+        return built.Core(self.lease_s, *self.approximate, *self.affinity)

@@ -1,64 +1,114 @@
-"""The result of a decision as columns: cheap to make, rendered on request.
+"""A decision: what the core chose (`router/native/core.hpp`), with what names it for people.
 
-A verdict keeps its view, so that `decision()` can name every rank, every cost term and every reason at any later time.
+It keeps the columns that it was made of, so that `decision()` can name every rank, every cost term and every reason at
+any later time. Nothing is promised by it: `RouterState.take` does that.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
-import msgspec
+import numpy as np
 
 from kv_protocol.decided import promise
-from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion, TrustState
+from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
+from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
-from router.decision.cost import CostColumns
-from router.decision.view import RouteRequest, View
+from router.decision.eligibility import RankColumns, multipliers
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.policies import Candidates, Rule
+from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, RouteRequest, View
+from router.fleet.trust import Trust
+from router.native import built
 
 Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newcomer", "only", "predicted_ttft", "user"]
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
 its session, newcomers with a spent share, no other candidate, its forecast, a user's mode."""
-Action = Literal["admit", "queue", "reject"]
+HAD_ITS_SHARE = "newcomer: it had its share of requests of which no rank has a block"
 _NOT_WEIGHED = CostTerms()
+_TERMS = CostTerms.__struct_fields__
+_TIERS = 4
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A decision. `winner_at` and `runner_up` index the candidates; their indices in `view` are `rank_indices`."""
+class Streams(Protocol):
+    """Where the ranks' streams stand, in their order; None: the index was not asked."""
 
-    request: RouteRequest
-    policy: str
-    """The mode that chose."""
-    reason: Reason
-    action: Action = "admit"
-    """What happens to the request; other than admit if the winner is not predicted to meet its targets."""
-    meets_targets: bool = True
-    seed: int
-    now_s: float
-    view: View
-    """All ranks at the time of the decision."""
-    exclusions: tuple[str, ...]
-    """For each rank of the view, why it was no candidate; empty if it was."""
-    rank_indices: Sequence[int]
-    costs: CostColumns | None
-    """Of the candidates; None if the mode computes no costs."""
-    winner: WorkerRank
-    winner_at: int
-    runner_up: int | None
-    margin: float | None
-    overlap_blocks: int
-    """Leading blocks that the winner holds on its GPU. 0, like the next three, if the mode reads no overlap."""
-    expected_blocks: int
-    """The same, including expected blocks."""
-    regret_blocks: int
-    """The longest overlap of a candidate minus the winner's."""
-    epoch: int
-    """Of the winner's stream; 0: nothing was received."""
-    trust: TrustState
-    """Trust in what is known of the winner."""
-    ttft_s: float | None = None
-    """Predicted latency of the request at the winner; None: not predicted."""
-    itl_s: float | None = None
+    @property
+    def epochs(self) -> tuple[int, ...] | None:
+        """The epoch of each; 0: nothing was received."""
+
+    @property
+    def seqs(self) -> tuple[int, ...] | None:
+        """The sequence number of the last applied batch of that epoch."""
+
+
+class Verdict(built.Verdict):
+    """A decision. `winner_at` and `runner_up` index the candidates; their indices among `ranks` are `rank_indices`.
+
+    overlap_blocks    leading blocks that the winner holds on its GPU. 0, like the next two, if no overlap is read
+    expected_blocks   the same, including blocks that requests routed before will bring
+    regret_blocks     the longest overlap of a candidate minus the winner's
+    uncached_tokens   of the prompt, that the winner is promised to compute
+    epoch             of the winner's stream; 0: nothing was received
+    ttft_s, itl_s     predicted latency at the winner; None: not predicted
+    action            what happens to the request; other than admit if no rank is predicted to meet its targets
+    """
+
+    __slots__ = ("_view", "epochs", "model_view", "request", "seqs", "trusts", "why", "winner")
+
+    def __init__(
+        self,
+        source: tuple[object, ...],
+        rule: Rule,
+        request: RouteRequest,
+        model_view: RankColumns,
+        why: Sequence[str] | None,
+        answer: Streams | None,
+        trusts: tuple[Trust, ...],
+        view: View | None = None,
+    ) -> None:
+        """Choose. `source`: the arguments of the extension's class before the excluded ranks.
+
+        `why`: for each rank, why it may not take the request, empty if it may; None: all may. `view`: one that
+        somebody made.
+
+        Raises:
+            NoEligibleWorker: no rank may take the request.
+            WorkerNotNamed: the mode requires the client to name a worker, and it did not.
+            LimitExceeded: a user's mode chose a rank that does not exist.
+        """
+        self.request, self.model_view, self.trusts, self.why = request, model_view, trusts, why
+        self.epochs: tuple[int, ...] | None = None if answer is None else answer.epochs
+        self.seqs: tuple[int, ...] | None = None if answer is None else answer.seqs
+        self._view = view
+        ranks = model_view.ranks
+        if not ranks or (why is not None and all(why)):
+            raise NoEligibleWorker(request.model, exclusions_of(ranks, why or ()))
+        if rule.policy.mode == "direct" and request.pinned_worker is None:
+            allowed = (rank.worker_id for place, rank in enumerate(ranks) if not (why and why[place]))
+            raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
+        super().__init__(*source, why, multipliers(model_view, request))  # type: ignore[call-overload]  # one of three
+        if rule.mode.choose is not None:
+            self._let_choose(rule)
+        self.winner: WorkerRank = ranks[self.place]
+
+    def _let_choose(self, rule: Rule) -> None:
+        """Take the choice of a user's mode."""
+        assert rule.mode.choose is not None
+        places = self.rank_indices
+        choice = rule.mode.choose(Candidates(self.view, places), self.request, rule.policy, self.seed)
+        if not 0 <= choice.winner < len(places):
+            raise LimitExceeded(f"{rule.policy.mode}: winner", choice.winner, f"one of {len(places)} candidates")
+        self.take_choice(
+            choice.winner, choice.reason, choice.runner_up, choice.margin, choice.meets_targets, list(choice.costs)
+        )
+
+    @property
+    def ranks(self) -> tuple[WorkerRank, ...]:
+        """All ranks at the time of the decision."""
+        return self.model_view.ranks
 
     @property
     def decision_id(self) -> str:
@@ -68,21 +118,113 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def registration(self) -> WorkerRegistered:
         """The winner's registration when it was chosen."""
-        return self.view.registrations[self.rank_indices[self.winner_at]]
+        return self.model_view.registrations[self.place]
+
+    @property
+    def trust(self) -> TrustState:
+        """Trust in what is known of the winner."""
+        return self.trusts[self.place].state
+
+    @property
+    def exclusions(self) -> tuple[str, ...]:
+        """For each rank, why it was no candidate; empty if it was."""
+        why = self.why or ("",) * len(self.ranks)
+        if not self.passes_over:
+            return tuple(why)
+        candidates = set(self.rank_indices)
+        return tuple(reason or HAD_ITS_SHARE * (place not in candidates) for place, reason in enumerate(why))
+
+    @property
+    def promise(self) -> Routed:
+        """The lease that the decision begins if it is carried out."""
+        return promise(self.request, self.winner, self.uncached_tokens, self.epoch)
+
+    @property
+    def cost_unit(self) -> CostUnit:
+        """What costs are in."""
+        return "ms" if self.is_timed else "blocks"
+
+    def terms(self, at: int) -> CostTerms:
+        """Return the cost terms of one candidate."""
+        return CostTerms(**dict(zip(_TERMS, self.cost_terms(at), strict=True)))
+
+    def journal_record(self, kv_seq: int) -> bytes:
+        """Return the record of the journal; `kv_seq` is how far the index had read the log of events."""
+        return self.record(encode_record(self.request), kv_seq)
+
+    def ints(self, name: str) -> Ints:
+        """Return a column of the view: predicted, queued_tokens, active_requests, active_blocks or shared_blocks."""
+        return np.frombuffer(self.column(name), np.int64)
+
+    @property
+    def overlap(self) -> Depths:
+        """(4, n): leading blocks that each rank holds on the tiers 0..t."""
+        return np.frombuffer(self.column("overlap"), np.int32).reshape(_TIERS, -1)
+
+    @property
+    def expected(self) -> Ints:
+        """Leading blocks that each rank is expected to have on its GPU."""
+        expected: Ints = np.maximum(self.overlap[0], self.ints("predicted"))
+        return expected
+
+    @property
+    def view(self) -> View:
+        """What the decision was made of; not cheap."""
+        if self._view is None:
+            self._view = self._made_view()
+        return self._view
+
+    def _made_view(self) -> View:
+        model_view, zeros = self.model_view, (0,) * len(self.ranks)
+        prefill, decode = self._floats("prefill"), self._floats("decode")
+        ttft_s, itl_s = self._floats("ttft_s"), self._floats("itl_s")
+        bound = self.bound
+        return View(
+            now_s=self.now_s,
+            turn=self.turn,
+            ranks=self.ranks,
+            registrations=model_view.registrations,
+            unfit=model_view.unfit,
+            trust=self.trusts,
+            overlap=self.overlap,
+            predicted=self.ints("predicted"),
+            epochs=self.epochs or zeros,
+            seqs=self.seqs or zeros,
+            queued_tokens=self.ints("queued_tokens"),
+            active_requests=self.ints("active_requests"),
+            active_blocks=self.ints("active_blocks"),
+            shared_blocks=self.ints("shared_blocks"),
+            history_blocks=np.frombuffer(self.column("history_blocks")),
+            newcomer=tuple(map(bool, self.column("newcomer"))),
+            bound=None if bound is None else WorkerRank(*bound),
+            trust_factor=self._floats("trust_factor"),
+            forecast=None if ttft_s is None or itl_s is None else Forecast(ttft_s, itl_s),
+            rates=None
+            if prefill is None or decode is None
+            else RateColumns(prefill, decode, self.output_tokens, self.is_learnt),
+            is_uniform=model_view.is_uniform,
+            seq_len_min=model_view.seq_len_min,
+            is_blank=self.is_blank,
+            misfits=model_view.misfits,
+        )
+
+    def _floats(self, name: str) -> Floats | None:
+        column = self.factors(name)
+        return None if column is None else np.frombuffer(column)
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""
         candidates = tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices))
-        return self._decision(candidates, self.winner_at, self.runner_up, exclusions_of(self.view, self.exclusions))
+        return self._decision(candidates, self.winner_at, self.runner_up, exclusions_of(self.ranks, self.exclusions))
 
     def brief(self) -> Decision:
         """Return the decision with the winner as its only candidate: as cheap with a thousand ranks as with one."""
-        return self._decision((self._candidate(self.winner_at, self.rank_indices[self.winner_at]),), 0, None, ())
+        return self._decision((self._candidate(self.winner_at, self.place),), 0, None, ())
 
     def _decision(
         self, candidates: tuple[Candidate, ...], winner: int, runner_up: int | None, excluded: tuple[Exclusion, ...]
     ) -> Decision:
-        request, bound = self.request, self.view.bound
+        request, bound = self.request, self.bound
         return Decision(
             decision_id=request.decision_id,
             request_id=request.request_id,
@@ -103,13 +245,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             reason=self.reason,
             action=self.action,
             regret_blocks=self.regret_blocks,
-            cost_unit="blocks" if self.costs is None else self.costs.unit,
-            session_rank="" if bound is None else str(bound),
+            cost_unit=self.cost_unit,
+            session_rank="" if bound is None else str(WorkerRank(*bound)),
             ttft_target_s=request.ttft_target_s,
         )
 
     def _candidate(self, at: int, place: int) -> Candidate:
-        view, costs = self.view, self.costs
+        view = self.view
         gpu, host, disk, external = view.overlap[:, place].tolist()
         return Candidate(
             worker_id=view.ranks[place].worker_id,
@@ -121,30 +263,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             trust_reason=view.trust[place].reason,
             epoch=view.epochs[place],
             seq=view.seqs[place],
-            terms=_NOT_WEIGHED if costs is None else costs.terms(at),
-            is_weighed=costs is not None,
-            is_spilled=costs is not None and costs.spilled is not None and bool(costs.spilled[at]),
+            terms=self.terms(at) if self.has_costs else _NOT_WEIGHED,
+            is_weighed=self.has_costs,
+            is_spilled=self.is_spilled(at),
             predicted_ttft_s=None if view.forecast is None else float(view.forecast.ttft_s[place]),
             predicted_itl_s=None if view.forecast is None else float(view.forecast.itl_s[place]),
         )
 
 
-class Taken(NamedTuple):
-    """A decision that is carried out, and its promise."""
-
-    verdict: Verdict
-    promise: Routed
-
-
-def taken(verdict: Verdict) -> Taken:
-    """Return the decision with its promise: the request's blocks, and the tokens not expected to be cached."""
-    request, uncached_tokens = verdict.request, verdict.request.isl_tokens
-    if uncached_tokens:
-        uncached_tokens -= min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
-    return Taken(verdict, promise(request, verdict.winner, uncached_tokens, verdict.epoch))
-
-
-def exclusions_of(view: View, why: Sequence[str]) -> tuple[Exclusion, ...]:
+def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Exclusion, ...]:
     """Return the ranks that have a reason, and the reason."""
-    rows = zip(view.ranks, why, strict=True)
+    rows = zip(ranks, why, strict=True) if why else ()
     return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)

@@ -1,7 +1,7 @@
 """The input of a decision: the request, and every rank that serves its model, at one moment.
 
-A view consists of columns: element i of each belongs to `ranks[i]`. Arrays are read-only for the decision, and are
-shared only with code that does not change them, so that a view can be kept. `only` reduces the columns to some ranks.
+The core (`router/native/core.hpp`) has the same columns; a `View` is made for users' modes and for people. Element i of
+each column belongs to `ranks[i]`; arrays are read-only. `only` reduces the columns to some ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from kv_protocol.decided import RequestRecord
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import TEXT_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
-from router.fleet.rates import RateColumns
 from router.fleet.trust import Trust
 from router.prompt.chains import BLOCK_BYTES
 
@@ -67,8 +66,8 @@ class OverlapAnswer(Protocol):
     """The index's answer for some ranks, in their order."""
 
     @property
-    def depths(self) -> Depths:
-        """(4, n): leading blocks held on the tiers 0..t."""
+    def depths(self) -> Depths | bytes:
+        """(4, n): leading blocks held on the tiers 0..t; as an array, or packed as in a journal's record."""
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -88,6 +87,16 @@ class Forecast(NamedTuple):
 
     ttft_s: Floats
     itl_s: Floats
+
+
+class RateColumns(NamedTuple):
+    """The factors of some ranks, in their order, and the expected tokens of an answer."""
+
+    prefill: Floats
+    decode: Floats
+    output_tokens: float
+    is_learnt: bool = False
+    """Whether the prefill factors are of measurements, of these ranks or of a former router's; else they are 1."""
 
 
 class View(NamedTuple):

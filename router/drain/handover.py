@@ -29,13 +29,13 @@ from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, counter, gauge
 from router.config import HandoverSection
+from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
 from router.drain.warming import Warming, wish_of
-from router.fleet.ledger import Ledger
 from router.request.serving import Serving
 
 HANDOVERS_MAX = 16
@@ -142,7 +142,7 @@ class Handover:
         return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} reads no overlap"
 
     def _is_at_work(self, run: HandoverRun) -> bool:
-        return promised_requests(self._serving.routing.state.ledger, run.registration) > 0
+        return promised_requests(self._serving.routing.state, run.registration) > 0
 
     async def _ran_dry(self, run: HandoverRun) -> bool:
         """Return whether the worker's requests ended in time."""
@@ -253,15 +253,15 @@ class Handover:
         )
 
 
-def promised_requests(ledger: Ledger, registration: WorkerRegistered) -> int:
+def promised_requests(state: RouterState, registration: WorkerRegistered) -> int:
     """Return how many requests are promised to a worker and not over."""
-    return sum(ledger.load_of(rank).active_requests for rank in registration.ranks)
+    return sum(state.load_of(rank).active_requests for rank in registration.ranks)
 
 
 def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> PromptHolding:
-    view, ranks = verdict.view, run.registration.ranks
-    own = [depth for rank, depth in zip(view.ranks, view.overlap[0].tolist(), strict=True) if rank in ranks]
-    others = [depth for why, depth in zip(verdict.exclusions, view.expected.tolist(), strict=True) if not why]
+    ranks = run.registration.ranks
+    own = [depth for rank, depth in zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True) if rank in ranks]
+    others = verdict.expected[verdict.rank_indices].tolist()
     elsewhere = max((run.warmed_blocks(recent.sequence_hashes), *others))
     return PromptHolding(recent.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
 

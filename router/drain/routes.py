@@ -125,13 +125,14 @@ class DrainRoutes:
 
     def _status(self, worker_id: str) -> DrainStatus | None:
         """Return the status; None for a worker that is and was unknown."""
-        worker, ledger = self._routing.state.fleet.worker(worker_id), self._routing.state.ledger
+        known = self._routing.state
+        worker = known.fleet.worker(worker_id)
         instance = None if worker is None else worker.registration.instance
         handover = None if self._handover is None else self._handover.status(worker_id, instance)
         if worker is None:
             left = DrainStatus(worker_id=worker_id, state="left", running_requests=0, handover=handover)
             return None if handover is None else left
-        running = promised_requests(ledger, worker.registration)
+        running = promised_requests(known, worker.registration)
         is_busy = running or (handover is not None and handover.state != "over")
         state: Literal["draining", "drained"] = "draining" if is_busy else "drained"
         return DrainStatus(

@@ -101,16 +101,16 @@ def alternatives(verdict: "Verdict", count: int) -> tuple[str, ...]:
 
     They take token ids or not as the winner does, have a rank of the same number, and can be reached by a gateway.
     """
-    view, winner = verdict.view, verdict.rank_indices[verdict.winner_at]
-    like: WorkerRegistered = view.registrations[winner]
+    registrations, winner = verdict.model_view.registrations, verdict.place
+    like: WorkerRegistered = registrations[winner]
     order = list(range(len(verdict.rank_indices)))
-    if verdict.costs is not None:
-        order.sort(key=verdict.costs.costs().__getitem__)
+    if verdict.has_costs:
+        order.sort(key=verdict.cost_list().__getitem__)
     found = dict[str, None]()
     for at in order:
         place = verdict.rank_indices[at]
-        other = view.registrations[place]
-        if other.worker_id == like.worker_id or view.ranks[place].dp_rank != verdict.winner.dp_rank:
+        other = registrations[place]
+        if other.worker_id == like.worker_id or verdict.ranks[place].dp_rank != verdict.winner.dp_rank:
             continue
         if _takes_same(other, like) and endpoint_of(other.base_url) is not None:
             found[other.base_url] = None

@@ -32,7 +32,6 @@ from typing import Literal, NamedTuple
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
-from router.journal.checkpoint_rows import BreakerRow
 
 BreakerState = Literal["closed", "open", "half_open"]
 BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
@@ -61,6 +60,22 @@ class BreakerStatistics(NamedTuple):
     opened_total: int
     closed_total: int
     back_pressure_total: int
+
+
+class BreakerRow(NamedTuple):
+    """Row of a checkpoint: the breaker of a rank; if `dp_rank` is None, of a worker's HTTP, which its ranks share."""
+
+    worker_id: str
+    dp_rank: int | None
+    failed_at_s: list[float]
+    open_until_s: float | None
+    busy_until_s: float
+    busy_reason: str
+    openings: int
+    probe: str
+    last_probe: str
+    is_probation: bool
+    reason: str
 
 
 class _Breaker:

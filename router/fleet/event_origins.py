@@ -19,7 +19,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from router.decision.routing import OverlapIndex
-from router.decision.verdict import Taken
+from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.fleet.trust import Disparity
 from router.journal.records import Recordable
@@ -47,7 +47,7 @@ class _Sent(NamedTuple):
 class EventOrigins:
     """A recorder of a router, and a part of its process."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken,)
+    reads: ClassVar[tuple[type, ...]] = (Verdict,)
 
     def __init__(self, fleet: Fleet, index: OverlapIndex, clock: Clock) -> None:
         self._fleet, self._index, self._clock = fleet, index, clock
@@ -58,11 +58,11 @@ class EventOrigins:
 
     def record(self, what: Recordable) -> None:
         """Keep a decision of which new blocks are expected at a rank that is still watched."""
-        if type(what) is not Taken or self._own.get((verdict := what.verdict).winner) == verdict.epoch:
+        if type(what) is not Verdict or self._own.get((verdict := what).winner) == verdict.epoch:
             return
         hashes = verdict.request.sequence_hashes
-        if verdict.trust == "EXACT" and verdict.request.phase != "decode" and not verdict.view.is_blank:
-            held = int(verdict.view.overlap[-1].max())
+        if verdict.trust == "EXACT" and verdict.request.phase != "decode" and not verdict.is_blank:
+            held = int(verdict.overlap[-1].max())
             if len(hashes) > held * BLOCK_BYTES:
                 self._sent.append(_Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held))
 

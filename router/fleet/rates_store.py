@@ -74,7 +74,7 @@ class RatesStore:
             await self._write()
 
     async def _write(self) -> None:
-        models = self._routing.state.rates.learnt()[:MODELS_MAX]
+        models = self._routing.state.learnt()[:MODELS_MAX]
         if self._path is None or models == self._written:
             return
         data = msgspec.json.encode(_Stored(1, models))

@@ -28,7 +28,6 @@ from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
 from router.decision.pairs import Pairs
 from router.fleet.trust import PARITY_FIELDS, Disparity
-from router.journal.checkpoint_rows import FleetTotals
 
 _Rules = tuple[Hashing, ImageRule | None]
 """How a model's prompts are hashed, and what replaces images in them."""
@@ -40,6 +39,13 @@ RANKS_MAX = 8192
 RefusalCause = Literal["instance", "unregistered", "no_room"]
 REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
 """The event is of another instance than the registered one, or of an unregistered worker; or there is no capacity."""
+
+
+class FleetTotals(NamedTuple):
+    """Row of a checkpoint: fleet state besides the workers."""
+
+    is_log_connected: bool
+    refused_total: int
 
 
 class FleetRefusal(NamedTuple):

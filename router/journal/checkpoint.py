@@ -1,10 +1,9 @@
 """Checkpoints of a router's state: taken at one moment, written in parts, and restored.
 
-Each component of the state has its tables here; a table's rows are as they are when `rows` is called, whatever changes
-later. What grows with the fleet and the requests in flight is copied then. What can be much larger (blocks that were
-routed, idle sessions, decisions without an outcome) is made into rows when they are read: its entries are immutable,
-or are copied before they change. `restore` puts one row into an empty state, tables in their order: a lease is
-restored behind its rank.
+The tables of the core are its own (`router/native/core.cpp`), those of the fleet, the breakers and the policy are here.
+All are as they are at one moment, whatever changes later: what is small is copied then, blocks that were routed become
+rows before they change, or when they are read. `restore` puts one part into an empty state, tables in their order: a
+lease is restored behind its rank.
 
 No table has what follows from the others: views and what they are made of, columns, trees of chains.
 """
@@ -22,35 +21,15 @@ from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.fleet.breakers import BreakerStatistics
-from router.fleet.registry import Worker
-from router.journal.checkpoint_rows import (
-    AffinityTotals,
-    ApproximateTotals,
-    BoundRow,
-    BreakerRow,
-    ExpectedRow,
-    FitRow,
-    FleetTotals,
-    ForecastTotals,
-    HistoryMoment,
-    HistoryRow,
-    IdleRow,
-    LeaseRow,
-    LedgerRow,
-    LedgerTotals,
-    LifeRow,
-    ModelRatesRow,
-    NewcomerRow,
-    PendingRow,
-    PredictionRow,
-    RankRatesRow,
-    RatesTotals,
-    SeenRow,
-    SessionLeaseRow,
-    StretchRow,
-)
+from router.fleet.breakers import BreakerRow, BreakerStatistics
+from router.fleet.registry import FleetTotals, Worker
 
+TABLES = (
+    "policy", "turns", "fleet", "workers", "ledger", "ranks", "leases", "approximate", "stretches", "affinity", "bound",
+    "idle", "session_leases", "breaker_totals", "breakers", "history_moment", "history", "epochs", "predictions",
+    "seen", "newcomers", "forecasts", "ttft", "itl", "pending", "rates", "model_rates", "rank_rates", "expected",
+)  # fmt: skip
+"""In the order in which they are restored."""
 PART_BYTES = 32 * 1024
 """A part ends with the row that reaches this size."""
 _PART_ROWS_MAX = 256
@@ -63,71 +42,29 @@ class CheckpointUnusable(Exception):
     """The checkpoint cannot be restored: it is incomplete, or of another version."""
 
 
-class DecisionsRow(NamedTuple):
-    """Row of a checkpoint: number of decisions for a model."""
-
-    model: str
-    decisions: int
-
-
 class StateTable(NamedTuple):
-    """One table of a state: the type of its rows, how to read them, and how to restore one."""
+    """One table that is not the core's: the type of its rows, how to read them, and how to restore one."""
 
-    name: str
     row: type[Any]
     rows: Callable[[], Iterable[Any]]
     restore: Callable[[Any], None]
 
 
-def tables_of(state: RouterState) -> tuple[StateTable, ...]:
-    """Return all tables of the state, in the order in which they are restored."""
-    fleet, ledger, approximate, affinity = state.fleet, state.ledger, state.approximate, state.affinity
-    breakers, history, predictions, newcomers = state.breakers, state.history, state.predictions, state.newcomers
-    forecasts, rates = state.forecasts, state.rates
-    return (
-        StateTable("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
-        StateTable(
-            "turns",
-            DecisionsRow,
-            lambda: list(map(DecisionsRow._make, state.decisions_by_model.items())),
-            partial(_restore_decisions, state),
-        ),
-        StateTable("fleet", FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
-        StateTable("workers", Worker, lambda: list(fleet.workers()), fleet.restore),
-        StateTable("ledger", LedgerTotals, lambda: [ledger.totals_row()], ledger.restore_totals),
-        StateTable("ranks", LedgerRow, ledger.rank_rows, ledger.restore_rank),
-        StateTable("leases", LeaseRow, ledger.lease_rows, ledger.restore_lease),
-        StateTable("approximate", ApproximateTotals, lambda: [approximate.totals_row()], approximate.restore_totals),
-        StateTable("stretches", StretchRow, approximate.rows, approximate.restore),
-        StateTable("affinity", AffinityTotals, lambda: [affinity.totals_row()], affinity.restore_totals),
-        StateTable("bound", BoundRow, affinity.bound_rows, affinity.restore_bound),
-        StateTable("idle", IdleRow, affinity.idle_rows, affinity.restore_idle),
-        StateTable("session_leases", SessionLeaseRow, affinity.lease_rows, affinity.restore_lease),
-        StateTable("breaker_totals", BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
-        StateTable("breakers", BreakerRow, breakers.rows, breakers.restore),
-        StateTable("history_moment", HistoryMoment, lambda: [history.moment_row()], history.restore_moment),
-        StateTable("history", HistoryRow, history.rows, history.restore),
-        StateTable("epochs", LifeRow, predictions.life_rows, predictions.restore_life),
-        StateTable("predictions", PredictionRow, predictions.rows, predictions.restore),
-        StateTable("seen", SeenRow, predictions.seen_rows, predictions.restore_seen),
-        StateTable("newcomers", NewcomerRow, newcomers.rows, newcomers.restore),
-        StateTable("forecasts", ForecastTotals, lambda: [forecasts.totals_row()], forecasts.restore_totals),
-        StateTable("ttft", FitRow, forecasts.ttft.rows, forecasts.ttft.restore),
-        StateTable("itl", FitRow, forecasts.itl.rows, forecasts.itl.restore),
-        StateTable("pending", PendingRow, forecasts.rows, forecasts.restore),
-        StateTable("rates", RatesTotals, lambda: [rates.totals_row()], rates.restore_totals),
-        StateTable("model_rates", ModelRatesRow, rates.model_rows, rates.restore_model),
-        StateTable("rank_rates", RankRatesRow, rates.rank_rows, rates.restore_rank),
-        StateTable("expected", ExpectedRow, rates.expected_rows, rates.restore_expected),
-    )
+def tables_of(state: RouterState) -> dict[str, StateTable]:
+    """Return the tables of the state that are not the core's."""
+    fleet, breakers = state.fleet, state.breakers
+    return {
+        "policy": StateTable(Policy, lambda: [state.policy], partial(setattr, state, "policy")),
+        "fleet": StateTable(FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
+        "workers": StateTable(Worker, lambda: list(fleet.workers()), partial(_restore_worker, state)),
+        "breaker_totals": StateTable(BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
+        "breakers": StateTable(BreakerRow, breakers.rows, breakers.restore),
+    }
 
 
-def _restore_policy(state: RouterState, policy: Policy) -> None:
-    state.policy = policy
-
-
-def _restore_decisions(state: RouterState, row: DecisionsRow) -> None:
-    state.decisions_by_model[row.model] = row.decisions
+def _restore_worker(state: RouterState, worker: Worker) -> None:
+    state.fleet.restore(worker)
+    state.show_worker(worker.registration.worker_id)
 
 
 class JournalCheckpoint:
@@ -137,13 +74,14 @@ class JournalCheckpoint:
         state.apply(began)
         self.began = began
         self.worker_ids = frozenset(worker.registration.worker_id for worker in state.fleet.workers())
-        self._tables = [(table.name, table.rows()) for table in tables_of(state)]
+        self._tables = {name: list(_chunks(table.rows())) for name, table in tables_of(state).items()}
+        self._core = state.core.checkpoint()
 
     def parts(self) -> Iterator[CheckpointPart | CheckpointEnded]:
         """Yield the parts, at least one per table, and the end. Only once: rows are made as they are read."""
         count = 0
-        for name, rows in self._tables:
-            for data in _chunks(rows):
+        for name in TABLES:
+            for data in self._tables.get(name) or iter(partial(self._core.next, name), None):
                 count += 1
                 yield CheckpointPart(now_s=self.began.now_s, table=name, rows=data)
         yield CheckpointEnded(now_s=self.began.now_s, parts=count)
@@ -185,9 +123,9 @@ class Restoring:
     """A state that is being restored from a checkpoint's parts."""
 
     def __init__(self, began: CheckpointBegan, modes: Mapping[str, Mode]) -> None:
-        self._state = msgspec.convert(began.settings, StateSettings).state(modes)
-        self._tables = {table.name: table for table in tables_of(self._state)}
-        self._missing = set(self._tables)
+        self._state = RouterState(msgspec.convert(began.settings, StateSettings), modes)
+        self._tables = tables_of(self._state)
+        self._missing = set(TABLES)
         self._parts = 0
 
     def add(self, part: CheckpointPart) -> None:
@@ -196,12 +134,15 @@ class Restoring:
         Raises:
             CheckpointUnusable: they are of another version.
         """
-        table = self._tables.get(part.table)
-        if table is None:
+        if part.table not in TABLES:
             raise CheckpointUnusable(f"table {part.table} is not known here")
+        table = self._tables.get(part.table)
         try:
-            for row in msgspec.msgpack.decode(part.rows, type=GenericAlias(list, (table.row,))):
-                table.restore(row)
+            if table is None:
+                self._state.core.restore(part.table, part.rows)
+            else:
+                for row in msgspec.msgpack.decode(part.rows, type=GenericAlias(list, (table.row,))):
+                    table.restore(row)
         except (*UNDECODABLE, KeyError, IndexError) as error:
             raise CheckpointUnusable(f"table {part.table}: {error!r}") from error
         self._missing.discard(part.table)

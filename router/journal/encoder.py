@@ -12,13 +12,14 @@ from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, NewRecord, encode_record, in_parts, pack_journal
+from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import Recordable, Shortener
+from router.journal.records import Encodable, Recordable, Shortener
 
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 """The buffer was full; a record took too many parts; it holds what msgpack has no room for; the log did not take it
 before the router ended."""
+_NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
 _Records = Iterator[JournalRecord]
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 
@@ -65,7 +66,12 @@ class JournalEncoder:
             self.broken_by.clear()
             self.go_on(now_s)
             return
-        for record in self._shortener.records(what, kv_seq):
+        try:
+            records = self._shortener.records(what, kv_seq)
+        except _NOT_ENCODABLE:
+            self.lose(1, "not_encodable", now_s)
+            return
+        for record in records:
             self._keep(record, now_s)
 
     def go_on(self, now_s: float) -> None:
@@ -74,7 +80,7 @@ class JournalEncoder:
             return
         try:
             record = next(self._checkpoint)
-        except (OverflowError, TypeError, ValueError):  # a row that msgpack cannot encode
+        except _NOT_ENCODABLE:  # a row that msgpack has no room for
             self._checkpoint = None
             self.lose(1, "not_encodable", now_s)
             return
@@ -105,11 +111,11 @@ class JournalEncoder:
         self.waiting_bytes -= size
         return EncodedMessage(pack_journal(self._life, first, records), first, len(records))
 
-    def _keep(self, record: NewRecord, now_s: float) -> bool:
+    def _keep(self, record: Encodable, now_s: float) -> bool:
         """Return whether the record was added; one that cannot be encoded is lost: no record may end the process."""
         try:
-            encoded = encode_record(record)
-        except (OverflowError, TypeError, ValueError):
+            encoded = record if isinstance(record, bytes) else encode_record(record)
+        except _NOT_ENCODABLE:
             self.lose(1, "not_encodable", now_s)
             return False
         if len(encoded) <= RECORD_BYTES_MAX:

@@ -15,27 +15,24 @@
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
-from kv_protocol.decided import TIERS, Decided, overlap_tiers
+from kv_protocol.decided import Decided
 from kv_protocol.errors import LimitExceeded, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
-from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.policies import MODES, Mode, policy_for
+from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state import AskIndex, RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.verdict import Verdict, taken
-from router.decision.view import Depths
+from router.decision.verdict import Verdict
 from router.journal.checkpoint import CheckpointComparison, CheckpointUnusable, Restoring
-from router.journal.records import decided, request_of
+from router.journal.records import request_of
 from router.journal.replay_differences import difference_of
 
 _REASON_CHARACTERS_MAX = 200
@@ -93,7 +90,7 @@ Found = Redecided | CheckpointRead | NotFolded | None
 class RecordedAnswer(NamedTuple):
     """The recorded answer of the index for a view's ranks."""
 
-    depths: Depths
+    depths: bytes
     epochs: tuple[int, ...]
     seqs: tuple[int, ...]
     doubts: tuple[str, ...]
@@ -123,9 +120,20 @@ class Replay:
     def __init__(self, *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES) -> None:
         self._others, self._modes = policies, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
+        self._columns: dict[tuple[WorkerRank, ...], RecordedAnswer] = {}
+        """The standings as columns of these ranks, without overlap."""
         self._checkpoint: Restoring | CheckpointComparison | None = None
         self.state: RouterState | None = None
         """None: earlier records are missing."""
+        self._takes: dict[type, Callable[[Any], Found]] = {
+            Decided: self._decided,
+            Refused: self._refused,
+            CheckpointPart: self._go_on_with_checkpoint,
+            CheckpointEnded: self._go_on_with_checkpoint,
+            JournalBegan: self._begin,
+            CheckpointBegan: self._begin_checkpoint,
+            RankStanding: self._stand,
+        }
 
     def take(self, record: JournalRecord) -> Found:
         """Fold the next record in. After one that cannot be folded the state is None until the next start."""
@@ -137,28 +145,21 @@ class Replay:
             return NotFolded(str(record.__struct_config__.tag), reason)
 
     def _take(self, record: JournalRecord) -> Found:
-        if isinstance(record, Decided):
-            return self._decided(record)
-        if isinstance(record, Refused):
-            return self._refused(record)
-        if isinstance(record, CheckpointPart | CheckpointEnded):
-            return self._go_on_with_checkpoint(record)
-        if isinstance(record, JournalBegan):
-            self._begin(record)
-        elif isinstance(record, CheckpointBegan):
-            self._begin_checkpoint(record)
-        elif isinstance(record, RankStanding):
-            self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
-        else:
-            self._fold(record)
-        return None
+        take = self._takes.get(type(record), self._fold)
+        return take(record)
+
+    def _stand(self, record: RankStanding) -> None:
+        self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
+        self._columns.clear()
 
     def _begin(self, began: JournalBegan) -> None:
-        self.state = msgspec.convert(began.settings, StateSettings).state(self._modes)
+        self.state = RouterState(msgspec.convert(began.settings, StateSettings), self._modes)
         self._standings.clear()
+        self._columns.clear()
 
     def _begin_checkpoint(self, began: CheckpointBegan) -> None:
         self._standings.clear()
+        self._columns.clear()
         self._checkpoint = (
             Restoring(began, self._modes) if self.state is None else CheckpointComparison(self.state, began)
         )
@@ -206,15 +207,18 @@ class Replay:
             difference = f"{record.rank} was chosen; now {error}"
             state.apply(record)
         else:
-            again = taken(verdict)
-            difference = difference_of(record, decided(verdict, record.kv_seq, again.promise.uncached_tokens), verdict)
-            state.apply(again if again.promise == record.promise else record)
+            difference = difference_of(record, verdict)
+            if not difference or verdict.promise == record.promise:
+                state.take(verdict)
+            else:
+                state.apply(record)
         return Redecided(decision_id, not difference, difference, record.rank, otherwise, verdict=verdict)
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
         recorded = self._modes.get(record.policy)
-        mode = policy_for(policy, request_of(record.request), self._modes).mode
-        if recorded is not None and self._modes[mode].reads_overlap and not recorded.reads_overlap:
+        rule = Rules(policy, self._modes).of(request_of(record.request))
+        if recorded is not None and rule.mode.reads_overlap and not recorded.reads_overlap:
+            mode = rule.policy.mode
             return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
         try:
             verdict = self._decide_again(state, policy, record)
@@ -224,26 +228,23 @@ class Replay:
 
     def _decide_again(self, state: RouterState, policy: Policy, record: Decided) -> Verdict:
         request = request_of(record.request)
-        in_force, state.policy = state.policy, policy
-        try:
-            view = state.view(request, self._index(record), record.now_s)
-        finally:
-            state.policy = in_force
-        return decide(view, request, policy, record.seed, self._modes)
+        return state.decide(request, self._index(record), record.now_s, record.seed, policy)
 
     def _index(self, record: Decided) -> AskIndex:
         def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
             if len(ranks) != record.ranks:
                 raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
-            standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
-            return RecordedAnswer(
-                np.array(overlap_tiers(record), dtype=np.int32),
-                tuple(epoch for epoch, _ in standings),
-                (0,) * len(ranks),
-                tuple(doubt for _, doubt in standings),
-            )
+            return self._columns_of(ranks)._replace(depths=record.overlap)
 
         return columns
+
+    def _columns_of(self, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+        known = self._columns.get(ranks)
+        if known is None:
+            standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
+            epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
+            known = self._columns[ranks] = RecordedAnswer(b"", epochs, (0,) * len(ranks), doubts)
+        return known
 
     def _refused(self, record: Refused) -> Redecided:
         request, state = request_of(record.request), self.state
@@ -253,8 +254,7 @@ class Replay:
             words = _unknown_mode(state.policy.mode)
             return Redecided(request.decision_id, equal=False, difference=words, recorded=None, is_exact=False)
         try:
-            view = state.view(request, _no_overlap, record.now_s)
-            verdict = decide(view, request, state.policy, 0, self._modes)
+            verdict = state.decide(request, _no_overlap, record.now_s, 0)
         except NoEligibleWorker as error:
             difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
         except (WorkerNotNamed, Contradiction) as error:
@@ -271,4 +271,4 @@ def _unknown_mode(mode: str) -> str:
 def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
-    return RecordedAnswer(np.zeros((TIERS, len(ranks)), dtype=np.int32), zeros, zeros, ("",) * len(ranks))
+    return RecordedAnswer(b"", zeros, zeros, ("",) * len(ranks))

@@ -2,15 +2,21 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kv_protocol.decided import TERMS, Decided, NewDecision, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.journal import encode_record
 from router.decision.verdict import Verdict
 
+decode_decision = msgspec.msgpack.Decoder(NewDecision).decode
 
-def difference_of(recorded: Decided, again: NewDecision, verdict: Verdict) -> str:
-    """Return the differences in words; empty if every bit is equal."""
-    if encode_record(recorded) == encode_record(again):
+
+def difference_of(recorded: Decided, verdict: Verdict) -> str:
+    """Return in words how the repeated decision differs; empty if every bit is equal."""
+    found = verdict.journal_record(recorded.kv_seq)
+    if encode_record(recorded) == found:
         return ""
+    again = decode_decision(found)
     names = [
         name
         for name in Decided.__struct_fields__
@@ -28,7 +34,7 @@ def _difference_text(name: str, recorded: Decided, again: NewDecision, verdict: 
         case "costs":
             return _first_apart("cost of another", other_costs(again), other_costs(recorded))
         case "overlap":
-            ranks = [str(rank) for rank in verdict.view.ranks]
+            ranks = [str(rank) for rank in verdict.ranks]
             return _first_apart("overlap", overlap_depths(again), overlap_depths(recorded), ranks)
         case _:
             found, before = getattr(again, name), getattr(recorded, name)
@@ -41,7 +47,7 @@ def _terms_text(recorded: Decided, again: NewDecision, verdict: Verdict) -> str:
         found = of_now.get(column)
         for term in TERMS if found is not None else ():
             if getattr(found, term) != getattr(before, term):
-                rank = verdict.view.ranks[column]
+                rank = verdict.ranks[column]
                 return f"{rank}: {term} now {getattr(found, term)!r}, recorded {getattr(before, term)!r}"
     return "terms: of other candidates"
 

@@ -64,10 +64,10 @@ class WhatIf:
             self.left_out += 1
             return
         recorded = chosen[0]
-        self.without_overlap += recorded.view.is_blank
+        self.without_overlap += recorded.is_blank
         self.without_rates += _unit(recorded) != "ms" and any(_unit(each) == "ms" for each in chosen)
         self._tokens.append(recorded.request.isl_tokens)
-        self._ranks.update(recorded.view.ranks)
+        self._ranks.update(recorded.ranks)
         for column, verdict in zip(self._columns, chosen, strict=True):
             column.add(verdict, recorded)
 
@@ -88,15 +88,15 @@ class _Choices:
         self._costs: list[float] = []
 
     def add(self, verdict: Verdict, recorded: Verdict) -> None:
-        request, view = recorded.request, recorded.view
-        held = int(view.overlap[0, view.ranks.index(verdict.winner)]) * request.block_size
+        request = recorded.request
+        held = int(recorded.overlap[0, recorded.ranks.index(verdict.winner)]) * request.block_size
         cached = min(held, request.isl_tokens)
         self._differ += verdict.winner != recorded.winner
         self.cached.append(cached)
         self._uncached[verdict.winner] += request.isl_tokens - cached
-        if verdict.costs is not None:
-            self._costs.append(float(verdict.costs.costs()[verdict.winner_at]))
-            self._units.add(verdict.costs.unit)
+        if verdict.has_costs:
+            self._costs.append(verdict.terms(verdict.winner_at).cost)
+            self._units.add(verdict.cost_unit)
 
     def figures(self, tokens: Sequence[int], recorded: "_Choices", ranks: int) -> VariantFigures:
         most, total = max(self._uncached.values(), default=0), self._uncached.total()
@@ -112,7 +112,7 @@ class _Choices:
 
 
 def _unit(verdict: Verdict) -> str:
-    return "" if verdict.costs is None else verdict.costs.unit
+    return verdict.cost_unit if verdict.has_costs else ""
 
 
 def _gain(cached: Sequence[int], before: Sequence[int], tokens: Sequence[int]) -> tuple[float, float, float]:

@@ -36,7 +36,7 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.config import JournalSection
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.verdict import Taken
+from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 from router.journal.records import Recordable
@@ -154,7 +154,7 @@ class JournalWriter:
             if waiting == self._records_max:
                 self._push_out()
         self._buffer.append(what)
-        self._kv_seqs.append(self._kv_seq() if type(what) is Taken else 0)  # only a decision depends on the index
+        self._kv_seqs.append(self._kv_seq() if type(what) is Verdict else 0)  # only a decision depends on the index
 
     def _push_out(self) -> None:
         """Drop the oldest record of the buffer."""

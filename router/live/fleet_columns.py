@@ -15,8 +15,8 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import Routed
 from router.decision.routing import DecisionRecord, Routing
-from router.decision.verdict import Taken
-from router.fleet.ledger import RankLoad
+from router.decision.state import RankLoad
+from router.decision.verdict import Verdict
 from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
 from router.journal.records import Recordable
@@ -38,7 +38,7 @@ _LOAD = (
 class RoutedCounts:
     """A recorder: the attempts routed to each rank, by this router and its replicas."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken, LedgerApplied)
+    reads: ClassVar[tuple[type, ...]] = (Verdict, LedgerApplied)
 
     def __init__(self) -> None:
         self.of_ranks = Counter[WorkerRank]()
@@ -46,8 +46,8 @@ class RoutedCounts:
 
     def record(self, what: Recordable) -> None:
         """A promise counts."""
-        if type(what) is Taken:
-            self._count(what.verdict.winner)
+        if type(what) is Verdict:
+            self._count(what.winner)
         elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
             self._count(WorkerRank(what.event.worker_id, what.event.dp_rank))
 
@@ -102,7 +102,7 @@ class FleetColumns:
         workers = list(state.fleet.workers())
         ranks = [rank for worker in workers for rank in worker.registration.ranks]
         self._counts.keep_only(ranks)
-        loads = state.ledger.loads()
+        loads = state.loads()
         models, roles, reasons = _Words(), _Words(), _Words()
         reasons.number("")
         return {
@@ -153,7 +153,7 @@ class FleetColumns:
         return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
 
     def _learnt(self, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
-        factors = self._routing.state.rates.statistics().ranks
+        factors = self._routing.state.rate_factors()
         unknown, none = (None, None), Observed()
         return {
             "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],

@@ -1,35 +1,29 @@
-"""Loads of ranks, what was routed to them, costs, and named tuples in C++, if they were built: `load` returns them.
+"""The router's fold in C++ (`core.hpp`): it is built with the index's extension (`indexer/native/`).
 
-They are built with the index's (`indexer/native/`).
-An extension that cannot be loaded (damaged, or built for another machine) counts as missing, and so does one that was
-built from sources with another interface: a checkout that was updated and not built again.
+The router does not run without it: importing this module fails with one sentence if it is missing, damaged, of another
+machine, or built from sources with another interface.
 """
 
-import importlib
-from functools import cache
 from typing import Any
 
-INTERFACE = 5
+INTERFACE = 8
 """Changes with the interface of the extension, here and in `module.cpp`."""
 _PACKAGES = ("indexer", "kv_protocol", "kv_runtime", "router")
 
-
-@cache
-def load() -> Any:  # noqa: ANN401 - an extension
-    """Return the extension, or None if it is missing."""
-    try:
-        built = importlib.import_module("router.native._load")
-    except ImportError:
-        return None
-    return built if getattr(built, "INTERFACE", 0) == INTERFACE else None
+try:
+    from router.native import _fold as built
+except ImportError as error:
+    raise ImportError(f"the router's C++ extension is missing: pip install 'kv-router[router]' ({error})") from error
+if getattr(built, "INTERFACE", 0) != INTERFACE:
+    raise ImportError("the router's C++ extension is of another version: pip install 'kv-router[router]'")
 
 
 def make_named_tuples_directly() -> None:
-    """From now on C++ makes the named tuples of the project's loaded modules, if it was built; they stay what they are.
+    """From now on C++ makes the named tuples of the project's loaded modules; they stay what they are.
 
     Calling their class costs a fifth to a tenth of before: their `__new__` is interpreted, in a wheel too.
     """
-    built = load()
-    for made in tuple.__subclasses__() if built is not None else ():
+    made: Any
+    for made in tuple.__subclasses__():
         if hasattr(made, "_field_defaults") and made.__module__.partition(".")[0] in _PACKAGES:
             built.make_directly(made)

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
 #include "chain_tree.hpp"
-#include "columns.hpp"
 
 namespace kv {
 
@@ -50,62 +51,32 @@ constexpr const char* kind_of() {
     return std::is_floating_point<Number>::value ? "float64" : sizeof(Number) == 8 ? "int64" : "int32";
 }
 
+// Copies numbers of one kind, `rows` times `count` of them, of any object that shows its memory, row by row.
 template <typename Number>
-bool is_kind(const Buffer& buffer) {
+std::vector<Number> numbers_in(const nanobind::handle& given, const char* field, std::size_t rows, std::size_t count) {
+    Buffer buffer;
+    if (PyObject_GetBuffer(given.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+        throw nanobind::python_error();
+    }
     const char kind = buffer.format == nullptr ? 'B' : buffer.format[0];
     const bool is_right = std::is_floating_point<Number>::value ? kind == 'd' : kind == 'q' || kind == 'l' || kind == 'i';
-    return is_right && buffer.itemsize == sizeof(Number);
+    const int dimensions = rows == 1 ? 1 : 2;
+    if (!is_right || buffer.itemsize != sizeof(Number) || buffer.ndim != dimensions ||
+        buffer.shape[dimensions - 1] != static_cast<Py_ssize_t>(count) || (dimensions == 2 && buffer.shape[0] != static_cast<Py_ssize_t>(rows))) {
+        refuse(field, buffer.ndim == 0 ? 0 : buffer.shape[buffer.ndim - 1],
+               std::to_string(rows) + " x " + std::to_string(count) + " " + kind_of<Number>());
+    }
+    std::vector<Number> numbers(rows * count);
+    for (std::size_t row = 0; row < rows; ++row) {
+        const char* from = static_cast<const char*>(buffer.buf) + (dimensions == 2 ? static_cast<Py_ssize_t>(row) * buffer.strides[0] : 0);
+        for (std::size_t at = 0; at < count; ++at, from += buffer.strides[dimensions - 1]) {
+            std::memcpy(&numbers[row * count + at], from, sizeof(Number));
+        }
+    }
+    return numbers;
 }
 
-// Numbers of one kind, one for each rank, of any object that shows its memory; a given count is required.
-template <typename Number>
-class Numbers {
-public:
-    Numbers(const nanobind::handle& given, const char* field, Py_ssize_t count = -1) {
-        if (PyObject_GetBuffer(given.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-            throw nanobind::python_error();
-        }
-        if (buffer_.ndim != 1 || !is_kind<Number>(buffer_)) {
-            refuse(field, buffer_.ndim, std::string("one column of ") + kind_of<Number>());
-        }
-        if (count >= 0 && buffer_.shape[0] != count) {
-            refuse(field, buffer_.shape[0], std::to_string(count) + (count == 1 ? " number" : " numbers"));
-        }
-    }
-
-    Py_ssize_t count() const { return buffer_.shape[0]; }
-    Column<Number> column() const { return {static_cast<const char*>(buffer_.buf), buffer_.strides[0]}; }
-
-private:
-    Buffer buffer_;
-};
-
-// The same, in so many rows.
-template <typename Number>
-class Table {
-public:
-    Table(const nanobind::handle& given, const char* field, Py_ssize_t rows) {
-        if (PyObject_GetBuffer(given.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-            throw nanobind::python_error();
-        }
-        if (buffer_.ndim != 2 || buffer_.shape[0] != rows || !is_kind<Number>(buffer_)) {
-            const Py_ssize_t found = buffer_.ndim == 2 && is_kind<Number>(buffer_) ? buffer_.shape[0] : buffer_.ndim;
-            refuse(field, found, std::to_string(rows) + " rows of " + kind_of<Number>());
-        }
-    }
-
-    Py_ssize_t count() const { return buffer_.shape[1]; }
-    Column<Number> row(Py_ssize_t at) const {
-        return {static_cast<const char*>(buffer_.buf) + at * buffer_.strides[0], buffer_.strides[1]};
-    }
-
-private:
-    Buffer buffer_;
-};
-
-void bind_routed_tree(nanobind::module_& module);
-void bind_costs(nanobind::module_& module);
-void bind_records(nanobind::module_& module);
 void bind_named_tuples(nanobind::module_& module);
+void bind_core(nanobind::module_& module);
 
 }  // namespace kv

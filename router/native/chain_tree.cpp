@@ -6,9 +6,7 @@
 
 namespace kv {
 
-namespace {
-
-u64 mixed(u64 value) {  // the last steps of splitmix64
+u64 mixed(u64 value) {
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
     return value ^ (value >> 31);
@@ -18,6 +16,8 @@ u64 drawn_seed() {
     std::random_device source;
     return static_cast<u64>(source()) << 32 | source();
 }
+
+namespace {
 
 template <typename Counts>
 auto place_of(Counts& counts, u32 key) {

@@ -1,5 +1,9 @@
-// The chains of many keys, each block counted once per key: the tree of `ChainCounts` in router/prompt/chains.py, where its
-// rules are. Knows nothing of Python. Not thread-safe.
+// The chains of many keys, each block counted once per key, however many of its chains have it. Knows nothing of Python. Not
+// thread-safe.
+//
+// A node is a stretch: consecutive blocks, without a fork, where chains end only at its end. It counts, per key, the chains that go
+// through it; it exists while there is one, and is joined with its only child once no chain ends at it. Adding and removing cost one
+// step per node on the path, by forks, not by blocks; one walk finds every key's longest prefix of a chain.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +16,9 @@ namespace kv {
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 using i64 = std::int64_t;
+
+u64 mixed(u64 value);  // the last steps of splitmix64
+u64 drawn_seed();
 
 // A child of a node, by its first block.
 struct Edge {

@@ -22,7 +22,7 @@ void put(std::string& out, Number number) {  // machines that we build for are l
 
 }  // namespace
 
-std::vector<std::size_t> best_candidates(const Floats& costs, std::size_t count, std::size_t winner) {
+std::vector<std::size_t> best_candidates(const double* costs, std::size_t count, std::size_t winner) {
     std::vector<std::size_t> order(count);
     std::iota(order.begin(), order.end(), std::size_t{0});
     for (const std::size_t at : order) {
@@ -31,7 +31,7 @@ std::vector<std::size_t> best_candidates(const Floats& costs, std::size_t count,
         }
     }
     const std::size_t most = std::min(count, kBestMax);
-    const auto is_before = [&costs](std::size_t one, std::size_t other) {
+    const auto is_before = [costs](std::size_t one, std::size_t other) {
         return costs[one] < costs[other] || (costs[one] == costs[other] && one < other);
     };
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(most), order.end(), is_before);
@@ -50,7 +50,11 @@ std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::
         for (const std::size_t at : best) {
             put(numbers, term.column[at]);
         }
-        if (numbers.find_first_not_of('\0', before) == std::string::npos) {
+        std::string otherwise;
+        for (std::size_t at = 0; at < best.size(); ++at) {
+            put(otherwise, term.otherwise);
+        }
+        if (numbers.compare(before, std::string::npos, otherwise) == 0) {
             numbers.resize(before);
         } else {
             mask |= 1U << term.field;
@@ -63,7 +67,7 @@ std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::
     return packed + numbers;
 }
 
-std::string packed_rest(const Floats& costs, std::size_t count, const std::vector<std::size_t>& best) {
+std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best) {
     std::string packed;
     for (std::size_t at = 0; at < count && best.size() < count; ++at) {
         if (std::find(best.begin(), best.end(), at) == best.end()) {
@@ -73,10 +77,10 @@ std::string packed_rest(const Floats& costs, std::size_t count, const std::vecto
     return packed;
 }
 
-std::string packed_overlap(const Depths* tiers, std::size_t count) {
+std::string packed_overlap(const std::int32_t* tiers, std::size_t count) {
     std::uint32_t most = 0;
     for (std::size_t at = 0; at < count; ++at) {
-        most = std::max(most, static_cast<std::uint32_t>(tiers[kTiers - 1][at]));
+        most = std::max(most, static_cast<std::uint32_t>(tiers[(kTiers - 1) * count + at]));
     }
     if (most == 0) {
         return {};
@@ -86,8 +90,8 @@ std::string packed_overlap(const Depths* tiers, std::size_t count) {
     for (std::size_t tier = 0; tier < kTiers; ++tier) {
         std::string holders((count + 7) / 8, '\0'), numbers;
         for (std::size_t at = 0; at < count; ++at) {
-            const std::int32_t below = tier == 0 ? 0 : tiers[tier - 1][at];
-            const std::uint32_t more = static_cast<std::uint32_t>(tiers[tier][at]) - static_cast<std::uint32_t>(below);
+            const std::int32_t below = tier == 0 ? 0 : tiers[(tier - 1) * count + at];
+            const std::uint32_t more = static_cast<std::uint32_t>(tiers[tier * count + at]) - static_cast<std::uint32_t>(below);
             if (more != 0) {
                 holders[at / 8] = static_cast<char>(static_cast<unsigned char>(holders[at / 8]) | 1U << at % 8);
                 if (flags & kWide) {
@@ -104,6 +108,39 @@ std::string packed_overlap(const Depths* tiers, std::size_t count) {
     }
     packed[0] = static_cast<char>(flags);
     return packed;
+}
+
+std::vector<std::int32_t> unpacked_overlap(std::string_view packed, std::size_t count) {
+    std::vector<std::int32_t> tiers(kTiers * count);
+    if (packed.empty()) {
+        return tiers;
+    }
+    const unsigned flags = static_cast<unsigned char>(packed[0]);
+    const std::size_t holders = (count + 7) / 8, size = (flags & kWide) != 0 ? 4 : 2;
+    std::size_t at = 1;
+    for (std::size_t tier = 0; tier < kTiers; ++tier) {
+        std::int32_t* const depths = tiers.data() + tier * count;
+        if (tier > 0) {
+            std::copy(depths - count, depths, depths);
+        }
+        if ((flags >> tier & 1) == 0) {
+            continue;
+        }
+        const std::size_t bits = at;
+        at += holders;
+        for (std::size_t column = 0; column < count && at <= packed.size(); ++column) {
+            if ((static_cast<unsigned char>(packed[bits + column / 8]) >> column % 8 & 1) != 0) {
+                std::uint32_t more = 0;
+                if (at + size > packed.size()) {
+                    return {};
+                }
+                std::memcpy(&more, packed.data() + at, size);
+                depths[column] = static_cast<std::int32_t>(static_cast<std::uint32_t>(depths[column]) + more);
+                at += size;
+            }
+        }
+    }
+    return at == packed.size() ? tiers : std::vector<std::int32_t>{};
 }
 
 }  // namespace kv

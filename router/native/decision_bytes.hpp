@@ -5,29 +5,34 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "columns.hpp"
+#include "costs.hpp"
 
 namespace kv {
 
-// A column of terms, and its place among the fields of `CostTerms`. All defaults are 0.
+// A column of terms, its place among the fields of `CostTerms`, and its default.
 struct Term {
     std::size_t field;
-    Floats column;
+    const double* column;
+    double otherwise = 0.0;
 };
 
 // Returns the candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals.
 // Empty: a cost is not a number, so there is no order.
-std::vector<std::size_t> best_candidates(const Floats& costs, std::size_t count, std::size_t winner);
+std::vector<std::size_t> best_candidates(const double* costs, std::size_t count, std::size_t winner);
 
 // Returns the mask of the terms that are not their default everywhere, and their numbers for `best`.
 std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::size_t>& best);
 
 // Returns the costs of all candidates but `best`, as f32.
-std::string packed_rest(const Floats& costs, std::size_t count, const std::vector<std::size_t>& best);
+std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best);
 
-// Returns the overlap on tiers 0..t of every column; empty if there is none.
-std::string packed_overlap(const Depths* tiers, std::size_t count);
+// Returns the overlap on tiers 0..t of every column, tier by tier; empty if there is none.
+std::string packed_overlap(const std::int32_t* tiers, std::size_t count);
+
+// Returns the same as it was before it was packed, tier by tier; empty: the bytes are no overlap of so many columns.
+std::vector<std::int32_t> unpacked_overlap(std::string_view packed, std::size_t count);
 
 }  // namespace kv

@@ -1,4 +1,4 @@
-// The blocks that were routed to one rank: the tree of `PythonRoutedTree` in router/decision/routed_tree.py, where its rules
+// The blocks that were routed to one rank, as tests/reference/approximate.py has them, where the rules
 // are. Knows nothing of Python. Not thread-safe.
 #pragma once
 

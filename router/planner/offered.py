@@ -1,7 +1,7 @@
 """The load that routed requests bring to the workers of each model and role, over the last seconds: a fold. Pure.
 
     work of a prompt   uncached tokens * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S    seconds of the reference engine
-    pairs              uncached * (context - uncached / 2), as in `router/decision/time_cost.py`
+    pairs              uncached * (context - uncached / 2), as in `tests/reference/time_cost.py`
     context            blocks of the request * block size
 
 Every routed attempt counts, of this router and of its replicas: a retry is work, too. A request that waits in the
@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import Routed
-from router.decision.verdict import Taken
-from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.journal.records import Recordable
+from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
 from router.planner.queueing import ServiceTimes
 from router.prompt.chains import block_count
 
@@ -111,7 +111,7 @@ class OfferedLoads:
 class LoadRecorder:
     """Recorder that adds each routed attempt to `loads`."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken, LedgerApplied)
+    reads: ClassVar[tuple[type, ...]] = (Verdict, LedgerApplied)
 
     def __init__(self, fleet: Fleet, began_s: float) -> None:
         self.loads = OfferedLoads(began_s)
@@ -119,8 +119,8 @@ class LoadRecorder:
 
     def record(self, what: Recordable) -> None:
         """`what` was applied."""
-        if isinstance(what, Taken):
-            self._count(what.promise, what.verdict.now_s)
+        if isinstance(what, Verdict):
+            self._count(what.promise, what.now_s)
         elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
             self._count(what.event, what.now_s)
 

@@ -1,7 +1,7 @@
 """How many workers of a model and role keep the objectives, and what they would keep with one more or fewer. Pure.
 
 p and d are the mean learnt factors of the group's measured ranks, L the mean length of the newest answers, and capitals
-the reference engine's constants (`router/fleet/rates.py`). A worker has r ranks; k = workers * r.
+the reference engine's constants (`router/native/engine.py`). A worker has r ranks; k = workers * r.
 
     prompts      M/G/k (`queueing.py`) with service p * work of the prompt (`offered.py`)
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)
@@ -22,7 +22,7 @@ with the number of workers. What was never measured is named in `unknown`, and t
 import math
 from typing import Literal, NamedTuple
 
-from router.fleet.rates import FIRST_S, PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
+from router.native.engine import FIRST_S, PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.offered import Group, OfferedLoad
 from router.planner.queueing import ServiceTimes, begun_and_served_within, poisson_at_most
 

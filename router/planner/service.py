@@ -55,14 +55,12 @@ class Planner:
         ]
 
     def _rates(self, group: Group) -> Rates:
-        rates, fleet = self._routing.state.rates, self._routing.state.fleet
-        measured, prefills, decodes = rates.statistics().ranks, list[float](), list[float]()
-        for row in rates.rank_rows():
-            worker = fleet.worker(row.rank.worker_id)
+        state, prefills, decodes = self._routing.state, list[float](), list[float]()
+        for rank, factors in state.rate_factors().items():
+            worker = state.fleet.worker(rank.worker_id)
             if worker is not None and Group(worker.registration.model, worker.registration.role) == group:
-                prefill, decode = measured[row.rank]
-                prefills += [prefill] if row.prefills else []
-                decodes += [decode] if row.decodes else []
+                prefills += [factors.prefill] if factors.prefills else []
+                decodes += [factors.decode] if factors.decodes else []
         return Rates(_mean(prefills), _mean(decodes), self._output_tokens(group.model))
 
     def _output_tokens(self, model: str) -> float | None:

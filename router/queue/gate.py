@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from kv_runtime.clock import Clock
@@ -99,7 +100,7 @@ class FleetHeadroom:
     def _look(self, headroom: Headroom, request: RouteRequest, now_s: float) -> bool:
         state = self._routing.state
         model_view = state.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        queued_tokens = state.ledger.columns(model_view.ranks).queued_tokens
+        queued_tokens = np.array(state.core.queued_tokens(model_view.standing), np.int64)
         spare_tokens = headroom.spare_tokens(model_view, queued_tokens, request)
         self._sights.pop((request.model, request.endpoint), None)
         if spare_tokens >= request.isl_tokens and not constrains(request, model_view.seq_len_min):
@@ -119,7 +120,7 @@ class FleetHeadroom:
         verdict = self._verdict(request)
         if verdict is None:
             return request.isl_tokens
-        held_blocks = int(verdict.view.expected[list(verdict.rank_indices)].max())
+        held_blocks = int(verdict.expected[verdict.rank_indices].max())
         return request.isl_tokens - min(held_blocks, request.reusable_blocks) * request.block_size
 
     def _verdict(self, request: RouteRequest) -> Verdict | None:

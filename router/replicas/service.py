@@ -25,7 +25,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
-from router.decision.verdict import Taken
+from router.decision.verdict import Verdict
 from router.journal.records import Recordable
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, ReplicaStatistics, Replication
@@ -50,7 +50,7 @@ class ReplicasStatistics(NamedTuple):
 class Replicas:
     """One router's part in the shared ledger; a part of a process: `run` sends, and applies the passing of time."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken, OutcomeKnown, LedgerApplied)
+    reads: ClassVar[tuple[type, ...]] = (Verdict, OutcomeKnown, LedgerApplied)
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Replicas:
 
     def record(self, what: Recordable) -> None:
         """Send an applied record if it is an event of an own lease; implements `Recorder`."""
-        if isinstance(what, Taken):
+        if isinstance(what, Verdict):
             self._begun(what.promise)
         elif isinstance(what, OutcomeKnown):
             self._ended(what)

@@ -31,7 +31,7 @@ from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, s
 from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused
 from router.decision.state import RouterState
-from router.decision.verdict import Taken, Verdict
+from router.decision.verdict import Verdict
 from router.journal.records import Recordable
 from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
@@ -51,7 +51,7 @@ _log = structlog.get_logger("router")
 class Shadows:
     """The shadows of one router; a recorder of what its `Routing` applies."""
 
-    reads: ClassVar[tuple[type, ...]] = (Taken, PolicyChanged)
+    reads: ClassVar[tuple[type, ...]] = (Verdict, PolicyChanged)
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Shadows:
 
     def record(self, what: Recordable) -> None:
         """A decision is carried out, or the policy changed."""
-        if isinstance(what, Taken):
+        if isinstance(what, Verdict):
             if self._policies:
-                self._offer(what.verdict)
+                self._offer(what)
         elif isinstance(what, PolicyChanged) and self._state.policy != self._live:
             self.change(self._section, self._state.policy)
 
@@ -149,7 +149,7 @@ class Shadows:
         """Return the comparison, or why there is none."""
         shadow, state = self._policies[name], self._state
         try:
-            return compared(verdict, self._live, shadow, state.modes, state.rates.columns)
+            return compared(state, verdict, self._live, shadow)
         except NoChoice as error:
             return error.reason
         except Exception as error:  # noqa: BLE001 - a user's mode may raise anything; it is the shadow's failure alone

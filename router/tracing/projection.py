@@ -130,9 +130,9 @@ def _of_verdict(verdict: Verdict) -> Attributes:
         attributes["kvrouter.margin"] = verdict.margin
     if verdict.ttft_s is not None:
         attributes["kvrouter.predicted_ttft_s"] = verdict.ttft_s
-    if verdict.costs is not None:
-        attributes["kvrouter.cost_unit"] = verdict.costs.unit
-        terms = verdict.costs.terms(verdict.winner_at)
+    if verdict.has_costs:
+        attributes["kvrouter.cost_unit"] = verdict.cost_unit
+        terms = verdict.terms(verdict.winner_at)
         for name in terms.__struct_fields__:
             attributes[f"kvrouter.cost.{name}"] = getattr(terms, name)
     return attributes

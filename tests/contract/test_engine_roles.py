@@ -9,15 +9,12 @@ import pytest
 
 from tests.contract.engines import (
     BLOCK_SIZE,
-    DESCRIPTION,
     IMPLEMENTATIONS,
     PROMPT,
-    TRANSFERS,
     RunEngine,
     outputs,
     request,
     rows_until,
-    simulated,
     tokens_of,
 )
 from tests.support.trtllm import Fake, trtllm
@@ -26,8 +23,6 @@ from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_jso
 from worker_agent.api.sampling import Sampling
 from worker_agent.engine_args.rules import Role
 from worker_agent.engines.port import Engine
-from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.types import EngineOutput, RequestRefused
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import Media, content_digest
@@ -229,16 +224,3 @@ async def test_only_an_encoder_encodes(run_engine: RunEngine, role: Role) -> Non
     async with run_engine(role) as running:
         with pytest.raises(RequestRefused, match=f'role: found "{role}", allowed encode'):
             await running.engine.encode("<image>", PICTURES[:1])
-
-
-# ------------------------------------------------------------------------------------------------ planted bugs
-def other_model_after_the_transfer(role: Role) -> Simulator:
-    """Planted bug: the decode engine goes on with another sequence."""
-    source = TokenSource(seed=int(role == "decode"))
-    return Simulator(DESCRIPTION, role=role, transfers=TRANSFERS, token_source=source)
-
-
-@pytest.mark.planted
-async def test_the_suite_fails_on_a_planted_bug(trtllm: Fake) -> None:
-    with pytest.raises(AssertionError):
-        await test_two_engines_say_what_one_would_have_said(simulated(trtllm, other_model_after_the_transfer), STEPS)

@@ -1,6 +1,6 @@
 """What an engine's events become in its ranks' streams is the same, polled in this process or published over ZeroMQ."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -11,13 +11,11 @@ from indexer.embedded import ensure_streams
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_runtime.event_log import EventLog
 from tests.contract.event_paths import WAYS, Engine, StartEngine, polled
-from tests.support.planting import plant
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import NATS, batches_in, connected, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.events.consolidation import Origin, OriginStatistics
-from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
+from worker_agent.events.consolidation import OriginStatistics
+from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 
 
 @pytest_asyncio.fixture
@@ -146,33 +144,3 @@ async def test_an_engine_that_is_polled_needs_no_socket(log: EventLog) -> None:
         await engine.tell(stored(1))
         await engine.until_read()
         assert {each.laddr for each in psutil.Process().net_connections("all")} - before == set()
-
-
-# -------------------------------------------------------------------- planted bugs
-_on_batch = Consolidator.on_batch
-
-
-def losses_are_ignored(_: Consolidator, __: Origin) -> None:
-    """What the source held stays."""
-
-
-def batches_are_not_numbered(path: Consolidator, batch: EngineBatch, origin: Origin) -> None:
-    _on_batch(path, replace(batch, sequence=0), origin)
-
-
-@pytest.mark.parametrize(
-    ("name", "bug"),
-    [
-        ("on_loss", losses_are_ignored),
-        ("on_batch", batches_are_not_numbered),
-    ],
-)
-@pytest.mark.planted
-async def test_the_suite_fails_on_a_planted_bug(
-    name: str, bug: Callable[..., None], broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(Consolidator, name, bug, monkeypatch)
-    with pytest.raises((AssertionError, ExceptionGroup)) as found:
-        await test_a_loss_removes_the_source_s_blocks_once_and_what_follows_is_learnt(polled, broker, log)
-    error = found.value
-    assert not isinstance(error, ExceptionGroup) or error.subgroup(AssertionError) is not None

@@ -21,7 +21,7 @@ COPIED = (
     *("containers", "tests", "pyproject.toml", "constraints.txt", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("LICENSE", "Makefile", "mkdocs.yml"),
 )
-EXTENSIONS = {"indexer": "_core", "router": "_load"}
+EXTENSIONS = {"indexer": "_core", "router": "_fold"}
 PROGRAMS = {"router": "router", "indexer": "indexer", "worker-agent": "worker_agent"}
 EVERY_DAY = ("-m", "not slow and not planted")
 TEST_S = 60

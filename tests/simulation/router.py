@@ -29,11 +29,10 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
-from router.fleet.breakers import BreakerLimits, Breakers
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet
+from router.fleet.breakers import BreakerLimits
 from tests.simulation.calls import Call, Caller
 from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE
@@ -56,8 +55,8 @@ class Router:
     def __init__(self, index: Index, setup: RouterSetup, seed: int, forward: Forward, finished: Finished) -> None:
         self.index, self._forward, self.finished, self.is_alive = index, forward, finished, True
         self.clock = index.clock
-        breakers = Breakers(BreakerLimits(open_s=BREAKER_S, open_s_max=2 * BREAKER_S))
-        self.state = RouterState(Fleet(DIGESTS), Ledger(setup.lease_s), breakers=breakers)
+        breakers = BreakerLimits(open_s=BREAKER_S, open_s_max=2 * BREAKER_S)
+        self.state = RouterState(StateSettings(text=DIGESTS, lease_s=setup.lease_s, breakers=breakers))
         self.routing = Routing(
             self.state,
             index,

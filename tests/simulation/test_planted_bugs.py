@@ -1,25 +1,21 @@
-"""The simulation itself is tested: each of these bugs, one of each part of the product, must make it fail, and soon."""
+"""The simulation itself is tested: each of these bugs must make it fail, and soon."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 import pytest
-from typing_extensions import Buffer
 
 from indexer.follow.effects import Effect
 from indexer.follow.follower import StreamFollower, StreamState
-from indexer.follow.question import RecoveryQuestion
-from indexer.index.reference import ReferenceIndex
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
-from kv_protocol.events import Batch, Event
-from kv_protocol.recovery import BlockColumns, DumpChunk
-from router.fleet.ledger import Ledger
+from kv_protocol.events import Batch
+from kv_protocol.journal import JournalRecord, OutcomeKnown
+from kv_protocol.recovery import DumpChunk
+from router.decision.state import RouterState
 from tests.dumped import dump_chunks
 from tests.simulation.setup import Kind
 from tests.simulation.world import World
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.engine_events import EngineStored
-from worker_agent.events.mirror import RankMirror
 from worker_agent.events.outbox import Outbox
 from worker_agent.events.source_cursor import Delivery, SourceCursor
 
@@ -33,30 +29,6 @@ class AppliesOverGaps(StreamFollower):
         return super().on_batch(batch, now_s)
 
 
-class NeverAsksAgain(RecoveryQuestion):
-    """Waits for an answer for ever."""
-
-    def is_in_flight(self, now_s: float) -> bool:
-        return self._is_open and now_s >= 0
-
-
-class RestoresAnEmptyIndex(ReferenceIndex):
-    """Leaves out the blocks of a snapshot."""
-
-    def restore(self, data: Buffer, now_s: float) -> None:
-        super().restore(data, now_s)
-        for rank in list(self._ranks):
-            self.clear(rank)
-
-
-class LoadsOnTop(ReferenceIndex):
-    """Adds a dump to what it holds."""
-
-    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        for block in (block for columns in chunks for block in columns.blocks()):
-            self._attach(rank, block.parent, block.sequence_hash, block.tier_bits, now_s)
-
-
 class DumpsAllButOne(Consolidation):
     """Leaves a block out."""
 
@@ -64,15 +36,6 @@ class DumpsAllButOne(Consolidation):
         chunks = list(super().dump(dp_rank, request_id))
         blocks = [block for chunk in chunks for block in chunk.blocks()]
         yield from dump_chunks(request_id, chunks[0].epoch, chunks[0].last_seq, blocks[:-1])
-
-
-class RootsOrphans(RankMirror):
-    """Takes a block of an unknown parent for the first of a sequence."""
-
-    def _store(self, event: EngineStored, source: str) -> list[Event]:
-        if event.parent_block_hash is not None and self._known(event.parent_block_hash, source) is None:
-            event = msgspec.structs.replace(event, parent_block_hash=None)
-        return super()._store(event, source)
 
 
 class GoesBackWithoutOne(Outbox):
@@ -92,11 +55,12 @@ class JumpsHoles(SourceCursor):
         return super().on_live(sequence, payload, now_s)
 
 
-class LeaksEnded(Ledger):
+class LeaksEnded(RouterState):
     """Keeps the lease of a request that ended."""
 
-    def end(self, lease_id: str) -> bool:
-        return lease_id in self._leases
+    def apply(self, record: JournalRecord) -> None:
+        if not isinstance(record, OutcomeKnown):
+            super().apply(record)
 
 
 def purges_one_too_many(
@@ -109,15 +73,11 @@ def purges_one_too_many(
 
 PLANTED: list[tuple[str, Callable[..., object], Kind, int]] = [
     ("indexer.follow.fold.StreamFollower", AppliesOverGaps, "faulty", 20),
-    ("indexer.follow.follower.RecoveryQuestion", NeverAsksAgain, "faulty", 20),
-    ("tests.simulation.index.ReferenceIndex", LoadsOnTop, "faulty", 20),
-    ("tests.simulation.index.ReferenceIndex", RestoresAnEmptyIndex, "calm", 20),
     ("tests.simulation.agent.Consolidation", DumpsAllButOne, "faulty", 20),
-    ("worker_agent.events.consolidation.RankMirror", RootsOrphans, "faulty", 40),
     ("worker_agent.events.consolidation.Outbox", GoesBackWithoutOne, "torn", 40),
     ("tests.simulation.intake.SourceCursor", JumpsHoles, "faulty", 20),
     ("indexer.service.retention.plan", purges_one_too_many, "calm", 20),
-    ("tests.simulation.router.Ledger", LeaksEnded, "faulty", 20),
+    ("tests.simulation.router.RouterState", LeaksEnded, "faulty", 20),
 ]
 """Where it is planted, the bug, and the kind of worlds of whose first seeds, so many, one must fail."""
 

@@ -131,7 +131,7 @@ class Truth:
             self._check_promises(router)
 
     def _check_promises(self, router: Router) -> None:
-        promised = sum(load.active_requests for load in router.state.ledger.loads().values())
+        promised = sum(load.active_requests for load in router.state.loads().values())
         running, can_expire = len(router.running), self._world.setup.router.lease_s < NEVER_EXPIRES_S
         assert promised <= running, f"{router.name}: promised {promised}, running {running}"
         assert promised == running or can_expire, f"{router.name}: promised {promised}, running {running}"
@@ -211,7 +211,7 @@ class Truth:
 
     def _check_router(self, router: Router, live: Live) -> None:
         assert not router.running, f"{router.name}: still at {list(router.running)}"
-        for rank, load in router.state.ledger.loads().items():
+        for rank, load in router.state.loads().items():
             promised = (load.active_requests, load.active_blocks, load.prefill_tokens_queued)
             assert promised == (0, 0, 0), f"{router.name}: {rank}: promised {load}"
         if live:

@@ -1,5 +1,8 @@
 """The extension is built, and serves."""
 
+import importlib
+import sys
+
 import pytest
 
 from indexer.native import extension, load
@@ -19,10 +22,14 @@ def test_its_index_serves() -> None:
     assert index.overlaps((1, 2, 9)) == {3: (2, 2, 2, 2)}
 
 
-def test_the_routers_is_there() -> None:
-    assert router_native.load() is not None
+def test_the_router_says_what_to_install_where_its_extension_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(router_native, "_fold")
+    monkeypatch.setitem(sys.modules, "router.native._fold", None)
+    with pytest.raises(ImportError, match=r"extension is missing: pip install 'kv-router\[router\]'"):
+        importlib.reload(router_native)
 
 
-def test_one_of_other_sources_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_native, "INTERFACE", router_native.INTERFACE + 1)
-    assert router_native.load.__wrapped__() is None
+def test_the_router_refuses_an_extension_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_native.built, "INTERFACE", router_native.INTERFACE + 1)
+    with pytest.raises(ImportError, match=r"of another version: pip install 'kv-router\[router\]'"):
+        importlib.reload(router_native)

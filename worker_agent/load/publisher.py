@@ -9,7 +9,7 @@
     cannot be polled, or the thread failed                nothing: the load is unknown
 
 Reports are snapshots: if iterations are faster than announcements, only the newest of a rank counts. A router discards
-a report after 5 s without a new one (`router/fleet/reported_load.py`); so an idle engine is reported more often.
+a report after 5 s without a new one (`router/native/ledger.hpp`); so an idle engine is reported more often.
 """
 
 import asyncio

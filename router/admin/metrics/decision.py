@@ -70,14 +70,13 @@ class DecisionMetrics:
         self._on_their_way += verdict.expected_blocks - verdict.overlap_blocks
         margin = verdict.margin
         if margin is not None:
-            costs = verdict.costs
-            if costs is not None and costs.unit == "ms":
+            if verdict.is_timed:
                 self._margin_s.observe(margin * 1e-3)
             else:
                 self._margin.observe(margin)
         if verdict.trust == "FALLBACK":
             self._fallbacks[APPROXIMATE] += 1
-        if verdict.costs is not None:
+        if verdict.has_costs:
             self._verdicts.append(verdict)
 
     def _counted(self, verdict: Verdict) -> Count:

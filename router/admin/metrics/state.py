@@ -16,7 +16,7 @@ from router.queue.waiting import QueueStatistics
 def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     """Yield the figures of the present state."""
     labels = ("worker", "dp_rank")
-    loads = [((rank.worker_id, str(rank.dp_rank)), load) for rank, load in state.ledger.loads().items()]
+    loads = [((rank.worker_id, str(rank.dp_rank)), load) for rank, load in state.loads().items()]
     for name, meaning in (
         ("active_requests", "Requests that have a lease on the rank"),
         ("active_blocks", "Distinct blocks of the requests that have a lease on the rank"),
@@ -27,20 +27,20 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
         ("reported_used_blocks", "Blocks in use, as the rank's engine reports"),
     ):
         yield gauge(f"ledger_{name}", meaning, labels, [(at, float(getattr(load, name))) for at, load in loads])
-    statistics = state.ledger.statistics()
-    differences = [((rank.worker_id, str(rank.dp_rank)), float(by)) for rank, by in statistics.differences.items()]
+    core = state.core
+    differences = [((worker_id, str(dp_rank)), float(by)) for (worker_id, dp_rank), by in core.differences()]
     meaning = "Requests in the rank engine's last report minus the rank's leases"
     yield gauge("ledger_difference_requests", meaning, labels, differences)
     for name, meaning, count in (
         (
             "leases_expired",
             "Leases that expired: nothing was heard of their request for `ledger.lease_s`",
-            statistics.expired_total,
+            core.expired_total,
         ),
         (
             "leases_corrected",
             "Leases ended because the engine does not report their requests",
-            statistics.corrected_total,
+            core.corrected_total,
         ),
     ):
         yield counter(name, meaning, (), [((), float(count))])
@@ -91,14 +91,11 @@ def trust_families(routing: Routing) -> Iterator[Family]:
         ("doubt",),
         [((doubt,), float(count)) for doubt, count in begun],
     )
-    approximate = routing.state.approximate.statistics()
-    blocks = [((rank.worker_id, str(rank.dp_rank)), float(count)) for rank, count in approximate.blocks.items()]
+    core = routing.state.core
+    blocks = [((worker_id, str(dp_rank)), float(count)) for (worker_id, dp_rank), count in core.routed_blocks()]
     yield gauge("approximate_blocks", "Blocks in the approximate index, by rank", ("worker", "dp_rank"), blocks)
-    forgotten = [
-        (("expired",), float(approximate.expired_blocks_total)),
-        (("evicted",), float(approximate.evicted_blocks_total)),
-        (("left",), float(approximate.left_blocks_total)),
-    ]
+    totals = core.routed_totals()
+    forgotten = [((cause,), float(totals[at])) for at, cause in enumerate(("expired", "evicted", "left"))]
     yield counter(
         "approximate_forgotten_blocks",
         "Blocks that left the approximate index: expired, evicted for room, or their worker left",
@@ -146,17 +143,16 @@ def policy_families(routing: Routing) -> Iterator[Family]:
 
 def rate_families(state: RouterState) -> Iterator[Family]:
     """Yield what was learnt of the ranks' speed and of the length of answers."""
-    statistics = state.rates.statistics()
     factors = [
         ((rank.worker_id, str(rank.dp_rank), work), factor)
-        for rank, both in statistics.ranks.items()
-        for work, factor in zip(("prefill", "decode"), both, strict=True)
+        for rank, each in state.rate_factors().items()
+        for work, factor in (("prefill", each.prefill), ("decode", each.decode))
     ]
     meaning = "Learnt time of the rank's work, as a multiple of a reference engine's"
     yield gauge("rate_factor", meaning, ("worker", "dp_rank", "work"), factors)
-    tokens = [((model,), expected) for model, expected in statistics.output_tokens.items()]
+    tokens = [((each.model,), each.output_tokens) for each in state.learnt()]
     yield gauge("expected_output_tokens", "Learnt length of an answer", ("model",), tokens)
-    refused = float(statistics.refused_total)
+    refused = float(state.core.rates_refused_total)
     meaning = "Latencies that were not learnt from because they are impossible"
     yield counter("rates_refused", meaning, (), [((), refused)])
 

@@ -48,19 +48,18 @@ class Weighing:
         yield counter("regret_term_blocks", meaning, ("term",), given_up)
 
     def _read(self, verdict: Verdict) -> None:
-        costs = verdict.costs
-        assert costs is not None
-        won = costs.terms(verdict.winner_at)
-        if costs.unit == "ms":
+        unit = verdict.cost_unit
+        won = verdict.terms(verdict.winner_at)
+        if unit == "ms":
             for term, seen in self._terms_in_ms.items():
                 seen.observe(getattr(won, f"{term}_ms") * 1e-3)
         else:
             for term, seen in self._terms.items():
                 seen.observe(getattr(won, f"{term}_blocks"))
         if verdict.regret_blocks > 0:
-            depths = verdict.view.overlap[0][list(verdict.rank_indices)]
-            longest = costs.terms(int(np.argmax(depths)))
-            names = {term: f"{term}_{costs.unit}" for term in _ADDENDS[costs.unit]}
+            depths = verdict.overlap[0][verdict.rank_indices]
+            longest = verdict.terms(int(np.argmax(depths)))
+            names = {term: f"{term}_{unit}" for term in _ADDENDS[unit]}
             excess = {term: getattr(longest, name) - getattr(won, name) for term, name in names.items()}
             most = max(excess, key=lambda term: excess[term])
             self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks

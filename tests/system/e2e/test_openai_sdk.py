@@ -49,26 +49,6 @@ async def test_a_streamed_chat_gives_the_same_text_and_ends_with_usage(sdk: open
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_stop_string_ends_the_text_before_it(sdk: openai.AsyncOpenAI) -> None:
-    whole = await sdk.completions.create(model=MODEL, prompt="once upon a time", max_tokens=40)
-    stop = whole.choices[0].text[10:13]
-    cut = await sdk.completions.create(model=MODEL, prompt="once upon a time", max_tokens=40, stop=stop)
-    assert cut.choices[0].text == whole.choices[0].text.partition(stop)[0]
-    assert cut.choices[0].finish_reason == "stop"
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_completions_stream_too(sdk: openai.AsyncOpenAI) -> None:
-    stream = await sdk.completions.create(model=MODEL, prompt="once upon a time", max_tokens=9, stream=True)
-    assert len("".join([chunk.choices[0].text async for chunk in stream])) == 9
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_an_unknown_model_is_the_sdks_not_found_error(sdk: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="allowed sim-8b"):
         await sdk.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "hi"}])
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_models_are_listed(sdk: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in sdk.models.list()] == [MODEL]

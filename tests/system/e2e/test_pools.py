@@ -122,19 +122,6 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_each_target_has_its_pool_and_the_answer_is_the_workers_own(running: Running) -> None:
-    await running.client.until("fast", lambda found: found["queued_requests"] is not None)
-    body = {"model": MODEL, "prompt": list(range(64)), "max_tokens": 4}
-    for ttft_ms, pool in ((0, "fast"), (900, "slow")):
-        asked = body | {"nvext": {"router": {"ttft_target": ttft_ms}}}
-        async with running.client.session.post(f"{running.client.pools.url}/v1/completions", json=asked) as response:
-            assert (response.status, response.headers["x-pool"]) == (200, pool)
-            answer = await response.json()
-            assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (64, 4)
-        await running.client.until(pool, lambda found: found["ttft_ratio"] == 1.0)
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_pool_that_is_saturated_and_then_killed_costs_no_new_request(running: Running) -> None:
     seen: list[Seen] = []
     killed_at_s = float("inf")

@@ -64,33 +64,6 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     assert "hunter2" not in shown.out + shown.err
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments", "words"),
-    [
-        (
-            "max_batch_size: 'x'\n",
-            [],
-            ":1: max_batch_size: expected an integer of 1 or more or null, found 'x' (a text)",
-        ),
-        ("a: [\n", [], ":2: expected YAML, found"),
-        ("kv_cache_config:\n  dtyp: fp8\n", [], ":2: kv_cache_config.dtyp: expected an argument of KvCacheConfig"),
-        ("", ["--override-engine-args", "{}", "--trtllm.model", "m"], "expected one of them, found both"),
-        ("", ["--no-such-flag"], "--no-such-flag: expected this command's options"),
-        ("", ["--tensor-parallel-size", "two"], "'two' is not a valid integer"),
-        ("", ["--tensor-parallel-size", "4", "--gpu-count", "2"], "expected at most 2 together, the GPUs there are"),
-    ],
-)
-def test_what_may_not_be_ends_it_with_2_and_a_line_that_names_it(
-    tmp_path: Path, text: str, arguments: list[str], words: str
-) -> None:
-    file = tmp_path / "engine.yaml"
-    file.write_text(text)
-    refused = run("--extra-engine-args", str(file), *arguments)
-    assert (refused.code, refused.out) == (2, "")
-    assert words in refused.err
-    assert "Traceback" not in refused.err
-
-
 def test_no_engine_is_needed() -> None:
     module = "worker_agent.commands.print_engine_args"
     code = f"import sys, {module}; sys.exit('tensorrt_llm' in sys.modules or 'torch' in sys.modules)"

@@ -76,29 +76,3 @@ async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> 
     )
     assert {span.trace_id for span in spans.values()} == {TRACE}
     assert {span.service["service.name"] for span in spans.values()} == {"kv-router", "kv-router-worker"}
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-async def test_the_way_of_kv_events_is_one_tree_of_worker_and_index(processes: int) -> None:
-    with OtlpSink() as sink:
-        tracing = (f"tracing.endpoint={sink.url}", "tracing.ratio=0", "tracing.events_ratio=1")
-        router = (*QUIET_ROUTER, *tracing, f"data.processes={processes}")
-        shape = FleetShape(workers=1, worker_settings=(*FAST_WORKER, *tracing), router_settings=router)
-        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
-            client = Client(session, fleet.data_url, fleet.control_url)
-            assert (await client.complete([7] * 40)).status == 200
-            await client.until_index_has("w0")
-            for process in (fleet.router, *fleet.workers.values()):
-                await process.end(signal.SIGTERM)
-        spans = {span.span_id: span for span in sink.spans}
-    applied = [span for span in spans.values() if span.name == "apply"]
-    assert applied
-    for span in applied:
-        above = spans[span.parent_id]
-        assert (above.name, above.trace_id, above.service["service.name"]) == (
-            "kv_events",
-            span.trace_id,
-            "kv-router-worker",
-        )
-        assert above.attributes["kvrouter.first_seq"] == span.attributes["kvrouter.first_seq"]
-    assert {span.name for span in spans.values()} == {"kv_events", "consolidate", "outbox", "publish", "apply"}

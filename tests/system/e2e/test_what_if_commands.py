@@ -60,16 +60,3 @@ async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
     # a busy machine's timings make ranks seem unequal, and a request that leaves its rank loses 160 of 240 tokens
     assert abs(hit_rates["in force"] - page["recorded"]["hit_rate"]) < HIT_RATE_OFF_MAX
     assert plot.read_bytes().startswith(b"<?xml")
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_tune_compares_candidates_and_shadows_and_changes_nothing(served: FleetProcesses, client: Client) -> None:
-    before = await client.control("/v1/policy")
-    options = ("--nats-url", served.nats_url, "--jobs", "1", "--only-named", "--sweep", "policy.ttft_weight=1")
-    found = await run("tune", *options, "--shadows", served.control_url, "--played", "1")
-    assert found.code == 0, found.err
-    assert f"% of {_REQUESTS} live decisions for other ranks" in found.out
-    assert "played  ttft_weight=1: " in found.out
-    assert "        shadow turns: " in found.out
-    assert "Advice: " in found.out
-    assert await client.control("/v1/policy") == before

@@ -12,7 +12,7 @@ from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from kv_runtime.text.byte_model import ByteText
 from tests.support.tool_calls import Case, Read, golden_cases
-from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, SIMULATED, Agent, Answered, serving
+from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, Agent, Answered, serving
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -87,42 +87,12 @@ async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> N
         assert agent.api.tool_calls_total == {"complete": 0, "unclosed": 1}
 
 
-@pytest.mark.parametrize("options", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
-async def test_calls_are_text_where_none_are_wanted(options: dict[str, Any]) -> None:
-    async with saying(CALL) as agent:
-        answered = await told(agent, **options)
-        assert read_whole(answered) == Read(CALL.removeprefix("<think>why</think>"), "why", [])
-        assert answered.body["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_calls_that_may_not_be_parallel_are_one() -> None:
-    async with saying(TWO) as agent:
-        assert len(read_whole(await told(agent)).tool_calls) == 2
-        answered = await told(agent, parallel_tool_calls=False, stream=True)
-        assert [call["name"] for call in read_stream(answered).tool_calls] == ["f"]
-
-
-async def test_reasoning_that_is_not_wanted_is_left_out() -> None:
-    async with saying(CALL) as agent:
-        assert read_whole(await told(agent, include_reasoning=False)).reasoning is None
-        refused = await told(agent, include_reasoning="no")
-        assert (refused.status, refused.body["error"]["param"]) == (400, "include_reasoning")
-
-
 async def test_each_choice_has_a_parser_of_its_own() -> None:
     async with saying(CALL) as agent:
         choices = (await told(agent, n=2)).body["choices"]
         assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
         ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
         assert len(ids) == 2
-
-
-async def test_completions_and_agents_without_parsers_answer_text() -> None:
-    async with saying(CALL) as agent:
-        answered = await agent.ask(COMPLETIONS, {"prompt": "hello", "max_tokens": 2048})
-        assert answered.said()["text"] == CALL
-    async with saying(CALL, "", "") as agent:
-        assert read_whole(await told(agent)) == Read(CALL, None, [])
 
 
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:

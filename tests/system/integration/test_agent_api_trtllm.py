@@ -17,7 +17,7 @@ from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 
 __all__ = ["trtllm"]
 
@@ -25,7 +25,6 @@ TRANSFER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffe
 LETTERS, BYTES = 128, 263
 """Sizes of vocabularies: ASCII alone; all tokens of the byte model, of which text is full of half characters."""
 ASKED = {"prompt": "hello", "max_tokens": 12}
-GUIDED = {"guided_decoding_backend": "xgrammar"}
 
 
 @asynccontextmanager
@@ -89,26 +88,6 @@ async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the
 
 
 # --------------------------------------------------------------------------------------------- wishes
-
-
-async def test_guides_processors_and_adapters_that_it_was_loaded_with_serve(trtllm: Fake, tmp_path: Any) -> None:
-    settings = TrtllmSettings(
-        loras={"law": LoraAdapter(number=7, path=str(tmp_path))},
-        logits_processors={"seven": "tests.unit.worker_agent.logits_processors:only_seven"},
-        watch_s=0.01,
-    )
-    arguments = {"enable_lora": True, **GUIDED}
-    async with agent(trtllm, settings=settings, arguments=arguments, loras=("law",)) as (running, _):
-        wishes: list[dict[str, Any]] = [
-            {"model": "law"},
-            {"logits_processors": ["seven"]},
-            {"guided_regex": "[a-z]+"},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
-        ]
-        for wish in wishes:
-            answered = await running.ask(COMPLETIONS, {**ASKED, **wish})
-            assert (answered.status, answered.body["model"]) == (200, wish.get("model", "m")), answered.data
-        assert [model["id"] for model in (await running.get("/v1/models"))[1]["data"]] == ["m", "law"]
 
 
 # --------------------------------------------------------------------------------------------- roles

@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.capture.payloads import encode_payload
 from kv_protocol import codec, recovery, subjects
 from kv_protocol.events import Removed, Stored
 from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
@@ -29,23 +28,10 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.status import streams_status
-from worker_agent.events.consolidation import SOLE
 from worker_agent.events.dialects.engine_wire import encode_sequence
-from worker_agent.events.engine_events import EngineCleared
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 
 # ---------------------------------------------------------------- the way through
-
-
-async def test_what_the_engine_holds_is_what_readers_hold(broker: Broker, log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
-        source.engine.store(1, 2, 3)
-        source.engine.store(4, parent=2)
-        source.engine.remove(3)
-        assert await source.position() == {0: (100, 3)}
-        await until_converged(index, agent)
-        assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2, 4), [RANK])] == [3]
-        assert {block.sequence_hash for block in index.held(RANK)} == {*hashes_of(1, 2), hashes_of(1, 2, 4)[2]}
 
 
 async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(log: EventLog) -> None:
@@ -65,20 +51,6 @@ async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, 
         async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
             await engine.until_read(agent)
             assert (agent.last_seq(), agent.cursor.lost_total, len(agent.held())) == (3000, 0, 3000)
-            await until_converged(index, agent)
-
-
-async def test_what_the_ring_no_longer_has_is_lost_and_readers_converge(broker: Broker, log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context, ring=20) as engine,
-        running_index(broker.url) as index,
-    ):
-        await engine.store(100)
-        async with running_agent(log, consolidator_on(log, context, engine.at)) as agent:
-            await engine.until_read(agent)
-            assert (agent.cursor.lost_total, agent.epoch()) == (1, 100)
-            assert agent.held() == set()  # all that the ring has is under blocks that were lost
             await until_converged(index, agent)
 
 
@@ -107,24 +79,6 @@ async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: B
         assert agent.cursor.gaps_total == 0
         await until_converged(index, agent)
         assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[0] == 3
-
-
-@pytest.mark.parametrize("payload", [b"", b"garbage" * 99, b"\x91" * 100_000])
-async def test_a_payload_that_cannot_be_read_makes_the_rank_stale_until_it_is_known_to_be_empty(
-    broker: Broker, log: EventLog, payload: bytes
-) -> None:
-    async with played(log) as (source, agent), running_index(broker.url) as index:
-        source.ring = {0: stored(1), 1: payload, 2: stored(2, parent=1)}
-        for sequence in range(3):
-            await source.live(sequence)
-        await agent.until_read(3)
-        assert agent.consolidator.core.statistics().origins[SOLE].refused_batches_total == 1
-        await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
-        source.ring[3] = encode_payload(1.0, [EngineCleared()], 0)
-        await source.live(3)
-        await agent.until_read(4)
-        await until_converged(index, agent)
-        assert agent.held() == set()
 
 
 # ---------------------------------------------------------------- the log is away

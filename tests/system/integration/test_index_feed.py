@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import nats
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
@@ -19,8 +18,7 @@ from indexer.follow.fold import RankView
 from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from indexer.service.feed import TICK_S
 from indexer.service.http import IndexApi
-from kv_protocol import fleet, subjects
-from kv_protocol.fleet import WorkerLeft
+from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection
@@ -28,11 +26,10 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.telemetry import new_registry
 from router.admin.control_plane import ControlPlane
 from router.config import RouterSettings
-from router.decision.approximate import ApproximateIndex
 from router.decision.routing import Routing
 from router.decision.state import RouterState
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet, TextDigests
+from router.decision.state_settings import StateSettings
+from router.fleet.registry import TextDigests
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import WAIT_S, Index, gpu, running_index
@@ -78,17 +75,6 @@ async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -
     assert scripted.dumps_asked == 0
 
 
-async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
-    broker: Broker, scripted: ScriptedRank
-) -> None:
-    for block in range(1, 30):
-        await scripted.store(block, parent=block - 1 or None)
-    async with running_index(broker.url) as index:
-        await index.until_at(scripted)
-        assert index.view(scripted.rank, *range(1, 30)).overlap_blocks == gpu(29)
-        assert scripted.dumps_asked == 0
-
-
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 
@@ -110,26 +96,6 @@ async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_
     assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 3, "")
     assert scripted.dumps_asked == 1
     assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
-
-
-async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
-    broker: Broker, log: EventLog, scripted: ScriptedRank
-) -> None:
-    for block in range(1, 11):
-        await scripted.store(block, parent=block - 1 or None)
-    client = await nats.connect(broker.url)
-    await client.jsm().purge_stream(subjects.EVENTS_STREAM, keep=3)
-    await client.close()
-    other = ScriptedRank(log, "w1")
-    await other.start()
-    await other.store(1)
-    async with running_index(broker.url) as index:
-        await index.until_stale(scripted.rank, "resyncing")
-        await index.pass_time(0.6)
-        await index.until_at(scripted)
-        await index.until_at(other)
-        assert index.view(scripted.rank, *range(1, 11)) == RankView(gpu(10), 7, 10, "")
-        assert (scripted.dumps_asked, other.dumps_asked) == (1, 0)
 
 
 # ---------------------------------------------------------------- what says nothing of a rank
@@ -176,22 +142,6 @@ async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counte
 # ---------------------------------------------------------------- ranks come and go
 
 
-async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
-    index: Index, scripted: ScriptedRank, log: EventLog
-) -> None:
-    second, other = ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1")
-    for each in (scripted, second, other):
-        await each.store(1, 2)
-        await index.until_at(each)
-    await scripted.leave()
-    await eventually(lambda: list(index.index.statistics().streams) == [other.rank])
-    assert index.view(scripted.rank, 1, 2) == RankView(NOTHING, 0, 0, "never_heard")
-    assert index.view(other.rank, 1, 2).overlap_blocks == gpu(2)
-    await index.pass_time(TICK_S)
-    assert 'worker="w0"' not in index.metrics()
-    assert 'worker="w1"' in index.metrics()
-
-
 async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
@@ -219,8 +169,7 @@ async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look
 def routing_on(index: Index) -> Routing:
     """Return the routing of a router without workers."""
     settings = RouterSettings()
-    approximate = ApproximateIndex(settings.policy.approximate())
-    state = RouterState(Fleet(TextDigests("", "")), Ledger(settings.ledger.lease_s), approximate)
+    state = RouterState(StateSettings(text=TextDigests("", "")))
     return Routing(
         state,
         index.index,
@@ -281,23 +230,6 @@ async def test_while_the_log_is_away_no_worker_is_forgotten_and_then_the_index_c
     assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (0, 0)
     await scripted.leave()
     await eventually(lambda: not index.index.statistics().streams)
-
-
-async def test_the_end_of_a_worker_counts_only_on_its_own_subject(
-    index: Index, scripted: ScriptedRank, log: EventLog
-) -> None:
-    await scripted.store(1, 2)
-    await scripted.beat()
-    await index.until_at(scripted)
-    left = WorkerLeft(worker_id=scripted.rank.worker_id, instance="i")
-    await log.publish(subjects.fleet(MODEL, "another"), fleet.encode(left))
-
-    def refused() -> dict[str, float]:
-        families = {family.name: family for family in index.index.families()}
-        return {each.labels["reason"]: each.value for each in families["kvrouter_index_fleet_refused"].samples}
-
-    await eventually(lambda: refused()["subject"] == 1)
-    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
 
 
 async def ready(log: EventLog) -> None:

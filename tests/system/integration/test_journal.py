@@ -10,6 +10,7 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from router.config import JournalSection
+from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry, read_journal
@@ -42,7 +43,7 @@ async def written(
     stop = asyncio.Event()
     made_of = StateSettings(text=TEXT)
     writer = JournalWriter(
-        log, SystemClock(), settings, router=router, made_of=made_of, state=made_of.state(), kv_seq=lambda: 7
+        log, SystemClock(), settings, router=router, made_of=made_of, state=RouterState(made_of), kv_seq=lambda: 7
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(

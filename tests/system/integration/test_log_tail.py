@@ -62,25 +62,6 @@ async def all_of(lines: list[Line], count: int) -> None:
     await eventually(lambda: len(lines) >= count)
 
 
-async def test_from_now_on_only_what_comes_is_told(log: EventLog) -> None:
-    scripted = await lived(log)
-    async with tailing(log, await log_tail.from_now(log)) as lines:
-        await register(log, "w2")
-        await scripted.store(6)
-        await all_of(lines, 2)
-        assert (came(lines), events(lines)) == (["w2"], [(6, 6)])
-
-
-async def test_from_a_message_on_it_and_what_came_since_in_both_streams_is_told(log: EventLog) -> None:
-    await lived(log)
-    async with tailing(log, await log_tail.from_seq(log, 3)) as lines:
-        await all_of(lines, 4)
-        assert (came(lines), events(lines)) == (["w1"], [(3, 3), (4, 4), (5, 5)])
-    async with tailing(log, await log_tail.from_seq(log, 4)) as lines:
-        await all_of(lines, 2)
-        assert (came(lines), events(lines)) == ([], [(4, 4), (5, 5)])
-
-
 @pytest.mark.parametrize("seq", [2, 6, 1 << 70])
 async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: EventLog, seq: int) -> None:
     await lived(log)

@@ -1,7 +1,6 @@
 """Media in TensorRT-LLM's engine, over the fake package: what its events say is what is hashed of the request."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -199,16 +198,6 @@ async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngi
         running(worker(model, "decode", arguments=TRANSFER)) as three,
     ):
         yield one, two, three
-
-
-async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(picture())))[0]
-    assert prompt.text is not None
-    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
-        await encode.encode(prompt.text, prompt.media)
-        await encode.embeddings(prompt.text, prompt.media)
-    assert len(trtllm.control.preprocessed_on) == 2
-    assert threading.current_thread() not in trtllm.control.preprocessed_on
 
 
 @pytest.mark.parametrize("dtype", ["torch.float16", "torch.bfloat16"])

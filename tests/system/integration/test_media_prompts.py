@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai.requests import ChatRequest, CompletionRequest, NvExt, RequestInvalid
+from kv_protocol.openai.requests import ChatRequest, CompletionRequest
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.image_model import PLACEHOLDER, write_image_model
@@ -92,15 +92,6 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
     assert made.loader.loaded_total == {"image": 2}
 
 
-async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
-    made = worker(model_path)
-    for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
-        expected = made.text.encode_chat(request.messages)
-        assert (await made.prompts.prompts(request))[0] == EnginePrompt(tokens=tuple(expected))
-    completion = CompletionRequest(model="m", prompt=msgspec.Raw(b'"hello"'))
-    assert (await made.prompts.prompts(completion))[0] == EnginePrompt(tokens=tuple(made.text.encode("hello")))
-
-
 async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
     made = worker(model_path)
     routed = (await made.prompts.prompts(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6]))))[0]
@@ -154,14 +145,6 @@ async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_pat
         chat("see", kv_prompt_ids=ids([made.token])),
     ):
         assert (await made.refusal(request))[0] == "placeholder"
-
-
-async def test_token_data_beside_media_are_refused(model_path: Any) -> None:
-    import msgspec  # noqa: PLC0415
-
-    nvext = msgspec.json.decode(b'{"token_data": [1, 2]}', type=NvExt)
-    with pytest.raises(RequestInvalid, match=r"nvext\.token_data: found"):
-        await worker(model_path).prompts.prompts(chat(image_part(data_url(PNG)), nvext=nvext))
 
 
 @pytest.mark.parametrize(

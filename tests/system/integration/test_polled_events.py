@@ -1,7 +1,6 @@
 """`/kv_cache_events` polled, all the way into a real index: nothing twice, nothing lost in silence, faults by name."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.config import EventsSection
 from worker_agent.engines.attached.client import FetchOutcome
 from worker_agent.engines.attached.config import WorkerHeadSection
-from worker_agent.engines.types import EngineError
 from worker_agent.events.attached_streams import EventStreams
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.polled_events import PATH, PolledEvents
@@ -98,10 +96,3 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.store(2, [6], parent=5)
         await eventually(lambda: at.overlap(5, 6) == 2)
         await eventually(lambda: at.streams.consolidator.stale(0) == "")
-
-
-def test_an_engine_that_is_gone_is_an_engine_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        gone_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(EngineError, match="POST /kv_cache_events"):
-        PolledEvents(gone_url).take(0)

@@ -11,7 +11,6 @@ import pytest
 
 from router.config import RouterSettings
 from router.pools.selection import Targets
-from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.pool_routers import MODEL, OK, PoolRouter, Pools, agg, disagg, request, running_pools
 from tests.unit.router.upstream import Exchange, Script, answers, says, streams
@@ -95,12 +94,6 @@ async def test_the_last_error_is_what_the_client_sees() -> None:
         assert told["message"].startswith("pool p0 failed: connect: ")
 
 
-async def test_without_retries_only_the_selected_pool_is_asked() -> None:
-    async with pools(agg(0, 1, retry=False), p0=OK, p1=error(500)) as (running, routers):
-        status, _, _ = await running.post(request(1))
-        assert (status, len(routers["p0"].asked)) == (500, 0)
-
-
 @pytest.mark.parametrize("status", [400, 404, 429])
 async def test_what_the_client_did_wrong_is_not_asked_of_another_pool(status: int) -> None:
     async with pools(agg(0, 1), p0=OK, p1=error(status)) as (running, routers):
@@ -123,35 +116,12 @@ async def test_a_router_that_fails_within_its_answer_ends_it() -> None:
         assert await running.metric('kvrouter_pools_requests_total{outcome="failed"}') == 1
 
 
-async def test_a_saturated_pool_is_passed_over_until_its_queue_is_short_again() -> None:
-    async with pools(agg(0, 1, pools={"queue_requests_max": 4}), p0=OK, p1=OK) as (running, routers):
-        routers["p1"].queued_requests = 5
-        await eventually(lambda: running.fitness()["p1"] == "strained")
-        assert (await running.post(request(1)))[1]["x-pool"] == "p0"
-        routers["p1"].queued_requests = 3
-        await eventually(lambda: running.process.live.status("p1").queued_requests == 3)
-        assert (await running.post(request(1)))[1]["x-pool"] == "p0"
-        routers["p1"].queued_requests = 2
-        await eventually(lambda: running.fitness()["p1"] == "fit")
-        assert (await running.post(request(1)))[1]["x-pool"] == "p1"
-
-
 async def test_a_router_that_serves_another_model_is_no_place_to_go() -> None:
     async with pools(agg(0, 1), p0=OK, p1=OK) as (running, routers):
         routers["p1"].models = ["other"]
         await eventually(lambda: running.fitness()["p1"] == "down")
         (reason,) = running.process.live.status("p1").reasons
         assert reason.endswith("serves other, wanted m")
-
-
-async def test_a_router_that_does_not_answer_in_time_is_down() -> None:
-    async with pools(agg(0, 1, pools={"look_timeout_s": 0.05}), p0=OK, p1=OK) as (running, routers):
-        routers["p1"].silent = True
-        await eventually(lambda: running.fitness()["p1"] == "down")
-        assert running.process.live.status("p1").reasons[0].endswith("no answer within 0.05 s")
-        assert await running.metric('kvrouter_pool_looks_total{outcome="unreachable",pool="p1"}') >= 2
-        routers["p1"].silent = False
-        await eventually(lambda: running.fitness()["p1"] == "fit")
 
 
 async def test_the_routers_of_a_pool_take_turns_and_stand_in_for_each_other() -> None:
@@ -372,11 +342,3 @@ async def test_every_pool_is_shown_with_its_place_its_limits_and_how_it_stands()
         assert (first["namespace"], first["priority"], first["fitness"]) == ("p0", 3, "fit")
         assert second["routers"] == [{"url": routers["p1"].base_url, "control_url": routers["p1"].base_url}]
         assert (second["queued_requests"], second["limits"]["hold_s"]) == (2, 30.0)
-
-
-async def test_the_metrics_are_those_that_are_listed_for_pools_that_do_not_encode_prompts() -> None:
-    of_prompts = "router/admin/metrics/prompts.py"
-    listed = {name for name, family in COMMANDS["router pools"].items() if family.module != of_prompts}
-    async with pools(agg(0, pools={"ttft_bound_ms": 1}), p0=OK) as (running, _):
-        _, page = await running.get("/metrics", control=True)
-        assert shown_families(page) == listed

@@ -12,11 +12,12 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
-from router.fleet.ledger import Ledger, RankLoad
+from router.decision.state import RankLoad
 from router.replicas.service import Replicas, replica_families
-from tests.support.load_columns import shared_blocks
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import connected
+from tests.unit.properties.replica_network import apply
+from tests.unit.router.samples import state
 
 MODEL = "m"
 W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
@@ -28,23 +29,23 @@ class Router:
 
     def __init__(self, name: str, log: EventLog) -> None:
         self.name, self.log = name, log
-        self.ledger = Ledger()
+        self.state = state()
         self.replicas = Replicas(
             log,
             SystemClock(),
             router_id=name,
             model_of=lambda worker_id: MODEL if worker_id.startswith("w") else None,
-            apply=lambda event, origin: self.ledger.apply(event, SystemClock().now(), origin),
+            apply=lambda event, origin: apply(self.state, event, SystemClock().now(), origin),
         )
 
     def does(self, *events: LeaseEvent | Reconciled) -> None:
         for event in events:
-            self.ledger.apply(event, SystemClock().now())
+            apply(self.state, event, SystemClock().now())
             self.replicas.tell(event)
 
-    def sums(self) -> tuple[dict[WorkerRank, RankLoad], dict[WorkerRank, int], int]:
-        loads = {rank: load for rank, load in self.ledger.loads().items() if load != RankLoad()}
-        return loads, shared_blocks(self.ledger, CHAIN), self.ledger.statistics().open_leases
+    def sums(self) -> tuple[dict[WorkerRank, RankLoad], int]:
+        loads = {rank: load for rank, load in self.state.loads().items() if load != RankLoad()}
+        return loads, self.state.core.open_leases
 
 
 @asynccontextmanager
@@ -75,7 +76,7 @@ def routed(lease_id: str, blocks: int = 100, at: WorkerRank = W0) -> Routed:
 async def agreed(one: Router, other: Router, leases: int) -> None:
     """Wait until both ledgers say the same, of so many leases."""
     await eventually(
-        lambda: one.sums() == other.sums() and one.sums()[2] == leases, f"{one.sums()} is not {other.sums()}"
+        lambda: one.sums() == other.sums() and one.sums()[1] == leases, f"{one.sums()} is not {other.sums()}"
     )
 
 
@@ -84,12 +85,12 @@ async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> 
         one.does(routed("a"), routed("b", 50), routed("c", at=W1), FirstToken(lease_id="a"))
         other.does(routed("d", 20), FirstToken(lease_id="d"))
         await agreed(one, other, 4)
-        assert other.ledger.load_of(W0) == RankLoad(active_requests=3, active_blocks=103, prefill_tokens_queued=10)
+        assert other.state.load_of(W0) == RankLoad(active_requests=3, active_blocks=103, prefill_tokens_queued=10)
         one.does(Finished(lease_id="a"), Cancelled(lease_id="b"), Finished(lease_id="c"))
         other.does(Finished(lease_id="d"))
         await agreed(one, other, 0)
-        assert one.ledger.is_empty()
-        assert other.ledger.is_empty()
+        assert one.state.core.is_ledger_empty
+        assert other.state.core.is_ledger_empty
 
 
 async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker) -> None:

@@ -248,22 +248,4 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1
 
 
-async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
-    ):
-        with capture_logs() as lines:
-            for _ in range(50):
-                await engine.send(b"nonsense")
-                await engine.tell(is_heard=False)
-                await engine.tell(stored(1))
-            await until_all_read(agent, engine)
-        reader = agent.consolidator.readers[0]
-        assert (reader.refused_messages_total, reader.cursor.lost_total) == (50, 50)
-        told = [line["event"] for line in lines]
-        assert sorted(told) == ["engine_events_lost", "hop_a_message_refused"]
-
-
 # ---------------------------------------------------------------- one publisher a rank

@@ -115,20 +115,6 @@ async def test_a_name_that_the_engine_does_not_know_is_told_with_its_place() -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
-    [('{"a": 1}', "no max_position_embeddings"), ("{", "config.json: found"), (None, "no config.json")],
-)
-async def test_an_unknown_length_is_refused_before_anything_is_loaded(
-    trtllm: Fake, tmp_path: Path, config: str | None, said: str
-) -> None:
-    trtllm.control.start_failure = AssertionError("the model was loaded")
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    with pytest.raises(EngineError, match=said):
-        await trtllm_engine({"model": str(tmp_path), "max_seq_len": None}).start()
-
-
-@pytest.mark.parametrize(
     ("asked", "setting", "longest"), [(None, 77, 100), (None, None, 100), (50, 77, 50), (400, 77, 100)]
 )
 async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
@@ -186,12 +172,6 @@ async def test_the_backend_autodeploy_has_its_own_class(trtllm: Fake) -> None:
         assert isinstance(llm, trtllm.submodule("_torch.auto_deploy").LLM)
         assert len(tokens_of(await outputs(engine, request()))) == 4
     assert [str(each.path) for each in ours.warnings if each.path == ("tensor_parallel_size",)]
-
-
-@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-async def test_the_library_logs_from_our_level_on(trtllm: Fake, level: Any) -> None:
-    async with running(trtllm_engine(settings=TrtllmSettings(log_level=level))):
-        assert trtllm.submodule("logger").logger.level == level
 
 
 async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trtllm: Fake) -> None:

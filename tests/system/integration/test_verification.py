@@ -12,7 +12,7 @@ from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.expected_ranks import LISTEN_S, FleetRoll
 from indexer.service.http import IndexApi
-from indexer.service.index_client import IndexClient, IndexUnavailable
+from indexer.service.index_client import IndexClient
 from indexer.service.mirrors import Mirrors, MirrorSilent
 from indexer.service.verification import Verification
 from kv_protocol import fleet, recovery, subjects
@@ -231,19 +231,3 @@ async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_l
 
 
 # ---------------------------------------------------------------- the index over HTTP
-
-
-async def test_a_server_that_is_no_index_or_requires_a_token_is_named(broker: Broker, log: EventLog) -> None:
-    async with running_index(broker.url) as index, served(index.index, log, token="secret") as verified:
-        async with IndexClient(verified.url, token="secret", timeout_s=5.0) as client:
-            assert (await client.ranks()).ranks == ()
-        for url, words in (
-            (verified.url, "found no or another token, allowed its control plane's, as control.token"),
-            (f"{verified.url}/metrics", "found 401|found no or another token"),
-            (f"http://127.0.0.1:{broker.port}", "--index-url http://127.0.0.1:"),
-            ("http://127.0.0.1:1", "--index-url http://127.0.0.1:1: .*"),
-            ("nonsense", "--index-url nonsense: found no address, allowed http://host:port"),
-        ):
-            async with IndexClient(url, token="guess", timeout_s=5.0) as client:
-                with pytest.raises(IndexUnavailable, match=words):
-                    await client.ranks()

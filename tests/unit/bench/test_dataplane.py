@@ -1,13 +1,7 @@
 """The data plane bench: its workers and clients against each other, and what it makes of figures."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
-from bench.dataplane.backend import BackendConnection, CutStream
-from bench.dataplane.load import LoadRole
 from bench.dataplane.run import (
     BURST,
     CRAWLED,
@@ -18,9 +12,7 @@ from bench.dataplane.run import (
     LEFT,
     PACED,
     SMALL,
-    Bench,
     DataplaneResults,
-    MeasuredShape,
 )
 from bench.dataplane.systems import (
     CACHE,
@@ -33,57 +25,6 @@ from bench.dataplane.systems import (
     SystemPlan,
 )
 from bench.dataplane.verdicts import verdicts
-from bench.dataplane.wire import (
-    CHUNK,
-    END_EVENTS,
-    JSON_ANSWER,
-    STREAM_END,
-    STREAM_HEAD,
-    AnswerReader,
-)
-from bench.events.child import Answer
-
-SHAPE = MeasuredShape(rounds=1, seconds=1.0, rate=200.0, streams=10, crawl_s=1.0, cores=(-1, -1))
-_STREAM = STREAM_HEAD + 3 * CHUNK + STREAM_END
-
-
-@asynccontextmanager
-async def worker(lost: list[CutStream]) -> AsyncIterator[int]:
-    server = await asyncio.get_running_loop().create_server(lambda: BackendConnection(lost), "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
-def asked(word: str, lost: list[CutStream] | None = None, **told: float) -> Answer:
-    async def ask() -> Answer:
-        async with worker([] if lost is None else lost) as port:
-            return await LoadRole().commands[word](port=port, **told)
-
-    return asyncio.run(ask())
-
-
-def test_a_stream_is_read_whole_wherever_it_is_cut() -> None:
-    for cut in range(1, len(_STREAM)):
-        reader = AnswerReader()
-        assert [reader.feed(_STREAM[:cut]), reader.feed(_STREAM[cut:])] == [False, True], cut
-        assert (reader.status, reader.events) == (200, 3 + END_EVENTS), cut
-
-
-def test_a_whole_answer_is_read_wherever_it_is_cut() -> None:
-    for cut in range(1, len(JSON_ANSWER)):
-        reader = AnswerReader()
-        assert [reader.feed(JSON_ANSWER[:cut]), reader.feed(JSON_ANSWER[cut:])] == [False, True], cut
-
-
-def test_every_chunk_of_a_stream_is_counted() -> None:
-    answer = asked("saturate", body_bytes=300, connections=2, seconds=0.01, chunks=7)
-    assert answer["events"] == answer["requests"] * (7 + END_EVENTS)
-
-
-def test_streams_held_at_once_are_whole() -> None:
-    answer = asked("hold", streams=20, chunks=3, pause_ms=10, ramp_s=0.01)
-    assert (answer["errors"], answer["missing"]) == (0, 0)
-
 
 SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"
 SMALL_AWARE = "CPU of a small request (router, kv), over the best peer's, cache-aware"
@@ -139,11 +80,3 @@ def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: floa
     found = {each.target: each for each in verdicts(results)}
     added = found["CPU that tracing adds to a small request, unsampled"]
     assert (added.measured, added.holds) == (unsampled_us - 100.0, holds)
-
-
-def test_the_bench_starts_its_workers_and_its_clients() -> None:
-    async def begun() -> int:
-        async with Bench(SHAPE) as bench:
-            return bench.steps
-
-    assert asyncio.run(begun()) == 0

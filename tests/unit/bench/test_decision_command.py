@@ -35,7 +35,7 @@ def test_a_target_is_of_one_cell(mode: str, ranks: int, misses: int) -> None:
 
 def test_the_fleet_that_is_measured_is_at_work_and_holds_parts_of_prompts() -> None:
     fleet = DecisionFleet(SMALL, 1)
-    loads = fleet.state.ledger.loads()
+    loads = fleet.state.loads()
     assert sum(load.active_requests for load in loads.values()) == IN_FLIGHT * SMALL.ranks
     verdicts = [fleet.routing.decide(request) for request in fleet.requests(40)]
     assert {verdict.trust for verdict in verdicts} == {"EXACT"}

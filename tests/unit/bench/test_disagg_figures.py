@@ -6,7 +6,6 @@ import pytest
 from bench.disagg.figures import DisaggFigures, comparisons, figures
 from bench.disagg.fleet import DisaggRun
 from bench.disagg.journey import JourneyAnswer
-from bench.plot import Point, frontier
 from bench.routing.figures import Slo
 from bench.routing.virtual_fleet import RequestFigures
 from worker_agent.engines.simulated.transfer import TransferCounts, TransferRules
@@ -71,12 +70,3 @@ def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_fi
         "goodput 1000/10": ("p", "p"),
     }
     assert found["TTFT p50, ms"].value == pytest.approx(300.0)
-
-
-def point(user: float, gpu: float) -> Point:
-    return Point(user, gpu, "x1", is_served=True)
-
-
-def test_the_frontier_has_what_nothing_beats_in_both_ways() -> None:
-    points = [point(1, 9), point(5, 5), point(4, 5), point(9, 1), point(5, 4), point(2, 2)]
-    assert frontier(points) == [point(1, 9), point(5, 5), point(9, 1)]

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.disagg.engine import RoleEngine
-from bench.disagg.figures import SLOS, figures
 from bench.disagg.fleet import DisaggFleet, DisaggRun, DisaggSetting
 from bench.disagg.layouts import layout_of
 from bench.routing.trace import TraceRequest
@@ -58,7 +56,7 @@ def test_every_request_ends_once_and_nothing_is_left_anywhere(layout: str, seed:
     answered = Counter((each.outcome.arrival_s, each.outcome.isl_tokens) for each in run.answers)
     assert answered <= Counter((each.arrival_s, each.isl_tokens) for each in trace)
     assert answered.total() + run.failed == len(trace)
-    for load in fleet.state.ledger.loads().values():
+    for load in fleet.state.loads().values():
         assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0)
     for engine in fleet.engines:
         buffer = fleet.exchange.buffer_of(engine.rank.worker_id)
@@ -90,20 +88,6 @@ def test_a_lone_request_takes_the_time_that_engines_and_network_say() -> None:
     assert answer.phase == "decode"
 
 
-def test_one_token_is_the_prefill_workers_answer() -> None:
-    fleet, run = played([request(2.0, 1, 2, osl_tokens=1)], "1p1d")
-    (answer,) = run.answers
-    assert (answer.phase, answer.handover_s, answer.outcome.worker) == ("prefill", None, 0)
-    assert fleet.engines[1].simulator.transfer_statistics().fetches_total["done"] == 0
-
-
-def test_prompts_of_a_conversation_are_computed_where_its_blocks_are() -> None:
-    trace = [request(30.0 * number, *range(number + 1)) for number in range(6)]
-    _, run = played(trace, "3p1d")
-    assert [each.outcome.cached_tokens for each in run.answers] == [512 * number for number in range(6)]
-    assert [each.outcome.predicted_tokens for each in run.answers] == [512 * number for number in range(6)]
-
-
 def test_the_end_of_a_known_prompt_is_computed_by_the_worker_that_decodes() -> None:
     trace = [request(30.0 * number, *range(number + 4)) for number in range(3)]
     assert [each.phase for each in played(trace, "1p1d")[1].answers] == ["decode"] * 3
@@ -129,27 +113,9 @@ def test_a_transfer_that_does_not_fit_is_tried_at_three_workers_and_blocks_those
     assert sorted(waited) == [False] * 5 + [True]
 
 
-def table(trace: Sequence[TraceRequest], layout: str = "2p3d+isl_or_load") -> Any:
-    return figures(played(trace, layout)[1], gpus=5, slos=SLOS)
-
-
 @settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), layout=st.sampled_from(LAYOUTS))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, layout: str) -> None:
     trace = random_trace(seed, requests=20, per_s=per_s)
     one_by_one = SETTING._replace(foreseen_max=0)
     assert told(*played(trace, layout)) == told(*played(trace, layout, one_by_one))
-
-
-@pytest.mark.planted
-def test_decode_workers_that_compute_the_prompts_they_should_fetch_would_be_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trace, submit = random_trace(3, per_s=20.0), RoleEngine.submit
-    right = table(trace)
-
-    def computes(engine: RoleEngine, request_id: str, asked: TraceRequest, now_s: float, **rest: Any) -> None:
-        submit(engine, request_id, asked, now_s, phase="alone" if rest["handoff"] else rest["phase"])
-
-    monkeypatch.setattr(RoleEngine, "submit", computes)
-    assert table(trace).itl_s[1] > right.itl_s[1]

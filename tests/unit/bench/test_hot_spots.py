@@ -2,7 +2,6 @@
 
 from bench.routing.hot_spots import (
     HOT_PROMPT,
-    KV_TOKENS,
     play,
     spreads,
 )
@@ -30,16 +29,6 @@ def test_one_hot_prompt_stays_at_few_workers() -> None:
     assert SPREAD_MAX < kv.spread < WORKERS
     assert kv.hit_rate > in_turn.hit_rate
     assert kv.ttft_p99_s < in_turn.ttft_p99_s
-
-
-def test_all_requests_begin_with_the_one_system_prompt() -> None:
-    for workload in SMALL.values():
-        requests = [
-            *workload.requests,
-            *(each.request for several in workload.follow_ups.values() for each in several),
-        ]
-        assert len({request.block_ids[:16] for request in requests}) == 1
-        assert max(request.isl_tokens for request in requests) < KV_TOKENS
 
 
 def outcome(arrival_s: float, worker: int, uncached_tokens: int) -> RequestFigures:

@@ -1,18 +1,14 @@
 """What the index bench says of answers: right ones pass, planted bugs are seen."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
-from bench.index.exact import SCENARIOS, CacheChange, orderly_event, scenario, storm
+from bench.index.exact import SCENARIOS, scenario, storm
 from bench.index.plan import STORMS
-from bench.index.schedule import ScheduleShape, write_schedule
 from bench.index.subjects import Ours
-from bench.index.trace_cells import TraceAnswersCell
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
-from tests.unit.bench.traces import random_trace
 
 
 class ForgetsRemovals(ReferenceIndex):
@@ -59,34 +55,3 @@ def test_an_event_that_is_not_accepted_is_counted() -> None:
             raise KeyError(rank, sequence_hashes, tier)
 
     assert scenario(subject(Raises), "removed twice, refilled") == {"depth": 5, "errors": 2}
-
-
-@pytest.mark.parametrize(
-    ("change", "orderly"),
-    [
-        (CacheChange("store", [3, 4], 2), CacheChange("store", [3, 4], 2)),
-        (CacheChange("store", [5, 6], 4), CacheChange("store", [4, 5], 3)),
-        (CacheChange("store", [1], None), CacheChange("store", [1], None)),
-        (CacheChange("remove", [5, 3, 4, 2]), CacheChange("remove", [3, 2])),
-        (CacheChange("remove", [5]), CacheChange("store", [4], 3)),
-    ],
-)
-def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(
-    change: CacheChange, orderly: CacheChange
-) -> None:
-    assert orderly_event(change, [1, 2, 3, 4, 5, 6], {1, 2, 3}) == orderly
-
-
-@pytest.mark.parametrize("planted", [ReferenceIndex, *PLANTED])
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.planted
-def test_the_answers_of_a_schedule_are_right_without_a_planted_bug(
-    tmp_path: Path, planted: type[ReferenceIndex], seed: int
-) -> None:
-    shape = ScheduleShape(ranks=3, cache_tokens=3840, block_size=128)
-    file = tmp_path / "schedule"
-    count = write_schedule(file, random_trace(seed, requests=120), shape)
-    cell = TraceAnswersCell(subject(planted), file=str(file), ranks=shape.ranks, cache_blocks=shape.cache_blocks)
-    found = cell.round(0)
-    assert found["answers"] == count, seed
-    assert (found["wrong"] == 0) == (planted is ReferenceIndex), seed

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
+from bench.routing.virtual_worker import MODEL
 from kv_protocol.events import Tier
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
@@ -48,9 +49,9 @@ def test_every_request_ends_once_and_nothing_is_promised_any_more(policy: Policy
     fleet, outcomes = played(trace, policy=policy)
     asked = Counter((each.arrival_s, each.isl_tokens, each.osl_tokens) for each in trace)
     assert Counter((each.arrival_s, each.isl_tokens, each.osl_tokens) for each in outcomes) == asked
-    for load in fleet.state.ledger.loads().values():
+    for load in fleet.state.loads().values():
         assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0)
-    assert fleet.state.ledger.expired_total == 0
+    assert fleet.state.core.expired_total == 0
 
 
 @pytest.mark.parametrize("block_size", [64, 512])
@@ -78,7 +79,7 @@ def test_a_router_that_starts_anew_knows_the_index_and_no_request() -> None:
     fleet, after = played(trace, SHAPE._replace(restart_s=0.5))
     assert [each.predicted_tokens for each in after] == [each.predicted_tokens for each in before]
     assert sum(each.predicted_tokens for each in after) > 0
-    assert fleet.state.decisions_by_model.total() == 1
+    assert fleet.state.core.turn(MODEL) == 1
 
 
 def test_where_requests_do_not_meet_and_events_are_instant_the_router_counts_on_what_is_reused() -> None:
@@ -107,14 +108,6 @@ def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
     trace = random_trace(seed, requests=25, per_s=per_s)
     assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
-
-
-@pytest.mark.planted
-def test_not_being_cut_off_by_an_arrival_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = random_trace(1)
-    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
-    monkeypatch.setattr("bench.routing.virtual_engine.bisect_right", lambda times, _now_s: len(times))
-    assert told(played(trace)) != one_by_one
 
 
 @pytest.mark.parametrize("block_size", [16, 256, 512])

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerCame, WorkerGone
+from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerGone
 from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
 from indexer.index.reference import ReferenceIndex
@@ -149,30 +149,6 @@ def test_a_restored_fold_knows_what_the_other_knew() -> None:
         assert set(other.held(life.rank)) == set(life.rows())
 
 
-def test_what_was_known_before_is_known_no_more() -> None:
-    fold, other = fold_of(make_index()), fold_of(make_index())
-    lived(fold, A0, 3)
-    for rank in (C0, B0):
-        lived(other, rank, 5)
-    told(other, BytesRefused(B0))
-    other.restore(fold.checkpoint(CREATED, SEQ, WALL_NS), 0.0)
-    assert (other.ranks(), other.held(B0), other.statistics().index.ranks) == ([A0], [], 1)
-    assert other.tick(60.0) == []
-
-
-def test_a_rank_that_joins_after_a_checkpoint_gets_a_free_slot() -> None:
-    fold = fold_of(make_index())
-    for rank in (A0, A1, B0):
-        lived(fold, rank, 4)
-    told(fold, WorkerGone("b"), Life(C0, Random(1)).beat(), WorkerGone("a"))
-    other = restored(fold)
-    assert (other.ranks(), other.held(C0)) == ([C0], [])
-    for rank in (A0, A1, B0):
-        life = lived(other, rank, 6)
-        assert set(other.held(rank)) == set(life.rows())
-    assert other.statistics().index.ranks == 4
-
-
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
     fold = fold_of(make_index())
     told(fold, BytesRefused(A0))
@@ -188,27 +164,6 @@ def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
     assert other.ranks() == [A0]
     told(other, WorkerGone("a", "second"))
     assert other.ranks() == []
-
-
-def test_a_doubtful_rank_is_at_its_place_and_its_next_heartbeat_tells() -> None:
-    fold = fold_of(make_index())
-    life = lived(fold, A0, 6)
-    (spoilt,) = told(fold, HeartbeatArrived(A0, Heartbeat(instance="i", epoch=7, last_seq=6)))
-    assert places(fold) == {A0: (7, 6, "resyncing")}
-    assert fold.off_log() == [A0], "a snapshot should wait"
-    other = restored(fold)
-    assert places(other) == {A0: (7, 6, "")}
-    assert told(other, *life.answer(spoilt)) == [], "the question was the other's"
-    assert told(other, life.beat()) == []
-
-
-def test_a_capacity_that_was_told_before_is_kept() -> None:
-    fold = fold_of(make_index())
-    lived(fold, A0, 3)
-    other = fold_of(make_index())
-    told(other, WorkerCame("a", 5000))
-    other.restore(fold.checkpoint(CREATED, SEQ, WALL_NS), 0.0)
-    assert other.ranks() == [A0]
 
 
 def test_an_index_that_cannot_be_read_changes_nothing() -> None:

@@ -18,11 +18,10 @@ from indexer.follow.inputs import (
     Question,
     WorkerGone,
 )
-from indexer.follow.status import FollowerCounts
 from indexer.index.reference import ReferenceIndex
 from indexer.index.slots import RANKS_MAX
 from kv_protocol.digest import SetDigest, bucket_table
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.events import Batch, Event, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
@@ -126,21 +125,6 @@ def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFo
     assert fold.overlap(PATH[:3], [A0, A0])[1].overlap_blocks == (3, 3, 3, 3)
     assert fold.overlap([], [A0]) == [RankView((0, 0, 0, 0), EPOCH, 1, "")]
     assert fold.overlap(PATH, []) == []
-
-
-def test_every_kind_of_event_changes_the_index(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path()), batch(A0, 2, path(0, 3, Tier.DISK)))
-    assert depths(fold, A0) == [(6, 6, 6, 6)]
-    told(fold, batch(A0, 3, Removed((PATH[1],))))
-    assert depths(fold, A0) == [(1, 1, 6, 6)]
-    told(fold, batch(A0, 4, Removed((PATH[2],), Tier.DISK)))
-    assert depths(fold, A0) == [(1, 1, 6, 6)]
-    told(fold, batch(A0, 5, Cleared(Tier.GPU)))
-    assert depths(fold, A0) == [(0, 0, 2, 2)]
-    told(fold, batch(A0, 6, path(2, 3, Tier.EXTERNAL)))
-    assert depths(fold, A0) == [(0, 0, 2, 3)]
-    assert fold.overlap((), [A0])[0].seq == 6
-    assert [block.sequence_hash for block in fold.held(A0)] == PATH[:3]
 
 
 def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
@@ -286,15 +270,6 @@ def test_a_worker_with_heartbeats_after_the_reconnection_stays(fold: IndexFold) 
     assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 1, "")]
 
 
-def test_a_forgotten_rank_that_comes_back_begins_anew_and_is_asked(fold: IndexFold) -> None:
-    told(fold, pulse(A0, 0), batch(A0, 1, path()))
-    fold.tick(GONE_S)
-    assert told(fold, batch(A0, 2, Removed((PATH[5],))), now_s=6) == [asks_tail(A0, 1, 0)]
-    assert depths(fold, A0) == [(0, 0, 0, 0)]
-    told(fold, dump(A0, 1, 2, [HeldBlock(PATH[0], None, 1)]), now_s=6)
-    assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 2, "")]
-
-
 # ------------------------------------------------------------------------------------------------- leaving
 
 
@@ -397,19 +372,6 @@ def test_there_is_a_depth_for_each_rank_however_many_there_are(fold: IndexFold) 
 
 
 # ------------------------------------------------------------------------------------------------- figures
-
-
-def test_statistics_tell_of_the_index_of_each_stream_and_of_each_tier(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path()), batch(A0, 2, path(0, 2, Tier.DISK)), batch(B0, 3, path()), BytesRefused(B0))
-    now = fold.statistics()
-    assert now.blocks == {A0: (6, 0, 2, 0), B0: (0, 0, 0, 0)}
-    assert (now.index.ranks, now.index.nodes, now.index.held_blocks) == (2, 6, 6)
-    assert (now.streams[A0].epoch, now.streams[A0].cursor, now.streams[A0].stale) == (EPOCH, 2, "")
-    assert (now.streams[B0].stale, now.streams[B0].counts) == ("resyncing", FollowerCounts(gaps=1))
-    assert (now.refused_rank_facts_total, now.refused_messages_total) == (0, 1)
-    told(fold, batch(A0, 3, Cleared()))
-    assert now.blocks[A0] == (6, 0, 2, 0), "statistics are of their moment"
-    assert now.streams[A0].counts.applied == 2
 
 
 # ------------------------------------------------------------------------------------------------- all together

@@ -122,17 +122,6 @@ def test_a_rank_whose_blocks_do_not_fit_is_overfull_and_no_other() -> None:
     assert fold.overlap(B, [B0])[0].overlap_blocks == (100,) * 4, "what fitted is there"
 
 
-def test_it_is_followed_on_batch_by_batch_and_in_messages() -> None:
-    fold = crowded()
-    told(fold, batch(B0, 2, Removed(B[90:100])))
-    message = codec.encode_message([Batch(EPOCH, 3, Removed(B[80:90])), Batch(EPOCH, 4, stored(B, 80))])
-    assert told(fold, MessageArrived(B0, read_message(message))) == []
-    assert fold.tick(0.0) == []
-    view = fold.overlap(B, [B0])[0]
-    assert (view.overlap_blocks[0], view.seq, view.stale) == (100, 4, "overfull")
-    assert fold.statistics().refused_messages_total == 0
-
-
 def test_its_digest_differs_from_its_source_and_blocks_that_do_not_fit_are_not_requested() -> None:
     fold = make_fold()
     told(fold, batch(A0, 1, stored(A)), batch(B0, 1, stored(B)))
@@ -142,23 +131,6 @@ def test_its_digest_differs_from_its_source_and_blocks_that_do_not_fit_are_not_r
         assert told(fold, pulse(B0, 1, *B), now_s=now_s) == []
         assert fold.tick(now_s) == []
     assert fold.statistics().streams[B0].counts.digest_mismatches == 0
-
-
-def test_blocks_parked_behind_refused_ones_and_lost_are_not_requested() -> None:
-    fold = crowded()
-    told(fold, batch(A0, 2, Removed(A[880:])), batch(B0, 2, Stored((77,), B[-1], 900)))
-    assert fold.statistics().index.parked_blocks == 1
-    assert [fold.tick(now_s) for now_s in (0.25, PARKED_TTL_S, PARKED_TTL_S + 1)] == [[], [], []]
-    assert fold.statistics().index.parked_lost_blocks_total == 1
-
-
-def test_a_gap_of_it_is_asked_about_all_the_same() -> None:
-    fold = crowded()
-    assert told(fold, batch(B0, 3, Cleared())) == [Question(B0, RecoverRequest(1, EPOCH, 1))]
-    assert stale(fold, B0) == ["resyncing"]
-    told(fold, batch(B0, 4, Cleared()))
-    assert told(fold, dump(B0, 1, 3, B)) == []
-    assert (stale(fold, B0), fold.overlap((), [B0])[0].seq) == (["overfull"], 4), "the clear was kept and applied"
 
 
 # ------------------------------------------------------------------------------------------------- healing
@@ -208,17 +180,6 @@ def test_a_dump_that_does_not_fit_is_asked_for_again_only_after_another_fall(kin
     assert 1 <= len(questions) <= 5, questions
 
 
-def test_while_memory_stands_still_a_dump_that_did_not_fit_is_not_asked_for_again() -> None:
-    fold = crowded()
-    told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 - 1 :])))
-    assert fold.tick(1.0) == [asks_all(B0)]
-    assert told(fold, dump(B0, 1, 1, B), now_s=1.1) == []
-    assert stale(fold, B0) == ["overfull"]
-    for step in range(400):
-        told(fold, pulse(B0, 1, *B), now_s=2 + step / 4)
-        assert fold.tick(2 + step / 4) == []
-
-
 def test_a_rank_that_holds_no_more_than_fitted_is_not_stale_once_that_is_proven() -> None:
     fold = crowded()
     told(fold, batch(B0, 2, Removed(B[100:])))
@@ -241,22 +202,6 @@ def test_what_was_proven_whole_is_not_when_the_next_blocks_are_refused(*, seqs_i
     message = read_message(codec.encode_message([more] if seqs_in_a_row else [more, more]))
     assert told(fold, MessageArrived(B0, message)) == []
     assert (stale(fold, B0), fold.overlap(B, [B0])[0].overlap_blocks[0]) == (["overfull"], 101)
-
-
-def test_a_restart_makes_an_overfull_rank_an_empty_one() -> None:
-    fold = crowded()
-    told(fold, pulse(B0, 1, *B))
-    later = HeartbeatArrived(B0, Heartbeat(instance="i", epoch=EPOCH + 1, last_seq=0))
-    assert (told(fold, later), stale(fold, B0)) == ([], [""])
-    assert fold.statistics().overfull_ranks == 0
-
-
-def test_a_rank_in_the_slot_of_an_overfull_rank_is_not_overfull() -> None:
-    fold = crowded()
-    told(fold, WorkerGone("b"))
-    told(fold, pulse(C0, 0))
-    assert stale(fold, C0) == [""]
-    assert fold.statistics().overfull_ranks == 0
 
 
 class Crowd(NamedTuple):

@@ -21,7 +21,7 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.follow.messages import read_message
-from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
+from indexer.follow.question_turns import RECOVERIES_MAX
 from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import buckets_in
@@ -179,16 +179,6 @@ def test_an_answer_for_a_forgotten_rank_adds_no_rank(fold: IndexFold) -> None:
     assert fold.ranks() == []
 
 
-def test_an_answer_to_a_former_stay_of_a_rank_is_none_to_the_present_one(fold: IndexFold) -> None:
-    life = lived(fold, 3)
-    (former,) = told(fold, BytesRefused(A0))
-    told(fold, WorkerGone("a"))
-    (present,) = told(fold, arrived(A0, life.batch()))
-    assert former.request.request_id != present.request.request_id
-    assert told(fold, *life.answer(former)) == []
-    assert (fold.held(A0), stale(fold, A0)) == ([], ["resyncing"])
-
-
 # ------------------------------------------------------------------------------------------------- turns
 
 
@@ -206,15 +196,6 @@ def test_so_many_are_asked_at_once_and_no_more_and_the_others_in_their_turn(fold
         assert asked(told(fold, *lives[ranks[at]].answer(questions[at]))) == [ranks[RECOVERIES_MAX + at]]
     assert told(fold, *lives[ranks[3]].answer(questions[3])) == []
     assert stale(fold, *ranks[:5], ranks[-1]) == [""] * 4 + ["resyncing"] * 2
-
-
-def test_unanswered_streams_go_to_the_end_of_the_queue(fold: IndexFold) -> None:
-    ranks = list(crowd(fold, RECOVERIES_MAX + 3))
-    assert refused(fold, ranks) == ranks[:RECOVERIES_MAX]
-    assert [asked(fold.tick(now_s)) for now_s in (1.0, 1.9)] == [[], []]
-    assert asked(fold.tick(2.0)) == [*ranks[RECOVERIES_MAX:], *ranks[: RECOVERIES_MAX - 3]]
-    assert fold.tick(3.9) == []
-    assert asked(fold.tick(4.0))[:3] == ranks[RECOVERIES_MAX - 3 : RECOVERIES_MAX]
 
 
 def test_a_stream_that_needs_no_answer_any_more_frees_its_place(fold: IndexFold) -> None:
@@ -237,19 +218,6 @@ def test_a_waiting_rank_that_leaves_is_not_asked_nor_the_rank_in_its_slot(fold: 
     assert told(fold, Life(A0, Random(1)).beat()) == []
     assert asked(told(fold, *lives[ranks[0]].answer(questions[0]))) == [ranks[-1]]
     assert told(fold, *lives[ranks[1]].answer(questions[1])) == []
-
-
-def test_a_turn_is_had_once_however_often_it_is_waited_for() -> None:
-    turns = RecoveryQueue(2)
-    for slot in (5, 3, 5, 4):
-        turns.wait(slot)
-    assert [turns.next(), turns.next(), turns.next()] == [5, 3, None]
-    turns.end(5)
-    turns.wait(5)
-    assert [turns.next(), turns.next()] == [4, None]
-    turns.leave(5)
-    turns.leave(3)
-    assert turns.next() is None
 
 
 # ------------------------------------------------------------------------------------------------- the log is away

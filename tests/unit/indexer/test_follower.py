@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import StreamFollower
 from indexer.follow.question import OpenQuestion
-from indexer.follow.status import FollowerCounts, StaleReason, is_blind, without_log
+from indexer.follow.status import StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.fleet import Heartbeat
@@ -149,25 +149,6 @@ def test_the_table_holds(row: Row) -> None:
     assert (follower.stale, follower.position) == (row.stale, row.position)
 
 
-def test_what_befell_a_stream_is_counted() -> None:
-    follower = after(batch(1), batch(1), batch(3), batch(4), whole(1, 4), pulse(4), REFUSED, repaired(2, 4))
-    for one in (pulse(4), batch(6), replay(3, 6, 5), batch(FAR), batch(7), pulse(0, LATER), batch(8)):
-        give(follower, one)
-    assert counts(follower) == FollowerCounts(
-        applied=4,
-        duplicates=3,
-        gaps=2,
-        replays=1,
-        repairs=1,
-        resyncs=1,
-        restarts=1,
-        implausible=1,
-        other_epoch=1,
-        heals=4,
-    )
-    assert (follower.statistics().epoch, follower.statistics().cursor) == (LATER, 0)
-
-
 # ------------------------------------------------------------------------------------------------- behind
 
 
@@ -252,14 +233,6 @@ def test_a_restart_ends_the_question_and_its_answer_means_nothing(before: Sequen
     assert (follower.position, follower.stale, give(follower, TICK, 99)) == ((LATER, 0), "", [])
 
 
-def test_a_restart_needs_no_pause_before_its_first_question() -> None:
-    follower = after(*HOLE)
-    for now_s in (2.0, 4.0, 8.0):
-        give(follower, TICK, now_s)
-    give(follower, pulse(0, LATER), 9)
-    assert give(follower, batch(2, LATER), 9) == [tail(4)]
-
-
 def test_a_log_read_from_its_beginning_goes_through_former_epochs_to_the_living_one() -> None:
     follower = StreamFollower(LIMITS)
     effects = [give(follower, batch(seq, epoch)) for epoch, seq in [(EPOCH, 1), (EPOCH, 2), (LATER, 1), (THIRD, 1)]]
@@ -326,35 +299,12 @@ def test_a_life_that_was_retired_wrongly_is_taken_back_once_the_other_fell_silen
     assert give(follower, pulse(9, EPOCH), 20) == [], "and the former life is the retired one again"
 
 
-def test_the_same_after_a_wrong_dump() -> None:
-    follower = after(pulse(0, LATER), REFUSED)
-    assert give(follower, whole(1, 3, 8)) == [ReplaceAll(columns(8))]
-    assert give(follower, pulse(0, LATER), 1) == []
-    assert give(follower, pulse(0, LATER), LIMITS.silent_s) == [ReplaceAll()]
-    assert follower.position == (LATER, 0)
-
-
 def test_a_source_that_does_not_vouch_is_forgotten_with_its_epoch() -> None:
     follower = after(pulse(0, stale="why"), pulse(0, LATER))
     assert follower.stale == ""
 
 
 # ------------------------------------------------------------------------------------------------- the log's own place
-
-
-def test_how_far_the_log_itself_has_brought_a_stream_is_known() -> None:
-    follower = after(*LIVE)
-    assert (follower.statistics().logged_seq, follower.is_off_log) == (3, False)
-    give(follower, batch(6))
-    assert follower.statistics().logged_seq == 6
-    give(follower, whole(1, 9))
-    assert (follower.statistics().logged_seq, follower.is_off_log) == (6, True)
-    give(follower, batch(8))
-    assert follower.is_off_log
-    give(follower, batch(9))
-    assert (follower.statistics().logged_seq, follower.is_off_log) == (9, False)
-    give(follower, pulse(0, LATER))
-    assert follower.statistics().logged_seq == 0
 
 
 def test_a_replay_is_not_the_log() -> None:

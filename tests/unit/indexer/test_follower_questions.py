@@ -161,14 +161,6 @@ def test_a_gap_is_requested_once_the_log_has_not_closed_it_for_gap_s() -> None:
     assert give(follower, TICK, 0.5) == [tail(1)]
 
 
-def test_each_batch_that_follows_gives_the_log_another_gap_s_for_the_rest() -> None:
-    follower = after(*HOLE, limits=PATIENT)
-    assert give(follower, batch(4), 0.4) == applied(4)
-    assert give(follower, batch(8), 0.6) == []
-    assert give(follower, TICK, 0.8) == []
-    assert give(follower, TICK, 0.9) == [tail(1)]
-
-
 def test_a_batch_that_is_lost_is_requested_however_many_later_ones_come() -> None:
     follower = after(*LIVE, limits=PATIENT)
     requested = [give(follower, batch(seq), 0.25 * (seq - 5)) for seq in (5, 6, 7, 8)]
@@ -264,14 +256,6 @@ def test_answers_that_prove_nothing_are_asked_for_ever_less_often() -> None:
     assert asked_at(follower, 40, answered_and_doubted) == [0, 2, 6, 14, 22, 30, 38]
 
 
-def test_an_answer_ends_the_pauses_for_want_of_one() -> None:
-    follower = after(*HOLE)
-    assert asked_at(follower, 14) == [2, 6, 14]
-    give(follower, whole(4, 6), 14)
-    give(follower, batch(8), 15)
-    assert [give(follower, TICK, now_s) for now_s in (15.5, 16)] == [[], [tail(5)]]
-
-
 def test_a_proof_ends_all_pauses() -> None:
     follower = after(*HOLE, whole(1, 6), pulse(6))
     assert give(follower, batch(8)) == [tail(2)]
@@ -342,25 +326,6 @@ def test_a_heartbeat_that_is_always_a_little_late_is_no_sign_of_that() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- time to heal
-
-
-def test_how_long_it_took_to_heal_is_counted_from_the_first_sign() -> None:
-    follower = after(pulse(0))
-    give(follower, batch(2), 10.0)
-    give(follower, batch(1), 10.5)
-    give(follower, pulse(3), 20.0)
-    give(follower, TICK, 22.5)
-    give(follower, whole(2, 3), 23.0)
-    now = counts(follower)
-    assert (now.heals, now.last_healing_s, now.healing_s_total) == (2, 3.0, 3.5)
-
-
-def test_a_recovery_that_finds_another_hole_is_not_healed_yet() -> None:
-    follower = after(*HOLE, batch(8))
-    give(follower, whole(1, 6), 1)
-    assert counts(follower).heals == 0
-    give(follower, batch(7), 5)
-    assert (counts(follower).heals, counts(follower).last_healing_s) == (1, 5.0)
 
 
 def test_a_stream_that_is_but_behind_for_a_while_is_not_counted() -> None:

@@ -51,27 +51,11 @@ def test_a_capacity_that_is_said_afterwards_is_told_of_each_rank_of_its_worker()
     assert index.news() == [(0, 5000), (2, 5000)]
 
 
-def test_the_newest_word_of_a_worker_counts() -> None:
-    places, index = recorded()
-    for capacity_blocks in (5000, 10, 0):
-        places.set_capacity("a", capacity_blocks)
-    places.take(A0, 0.0)
-    assert index.news() == [(0, 0)]
-
-
 def test_a_capacity_without_measure_is_the_largest_that_an_index_is_told() -> None:
     places, index = recorded()
     places.set_capacity("a", 2**64 - 1)
     places.take(A0, 0.0)
     assert index.news() == [(0, 2**32 - 1)]
-
-
-def test_a_capacity_is_forgotten_with_its_worker() -> None:
-    places, index = recorded()
-    places.set_capacity("a", 5000)
-    places.forget_worker("a")
-    places.take(A0, 0.0)
-    assert index.news() == [(0, 0)]
 
 
 def test_of_workers_without_end_the_newest_are_remembered() -> None:

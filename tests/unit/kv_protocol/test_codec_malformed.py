@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kv_protocol.codec import decode_frame, decode_message, encode_message, split_message
+from kv_protocol.codec import decode_message, encode_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 
@@ -102,31 +102,6 @@ def test_a_count_of_blocks_that_nothing_backs_costs_no_memory(n: int) -> None:
 
 
 # ---------------------------------------------------------------- two steps
-
-
-def test_a_message_is_cut_without_a_look_at_its_events() -> None:
-    data = bytearray(VALID)
-    for at, value in ((FIRST + TIER, 9), (SECOND + FLAGS, 9), (THIRD + KIND, 9), (FOURTH + SEQ, 0)):
-        data[at] = value
-    frames = split_message(data)
-    assert [frame.offset for frame in frames] == [FIRST, SECOND, THIRD, FOURTH]
-    assert [len(frame.hashes) for frame in frames] == [24, 8, 16, 0]
-    for frame, offset in zip(frames, (FIRST + TIER, SECOND + FLAGS, THIRD, FOURTH), strict=True):
-        with pytest.raises(MalformedMessage) as refused:
-            decode_frame(frame)
-        assert refused.value.offset == offset
-
-
-@pytest.mark.parametrize(
-    ("data", "offset", "reason"),
-    [
-        (changed(FIRST + TIER, 9) + b"\0", len(VALID), "1 bytes after the last of 4 batches"),
-        (changed(FIRST + TIER, 9)[:-1], FOURTH, "51 bytes left, a batch head needs 52"),
-    ],
-)
-def test_what_cannot_be_cut_is_told_before_what_its_events_say(data: bytes, offset: int, reason: str) -> None:
-    refused = refusal(data)
-    assert (refused.offset, refused.reason) == (offset, reason)
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, memoryview])

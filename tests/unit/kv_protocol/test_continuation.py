@@ -17,23 +17,10 @@ def ending(progress: Progress, *, is_chat: bool = True, prompt_tokens: int | Non
     return [msgspec.json.decode(each.removeprefix(b"data: ")) for each in events]
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_a_stream_that_was_cut_behind_its_last_token_ends_by_its_length_with_its_usage(is_chat: bool) -> None:
-    reason, usage = ending(CUT, is_chat=is_chat)
-    assert reason["choices"][0]["finish_reason"] == "length"
-    assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    assert {each["id"] for each in (reason, usage)} == {"a"}
-
-
 @pytest.mark.parametrize(("has_usage", "usage"), [(True, []), (False, [7])])
 def test_what_was_sent_already_is_not_sent_again(has_usage: bool, usage: list[int]) -> None:
     events = ending(msgspec.structs.replace(CUT, finish_reason="stop", has_usage=has_usage))
     assert [each["usage"]["total_tokens"] for each in events] == usage
-
-
-def test_a_client_that_wants_no_usage_gets_none() -> None:
-    assert [each["choices"][0]["finish_reason"] for each in ending(CUT, prompt_tokens=None)] == ["length"]
 
 
 def test_what_a_stream_has_sent_is_found_in_its_events() -> None:

@@ -42,11 +42,6 @@ def test_the_winner_is_the_candidate_that_is_chosen(winner: int) -> None:
     assert Decision(**FIELDS | {"winner": winner}).chosen is CANDIDATES[winner]
 
 
-def test_a_single_candidate_wins_without_a_runner_up() -> None:
-    alone = Decision(**FIELDS | {"candidates": CANDIDATES[:1], "winner": 0, "runner_up": None, "margin": None})
-    assert alone.chosen is CANDIDATES[0]
-
-
 @pytest.mark.parametrize("field", ["winner", "runner_up"])
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_rank_that_was_no_candidate_is_neither_winner_nor_runner_up(field: str, index: int) -> None:

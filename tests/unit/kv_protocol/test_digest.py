@@ -3,18 +3,9 @@ import pytest
 from kv_protocol.digest import BUCKETS, SetDigest, TierDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
-from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
+from kv_protocol.splitmix import choice_index, splitmix64
 
 HASHES = [0, 1, 2**56 - 1, 2**56, 2**63, 2**64 - 1]
-
-
-@pytest.mark.parametrize("sequence_hash", HASHES)
-def test_one_block_counts_in_the_bucket_of_its_top_byte_alone(sequence_hash: int) -> None:
-    digest = SetDigest([sequence_hash])
-    expected = [0] * BUCKETS
-    expected[sequence_hash // 2**56] = splitmix64(sequence_hash)
-    assert digest.buckets == tuple(expected)
-    assert (digest.block_count, digest.total) == (1, splitmix64(sequence_hash))
 
 
 @pytest.mark.parametrize("tier", Tier)
@@ -29,20 +20,6 @@ def test_a_heartbeat_says_count_and_digest_of_a_tier(tier: Tier) -> None:
 def test_a_tier_digest_beyond_u64_cannot_exist(block_count: int, digest: int, field: str) -> None:
     with pytest.raises(LimitExceeded, match=rf"^{field}: "):
         TierDigest(Tier.GPU, block_count, digest)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-@pytest.mark.parametrize("count", [1, 2, 3, 64, 1000])
-def test_a_seeded_choice_is_an_index_and_always_the_same(seed: int, count: int) -> None:
-    drawn = [choice_index(seed, count, draw) for draw in range(50)]
-    assert set(drawn) <= set(range(count))
-    assert drawn == [choice_index(seed, count, draw) for draw in range(50)]
-    assert all(0.0 <= unit_interval(seed, draw) < 1.0 for draw in range(50))
-
-
-def test_choices_of_many_seeds_are_even() -> None:
-    drawn = [choice_index(seed, 4) for seed in range(4000)]
-    assert all(900 < drawn.count(index) < 1100 for index in range(4))
 
 
 def test_a_choice_among_nothing_is_our_own_bug() -> None:

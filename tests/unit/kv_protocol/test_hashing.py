@@ -5,9 +5,7 @@ import pytest
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import (
-    EAGLE_HASH_SCHEME,
     canary,
-    chain,
     hash_seed,
     local_block_hashes,
     lora_id,
@@ -58,13 +56,6 @@ def test_only_full_blocks_have_a_hash(is_eagle: bool, counts: list[int]) -> None
     assert [len(local_block_hashes(range(n), 2, is_eagle=is_eagle)) for n in range(5)] == counts
 
 
-def test_multimodal_hashes_belong_to_their_block_in_any_order() -> None:
-    plain, mixed = local_block_hashes(range(8), 4), local_block_hashes(range(8), 4, mm_hashes=[[], [9, 3], [5]])
-    assert mixed[0] == plain[0]
-    assert mixed[1] != plain[1]
-    assert mixed == local_block_hashes(range(8), 4, mm_hashes=[[], [3, 9]])
-
-
 def test_an_empty_name_or_salt_is_an_absent_one() -> None:
     assert {hash_seed(), hash_seed("", ""), hash_seed(None, ""), hash_seed("", None)} == {1337}
 
@@ -73,20 +64,6 @@ def test_a_name_and_a_salt_of_the_same_text_give_different_seeds_and_add_up() ->
     name, salt = hash_seed("x", None), hash_seed(None, "x")
     assert name != salt
     assert hash_seed("x", "x") == (name + salt - 1337) % 2**64
-
-
-def test_a_sequence_hash_names_the_whole_prefix() -> None:
-    left, right = sequence_hashes([1, 2, 3, 4, 5, 6], 2), sequence_hashes([9, 2, 3, 4, 5, 6], 2)
-    assert all(a != b for a, b in zip(left, right, strict=True))
-    assert sequence_hashes([1, 2, 3, 4, 5, 0], 2)[:2] == left[:2]
-
-
-def test_a_chain_without_blocks_is_empty() -> None:
-    assert chain([]) == chain([], 5) == sequence_hashes([], 4) == []
-
-
-def test_a_chain_after_a_parent_of_hash_0_is_no_root() -> None:
-    assert chain([5], 0) != chain([5]) == [5]
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 4096])
@@ -125,13 +102,3 @@ def test_signed_and_unsigned_keep_the_same_bits(value: int) -> None:
 @pytest.mark.parametrize("option", ["lora_task_id", "cache_salt_id"])
 def test_an_engine_id_of_0_is_an_id(option: str) -> None:
     assert trtllm_block_hash([1, 2], **{option: 0}) != trtllm_block_hash([1, 2])
-
-
-def test_an_engine_mixes_the_salt_into_the_first_block_alone() -> None:
-    assert trtllm_block_hash([1, 2], cache_salt_id=5) != trtllm_block_hash([1, 2])
-    assert trtllm_block_hash([1, 2], 9, cache_salt_id=5) == trtllm_block_hash([1, 2], 9)
-
-
-def test_the_canary_of_bigrams_is_another() -> None:
-    assert canary(4, EAGLE_HASH_SCHEME) == sequence_hashes(range(9), 4, is_eagle=True)[-1]
-    assert canary(4, EAGLE_HASH_SCHEME) != canary(4)

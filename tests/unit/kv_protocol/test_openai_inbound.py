@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
-from kv_protocol.openai.options import AgentHints, Targets
+from kv_protocol.openai.options import AgentHints
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
@@ -167,16 +166,6 @@ EXTENSION = {
     "use_raw_prompt": True,
     "max_thinking_tokens": 10,
 }
-
-
-def test_the_extension_is_read() -> None:
-    read = chat(nvext=EXTENSION).extension
-    assert (read.backend_instance_id, read.prefill_worker_id, read.decode_worker_id) == ("w1", 7, "w2")
-    assert (read.dp_rank, read.prefill_dp_rank, read.cache_salt) == (1, 0, "s")
-    assert read.hints == AgentHints(priority=-3, strict_priority=2, osl=100, speculative_prefill=True)
-    assert read.router == Targets(ttft_target=250, itl_target=12.5)
-    assert (read.ttft_target_s, read.itl_target_s) == (0.25, 0.0125)
-    assert chat(nvext=EXTENSION).token_data() == pack_tokens([1, 2])
 
 
 @pytest.mark.parametrize("nvext", [None, {}, {"agent_hints": None, "router": None, "token_data": None}, {"router": {}}])

@@ -4,11 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.codec import MESSAGE_BYTES_MAX
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.recovery import (
     ANSWER_BYTES_MAX,
-    CHUNK_BLOCKS_MAX,
     DUMP_CHUNKS_MAX,
     REQUEST_BYTES_MAX,
     BlockColumns,
@@ -53,19 +51,6 @@ def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_bl
     assert [chunk.chunk for chunk in chunks] == list(range(max(1, -(-n // chunk_blocks))))
     assert {(chunk.request_id, chunk.epoch, chunk.last_seq, chunk.of) for chunk in chunks} == {(5, 6, 7, len(chunks))}
     assert all(len(chunk.tiers) <= chunk_blocks for chunk in chunks)
-
-
-def test_a_full_chunk_fits_a_message_whatever_its_numbers() -> None:
-    first, second = dump_chunks(U64_MAX, U64_MAX, U64_MAX, rows(CHUNK_BLOCKS_MAX + 1))
-    assert len(encode(first)) <= MESSAGE_BYTES_MAX
-    assert (len(first.tiers), len(second.tiers)) == (CHUNK_BLOCKS_MAX, 1)
-    assert decode_answer(encode(first)) == first
-
-
-def test_a_parent_of_hash_0_is_a_parent() -> None:
-    blocks = [HeldBlock(0, None, 1), HeldBlock(5, 0, 8)]
-    (chunk,) = dump_chunks(1, 2, 3, blocks)
-    assert list(chunk.blocks()) == blocks
 
 
 @pytest.mark.parametrize("block", [HeldBlock(2**64, None, 1), HeldBlock(-1, None, 1), HeldBlock(1, 2**64, 1)])

@@ -41,20 +41,6 @@ def test_odd_model_names_all_differ() -> None:
     assert len({subjects.model_slug(model) for model in ODD_MODELS}) == len(ODD_MODELS)
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        ("org/model", "org-model", "Org/Model", "org model", "org.model"),
-        ("", "模型", "---", "model"),
-        ("x" * 48, "x" * 49, "x" * 48 + "/a"),
-    ],
-)
-def test_models_of_one_slug_differ_by_their_hash(models: tuple[str, ...]) -> None:
-    slugs = [subjects.model_slug(model) for model in models]
-    assert len({slug[:-9] for slug in slugs}) == 1
-    assert len({slug[-8:] for slug in slugs}) == len(models)
-
-
 def test_the_subjects_are_those_of_the_interface() -> None:
     rank = WorkerRank("w-1", 2)
     slug = subjects.model_slug("Org/M")
@@ -145,18 +131,6 @@ def test_a_worker_or_router_that_would_break_a_subject_is_refused(worker_id: str
 def test_a_subject_that_names_no_rank_is_refused(subject: str) -> None:
     with pytest.raises(MalformedMessage, match=r"allowed kv\.v1\.<kind>\.<model>\.<worker>\.<rank>"):
         subjects.rank_of(subject)
-
-
-def test_message_ids_of_different_batches_differ() -> None:
-    ids = {
-        subjects.message_id(WorkerRank(worker_id, dp_rank), epoch, seq)
-        for worker_id in ("w", "w-1")
-        for dp_rank in (1, 11)
-        for epoch in (1, 11)
-        for seq in (1, 11)
-    }
-    assert len(ids) == 16
-    assert subjects.message_id(WorkerRank("w", 1), 2, 3) == "w/1/2/3"
 
 
 def test_a_pattern_is_of_all_or_of_whom_is_named() -> None:

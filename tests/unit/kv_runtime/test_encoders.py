@@ -55,13 +55,6 @@ class Planted:
         return packed(self._change(text, self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids))
 
 
-@pytest.mark.planted
-def test_a_planted_difference_is_found() -> None:
-    tokenizer = llama_like()
-    found = first_difference(tokenizer, Planted(tokenizer, lambda text, ids: ids[:-1] if len(text) > 1000 else ids))
-    assert found.startswith("it encodes ")
-
-
 def test_what_is_equal_differs_nowhere() -> None:
     tokenizer = llama_like()
     assert first_difference(tokenizer, Planted(tokenizer, lambda _, ids: ids)) == ""

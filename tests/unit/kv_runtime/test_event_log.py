@@ -28,43 +28,10 @@ async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
     assert str(raised.value).startswith(f"nats.url {url}: ")
 
 
-async def test_a_message_is_in_the_stream_once_for_each_id(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        assert [await log.publish("test.a", b"x", "1"), await log.publish("test.a", b"y", "1")] == [1, 1]
-        assert [await log.publish("test.a", b"z", "2"), await log.publish("test.a", b"z")] == [2, 3]
-        await log.follow("TEST", "test.>", reader.on_message)
-        await reader.until([b"x", b"z", b"z"])
-
-
 async def test_publishing_to_no_stream_is_an_error_that_names_the_subject(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^publish nowhere\.a: "):
             await connection.log.publish("nowhere.a", b"x")
-
-
-async def test_too_large_a_message_is_an_error(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        with pytest.raises(BrokerUnavailable, match=r"^publish test\.a: "):
-            await connection.log.publish("test.a", bytes(2 << 20))
-        with pytest.raises(BrokerUnavailable, match=r"^announce core\.a: "):
-            await connection.log.announce("core.a", bytes(2 << 20))
-        assert connection.log.is_connected
-
-
-async def test_following_begins_with_the_first_message_and_goes_on_in_order(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        await publish_all(connection.log, numbers(1, 50))
-        await connection.log.follow("TEST", "test.>", reader.on_message)
-        await publish_all(connection.log, numbers(51, 100), "test.b")
-        await reader.until(numbers(1, 100))
-    assert [message.stream_seq for message in reader.messages] == list(range(1, 101))
-    assert {message.subject for message in reader.messages} == {"test.a", "test.b"}
 
 
 async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(broker: Broker) -> None:
@@ -147,22 +114,6 @@ async def test_nothing_is_published_or_announced_while_the_server_is_away_and_th
         assert await log.publish("test.a", b"back") == 1
         await log.announce("core.a", b"back")
         await heard.until([b"back"])
-
-
-async def test_a_publication_that_the_server_died_over_may_be_repeated(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await log.publish("test.a", b"x", "1")
-        await broker.kill()
-        await eventually(lambda: not log.is_connected)
-        await broker.start()
-        await eventually(lambda: log.is_connected)
-        assert await log.publish("test.a", b"x", "1") == 1
-        await log.follow("TEST", "test.>", reader.on_message)
-        await log.publish("test.a", b"y", "2")
-        await reader.until([b"x", b"y"])
 
 
 @pytest.mark.parametrize("before", [3, 30])
@@ -257,17 +208,6 @@ async def test_a_reading_that_the_server_ended_goes_on(
         await publish_all(log, numbers(6, 15))
         await reader.until(numbers(1, 15))
         assert connection.said == []
-    await client.close()
-
-
-async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker) -> None:
-    reader, client = Reader(), await nats.connect(broker.url)
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        await client.jetstream().publish("test.a", b"", headers={"Status": "100", "Nats-Last-Consumer": "99"})
-        await connection.log.publish("test.a", b"x")
-        await connection.log.follow("TEST", "test.>", reader.on_message)
-        await reader.until([b"", b"x"])
     await client.close()
 
 
@@ -400,26 +340,6 @@ async def test_announced_messages_that_come_faster_than_they_are_taken_are_dropp
     assert [line["event"] for line in logs] == ["log_messages_dropped"]
 
 
-async def test_closing_while_the_server_is_away_is_quiet(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        await connection.log.follow("TEST", "test.>", Reader().on_message)
-        await broker.kill()
-        await eventually(lambda: not connection.log.is_connected)
-        async with asyncio.timeout(3):
-            await connection.log.close()
-            await connection.log.close()
-
-
-async def test_closing_lets_what_was_announced_leave(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as listener:
-        await listener.log.listen("core.a", reader.on_message)
-        async with connected(broker.url) as speaker:
-            await speaker.log.announce("core.a", b"bye")
-        await reader.until([b"bye"])
-
-
 # ------------------------------------------------------------------------------------------------- conditions, headers
 async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_have(broker: Broker) -> None:
     async with connected(broker.url) as connection:
@@ -433,19 +353,6 @@ async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_h
             await log.publish("test.a", b"x", after_seq=2)
         assert await log.publish("test.a", b"3", after_seq=1) == 3
         assert (await log.stream_state("TEST")).last_seq == 3
-
-
-async def test_what_a_publisher_set_beside_the_bytes_is_read_by_followers_and_listeners(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log, followed, heard = connection.log, Reader(), Reader()
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", followed.on_message)
-        await log.listen("test.>", heard.on_message)
-        await log.publish("test.a", b"1")
-        await log.publish("test.a", b"2", headers={"Kv-One": "a"})
-        for reader in (followed, heard):
-            await reader.until([b"1", b"2"])
-            assert [message.headers for message in reader.messages] == [None, {"Kv-One": "a"}]
 
 
 async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(broker: Broker) -> None:

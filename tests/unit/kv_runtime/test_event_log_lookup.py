@@ -53,16 +53,6 @@ async def test_a_place_is_found_by_its_time(broker: Broker) -> None:
         assert [await log.seq_at("TEST", times[at]) for at in (0, 9, 10, 29)] == [10, 10, 11, 30]
 
 
-async def test_in_an_empty_stream_no_time_has_a_message(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        assert (await log.seq_at("TEST", 10**18), await log.message_from("TEST", 1)) == (0, None)
-        await publish_all(log, numbers(1, 3))
-        await log.purge("TEST", 3)
-        assert (await log.seq_at("TEST", 10**18), await log.message_from("TEST", 1)) == (3, None)
-
-
 async def test_a_stream_that_is_not_there_is_named(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"message 1 of TEST.*stream not found"):

@@ -35,15 +35,6 @@ async def test_what_was_put_is_got_also_by_other_clients(broker: Broker, size: i
         await client.close()
 
 
-async def test_what_is_put_again_is_what_was_put_last(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        bucket = await bucket_of(connection.log)
-        await bucket.put("a", bytes(CHUNK_BYTES * 3))
-        await bucket.put("a", b"new")
-        assert (await bucket.get("a"), await bucket.names()) == (b"new", ["a"])
-        assert await bucket.size_bytes() < CHUNK_BYTES
-
-
 async def test_what_is_deleted_is_gone_and_takes_no_room(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         bucket = await bucket_of(connection.log)
@@ -170,16 +161,3 @@ async def test_without_a_bucket_or_a_server_nothing_is_known(broker: Broker) -> 
         await broker.start()
         await eventually(lambda: connection.log.is_connected)
         assert await bucket.get("a") == b"a"
-
-
-async def test_a_bucket_that_the_server_lost_is_made_again(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        bucket = await bucket_of(connection.log)
-        await bucket.put("a", b"a")
-        await broker.kill()
-        broker.lose_store()
-        await eventually(lambda: not connection.log.is_connected)
-        await broker.start()
-        await eventually(lambda: connection.said == ["lost", "found"])
-        await connection.log.ensure_bucket("TEST", replicas=1, max_bytes=MAX_BYTES)
-        assert await bucket.names() == []

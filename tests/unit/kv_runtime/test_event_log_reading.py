@@ -46,32 +46,6 @@ async def test_another_stream_or_a_shorter_one_is_read_from_its_beginning(
         assert log.statistics().read_anew_total == 1
 
 
-async def test_what_was_purged_behind_the_place_is_passed_over(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 9))
-        await log.purge("TEST", 6)
-        place = await followed(log, reader, after_seq=3, created=(await log.stream_state("TEST")).created)
-        await reader.until(numbers(7, 9))
-        assert (reader.messages[0].stream_seq, place.read_anew_total) == (7, 0)
-
-
-async def test_every_message_has_the_servers_time(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 9))
-        await followed(log, reader, after_seq=0, created="")
-        await reader.until(numbers(1, 9))
-        state = await log.stream_state("TEST")
-        times = [message.time_ns for message in reader.messages]
-        assert times == sorted(set(times))
-        assert (times[0], times[-1]) == (state.first_time_ns, state.last_time_ns)
-
-
 async def test_what_is_gone_before_it_was_read_is_not_unread_any_more(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

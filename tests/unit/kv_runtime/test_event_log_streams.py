@@ -7,7 +7,7 @@ import nats
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from kv_runtime.event_log import BrokerUnavailable, LogStreamState, StreamUnfit
+from kv_runtime.event_log import BrokerUnavailable, StreamUnfit
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
@@ -119,30 +119,6 @@ async def test_a_stream_that_became_unfit_while_the_server_was_away_is_said_and_
         await client.jetstream().publish("test.a", b"x")
         await reader.until([b"x"])
         await client.close()
-
-
-async def test_the_state_of_a_stream_says_what_it_has_and_when_it_was_made(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        empty = await log.stream_state("TEST")
-        assert empty == LogStreamState(empty.created, 1, 0, 0, 0, 0)
-        await publish_all(log, numbers(1, 9))
-        full = await log.stream_state("TEST")
-        assert (full.created, full.first_seq, full.last_seq) == (empty.created, 1, 9)
-        assert 0 < full.first_time_ns < full.last_time_ns
-        assert full.bytes > 0
-        await log.purge("TEST", 4)
-        purged = await log.stream_state("TEST")
-        assert (purged.created, purged.first_seq, purged.last_seq) == (empty.created, 5, 9)
-        assert full.first_time_ns < purged.first_time_ns < full.last_time_ns
-        assert 0 < purged.bytes < full.bytes
-        await log.purge("TEST", 9)
-        assert await log.stream_state("TEST") == LogStreamState(empty.created, 10, 9, 0, 0, 0)
-        with pytest.raises(BrokerUnavailable, match=r"^stream NONE: .*not found"):
-            await log.stream_state("NONE")
-        with pytest.raises(BrokerUnavailable, match=r"^purge NONE: .*not found"):
-            await log.purge("NONE", 1)
 
 
 async def test_the_birth_of_a_stream_outlives_the_server_and_no_other_stream_has_it(broker: Broker) -> None:

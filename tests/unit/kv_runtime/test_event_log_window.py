@@ -24,17 +24,6 @@ async def outcomes(sent: list[asyncio.Future[int]]) -> list[int | str]:
     return [outcome if isinstance(outcome, int) else str(outcome) for outcome in ended]
 
 
-async def test_what_is_sent_is_in_the_stream_in_the_order_of_sending(broker: Broker) -> None:
-    reader = Reader()
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        sent = await send_all(connection.log, numbers(1, COUNT))
-        assert await outcomes(sent) == list(range(1, COUNT + 1))
-        await connection.log.follow("TEST", "test.>", reader.on_message)
-        await reader.until(numbers(1, COUNT))
-        assert connection.log.statistics().publish_failures_total == 0
-
-
 async def test_the_unconfirmed_are_never_more_than_the_window(broker: Broker) -> None:
     unconfirmed = []
     async with connected(broker.url) as connection:
@@ -123,24 +112,6 @@ async def test_a_lost_connection_ends_all_that_is_unconfirmed_and_a_repetition_i
         assert log.statistics().reconnects_total == 1
 
 
-async def test_a_waiting_publisher_fails_when_the_connection_is_lost(broker: Broker) -> None:
-    async with connected(broker.url) as connection, asyncio.TaskGroup() as group:
-        await connection.log.ensure_stream(STREAM)
-        broker.freeze()
-        sent = await send_all(connection.log, numbers(1, WINDOW_MESSAGES))
-        waiting = group.create_task(error_of_sending(connection.log))
-        await broker.kill()
-        assert await waiting == "publish test.a: not connected"
-        assert set(await outcomes(sent)) == {"publish test.a: the connection was lost"}
-        await eventually(lambda: connection.log.statistics().unconfirmed == 0)
-
-
-async def error_of_sending(log: EventLog) -> str:
-    with pytest.raises(BrokerUnavailable) as raised:
-        await log.send("test.a", b"late")
-    return str(raised.value)
-
-
 async def test_what_is_not_confirmed_in_time_ends(broker: Broker) -> None:
     async with connected(broker.url, confirm_s=0.2) as connection:
         await connection.log.ensure_stream(STREAM)
@@ -152,18 +123,6 @@ async def test_what_is_not_confirmed_in_time_ends(broker: Broker) -> None:
         finally:
             broker.thaw()
         assert await outcomes(await send_all(connection.log, numbers(3, 4))) == [3, 4]
-
-
-async def test_closing_ends_what_is_unconfirmed(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-        broker.freeze()
-        try:
-            sent = await send_all(connection.log, numbers(1, 3))
-            await connection.log.close()
-        finally:
-            broker.thaw()
-        assert len([outcome for outcome in await outcomes(sent) if "the connection was" in str(outcome)]) == 3
 
 
 async def test_a_cancelled_publisher_takes_no_place_in_the_window(broker: Broker) -> None:

@@ -68,15 +68,6 @@ async def test_stop_leaves_neither_process_nor_files(tmp_path: Path, monkeypatch
     assert (exists(pid), names_in(tmp_path)) == (False, [])
 
 
-async def test_a_store_that_was_given_outlives_the_server(tmp_path: Path) -> None:
-    store = tmp_path / 'a "store" for ünicode'
-    seqs = []
-    for _ in range(2):
-        async with EmbeddedNats(port=0, store_dir=store) as server:
-            seqs.append(await publish(server.url))
-    assert seqs == [1, 2]
-
-
 async def test_one_store_serves_one_server(tmp_path: Path) -> None:
     async with EmbeddedNats(port=0, store_dir=tmp_path):
         with pytest.raises(NatsServerError, match=f"store {tmp_path} is used by another"):
@@ -217,13 +208,6 @@ async def test_a_server_that_does_not_listen_is_killed() -> None:
         pid = server.pid
         os.kill(pid, signal.SIGSTOP)
     assert not exists(pid)
-
-
-async def test_a_server_may_be_started_again() -> None:
-    server = EmbeddedNats(port=0)
-    for _ in range(2):
-        async with server:
-            assert await publish(server.url) == 1
 
 
 async def test_its_log_can_be_heard() -> None:

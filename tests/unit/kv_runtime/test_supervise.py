@@ -105,18 +105,6 @@ async def test_a_failure_cancels_the_others_and_names_its_part() -> None:
     assert raised.value.__notes__ == ["in part 'broken'"]
 
 
-async def test_a_failure_while_draining_is_a_failure() -> None:
-    diary = Diary()
-
-    async def run(stop: asyncio.Event) -> None:
-        await stop.wait()
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await run_parts([Part("broken", run), diary.part("later", 1)], stop=stopped(), drain_s=DRAIN_S)
-    assert diary.lines == ["later cancelled"]
-
-
 async def test_a_part_that_returns_early_is_a_failure() -> None:
     diary = Diary()
     with pytest.raises(PartEnded) as raised:
@@ -173,29 +161,6 @@ async def test_a_thread_is_asked_to_stop_and_is_gone_afterwards() -> None:
     assert (seen[0].name, seen[0].daemon, seen[0].is_alive()) == ("poller", False, False)
 
 
-async def test_what_a_thread_raises_its_part_raises() -> None:
-    def target(_: threading.Event) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as raised:
-        await run_parts([thread_part("poller", target)], stop=asyncio.Event(), drain_s=DRAIN_S)
-    assert raised.value.__notes__ == ["in part 'poller'"]
-
-
-async def test_a_failure_elsewhere_stops_a_thread() -> None:
-    ended = threading.Event()
-
-    def target(stop: threading.Event) -> None:
-        stop.wait()
-        ended.set()
-
-    with pytest.raises(PartEnded):
-        await run_parts(
-            [thread_part("poller", target), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S
-        )
-    assert ended.is_set()
-
-
 async def test_what_a_cancelled_thread_raises_is_not_lost() -> None:
     def target(stop: threading.Event) -> None:
         stop.wait()
@@ -234,11 +199,6 @@ async def test_until_returns_what_the_work_returns() -> None:
     assert await until(asyncio.Event(), work()) == 7
 
 
-async def test_until_raises_what_the_work_raises() -> None:
-    with pytest.raises(ZeroDivisionError):
-        await until(asyncio.Event(), failing(ZeroDivisionError())(asyncio.Event()))
-
-
 async def test_until_returns_none_when_stop_is_set() -> None:
     assert await until(stopped(), asyncio.Event().wait()) is None
 
@@ -248,16 +208,6 @@ async def test_until_ends_the_work_when_stop_is_set() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, stop.set)
     await until(stop, diary.part("work").run(asyncio.Event()))
-    assert diary.lines == ["work cancelled"]
-
-
-async def test_until_ends_the_work_when_it_is_cancelled_itself() -> None:
-    diary = Diary()
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(until(asyncio.Event(), diary.part("work").run(asyncio.Event())))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        waiting.cancel()
     assert diary.lines == ["work cancelled"]
 
 
@@ -303,15 +253,6 @@ async def test_a_failed_task_cancels_its_set() -> None:
         await owner()
     assert [type(error) for error in raised.value.exceptions] == [ZeroDivisionError]
     assert diary.lines == ["other cancelled"]
-
-
-async def test_a_task_of_a_set_may_be_cancelled_alone() -> None:
-    diary = Diary()
-    async with TaskSet(limit=2) as tasks:
-        task = tasks.spawn(diary.part("work").run(asyncio.Event()))
-        await asyncio.sleep(0)
-        task.cancel()
-    assert diary.lines == ["work cancelled"]
 
 
 # ---------------------------------------------------------------- the log

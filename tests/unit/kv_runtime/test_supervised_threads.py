@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.clock import ManualClock
-from kv_runtime.supervise import DrainOverdue, Part, PartGaveUp, Restarts, SupervisedThread, run_parts
+from kv_runtime.supervise import Part, PartGaveUp, Restarts, SupervisedThread, run_parts
 
 DRAIN_S = 10.0
 Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -88,15 +88,6 @@ def test_pauses_double_up_to_their_bound() -> None:
     assert [restarts.pause_after_s(failures) for failures in (1, 2, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-def test_a_stop_ends_the_pause_and_the_work_does_not_begin_again() -> None:
-    stop = threading.Event()
-    stop.set()
-    work = Work(1)
-    with pytest.raises(PartGaveUp):
-        SupervisedThread("poller", work, restarts=Restarts(pause_s=60.0, pause_max_s=60.0)).run(stop)
-    assert work.runs == 1
-
-
 def test_what_is_no_exception_of_the_work_s_own_ends_the_thread() -> None:
     def exits(_: threading.Event) -> None:
         raise SystemExit(3)
@@ -126,24 +117,3 @@ async def test_a_part_that_gives_up_lets_the_others_drain_before_its_error_is_ra
     assert stop.is_set()
     assert raised.value.__notes__ == ["in part 'poller'"]
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
-
-
-async def test_a_part_that_gives_up_and_one_that_does_not_drain_are_both_told() -> None:
-    async def deaf(_: asyncio.Event) -> None:
-        await asyncio.Event().wait()
-
-    thread = SupervisedThread("poller", Work(99), restarts=AT_ONCE)
-    with pytest.raises(ExceptionGroup) as raised:
-        await run_parts([Part("deaf", deaf), thread.part()], stop=asyncio.Event(), drain_s=0.0)
-    assert [type(error) for error in raised.value.exceptions] == [PartGaveUp, DrainOverdue]
-
-
-async def test_a_failure_while_others_drain_for_one_that_gave_up_is_told_with_it() -> None:
-    async def breaks(stop: asyncio.Event) -> None:
-        await stop.wait()
-        raise KeyError
-
-    thread = SupervisedThread("poller", Work(99), restarts=AT_ONCE)
-    with pytest.raises(ExceptionGroup) as raised:
-        await run_parts([Part("broken", breaks), thread.part()], stop=asyncio.Event(), drain_s=DRAIN_S)
-    assert [type(error) for error in raised.value.exceptions] == [PartGaveUp, KeyError]

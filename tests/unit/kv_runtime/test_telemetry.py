@@ -18,7 +18,6 @@ from kv_runtime.telemetry import (
     Projection,
     RateLimitedLog,
     configure_logs,
-    counter,
     gauge,
     histogram,
     new_registry,
@@ -75,17 +74,6 @@ def test_whatever_is_logged_is_one_line_of_json(
     assert record["event"] == "happened"
 
 
-def test_an_exception_is_one_line_of_json(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
-    configure("info", "json")
-    try:
-        fail()
-    except ValueError:
-        structlog.get_logger("x").exception("failed")
-    (record,) = records(capfd)
-    assert "Traceback" in record["exception"]
-    assert "second" in record["exception"]
-
-
 def test_logs_of_libraries_are_lines_of_json_as_well(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
     configure("info", "json")
     try:
@@ -126,14 +114,6 @@ def test_a_logger_made_before_is_configured_as_well(configure: Configure, capfd:
     assert [record["event"] for record in records(capfd)] == ["happened"]
 
 
-def test_what_is_bound_to_the_context_is_in_every_line(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
-    configure("info", "json")
-    with structlog.contextvars.bound_contextvars(request_id="r1"):
-        structlog.get_logger("x").info("inside")
-    structlog.get_logger("x").info("outside")
-    assert [record.get("request_id") for record in records(capfd)] == ["r1", None]
-
-
 def test_the_console_is_for_people_and_without_colours_where_there_is_no_terminal(
     configure: Configure, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,29 +137,6 @@ def test_the_console_obeys_no_name(configure: Configure, capfd: pytest.CaptureFi
 
 
 # ---------------------------------------------------------------- metrics
-
-
-def test_samples_are_made_when_they_are_scraped() -> None:
-    registry, calls = new_registry(), 0
-
-    def families() -> Iterator[Family]:
-        nonlocal calls
-        calls += 1
-        yield counter("things", "Things", ("kind",), [(("a",), float(calls)), (("b",), 0.0)])
-        yield gauge("height_blocks", "Height", (), [((), 7.0)])
-
-    Projection(registry, families)
-    assert calls == 0
-    generate_latest(registry)
-    assert generate_latest(registry).decode() == (
-        "# HELP kvrouter_things_total Things\n"
-        "# TYPE kvrouter_things_total counter\n"
-        'kvrouter_things_total{kind="a"} 2.0\n'
-        'kvrouter_things_total{kind="b"} 0.0\n'
-        "# HELP kvrouter_height_blocks Height\n"
-        "# TYPE kvrouter_height_blocks gauge\n"
-        "kvrouter_height_blocks 7.0\n"
-    )
 
 
 def test_a_label_may_be_any_text() -> None:

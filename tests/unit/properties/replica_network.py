@@ -3,22 +3,27 @@
 One seed decides all. Messages travel as bytes. Nothing but the replications keeps the ledgers alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Renewed, Routed
+from kv_protocol.journal import LedgerApplied
+from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, LedgerEvent, Renewed, Routed
 from kv_protocol.replicas import decode_replica, encode_replica
 from kv_protocol.splitmix import choice_index
-from router.fleet.ledger import Ledger, RankLoad
+from router.decision.state import RankLoad, RouterState
 from router.replicas.replication import Apply, Effect, Replication
-from tests.support.load_columns import shared_blocks
-from tests.unit.properties.test_approximate import chain
+from tests.unit.router.samples import chain, state
 
 RANKS = tuple(WorkerRank(f"w{number}", 0) for number in range(3))
-ASKED = [chain(path) for path in ((1, 1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 2, 2))]
 TICK_S = 0.1
 LATENCY_S = 0.02
+
+
+def chain_of(path: Iterable[int]) -> bytes:
+    """Return the chain whose blocks are named by the way to them."""
+    return chain(*accumulate(path, lambda before, step: 10 * before + step))
 
 
 class Message(NamedTuple):
@@ -30,28 +35,33 @@ class Message(NamedTuple):
     data: bytes
 
 
+def apply(to: RouterState, event: LedgerEvent, now_s: float, origin: str = "") -> None:
+    """The event happens to a lease of the router `origin`; empty: of its own."""
+    to.apply(LedgerApplied(now_s=now_s, event=event, router=origin))
+
+
 class Router:
     """One life of one router."""
 
     def __init__(self, name: str, life: int, made: Callable[[str, int], Replication]) -> None:
         self.name = name
-        self.ledger = Ledger()
+        self.state = state()
         self.replication = made(name, life)
         self.own: dict[str, LeaseEvent] = {}
 
     def does(self, event: LeaseEvent, now_s: float) -> None:
         """The event happens to an own lease."""
-        self.ledger.apply(event, now_s)
+        apply(self.state, event, now_s)
         self.replication.on_lease_event(event)
         if isinstance(event, Routed):
             self.own[event.lease_id] = event
         elif not isinstance(event, FirstToken | Renewed):
             self.own.pop(event.lease_id, None)
 
-    def sums(self) -> tuple[dict[WorkerRank, RankLoad], list[dict[WorkerRank, int]], int]:
-        """Return all that a decision reads of the ledger, and how many leases there are."""
-        loads = {rank: load for rank, load in self.ledger.loads().items() if load != RankLoad()}
-        return loads, [shared_blocks(self.ledger, each) for each in ASKED], self.ledger.statistics().open_leases
+    def sums(self) -> tuple[dict[WorkerRank, RankLoad], int]:
+        """Return the promised load of each rank, and how many leases there are."""
+        loads = {rank: load for rank, load in self.state.loads().items() if load != RankLoad()}
+        return loads, self.state.core.open_leases
 
 
 class Network:
@@ -98,13 +108,13 @@ class Network:
     def _event(self, router: Router) -> LeaseEvent:
         own = list(router.own)
         if not own or self.draw(5) < 2:
-            rank, path = RANKS[self.draw(len(RANKS))], [1 + self.draw(2) for _ in range(self.draw(5))]
+            rank, path = RANKS[self.draw(len(RANKS))], (1 + self.draw(2) for _ in range(self.draw(5)))
             self._leases += 1
             return Routed(
                 lease_id=f"{router.name}-{self._leases}",
                 worker_id=rank.worker_id,
                 dp_rank=rank.dp_rank,
-                blocks=chain(path),
+                blocks=chain_of(path),
                 uncached_tokens=self.draw(100),
                 extra_blocks=self.draw(2),
             )
@@ -136,7 +146,7 @@ class Network:
         at_s = self.now_s if at_s is None else at_s
         for effect in effects:
             if isinstance(effect, Apply):
-                router.ledger.apply(effect.event, at_s, effect.origin)
+                apply(router.state, effect.event, at_s, effect.origin)
                 continue
             to = range(len(self.routers)) if not effect.to else [int(effect.to[1:])]
             for each in to:  # its own echo, too

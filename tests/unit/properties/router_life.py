@@ -36,19 +36,18 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import ManualClock
-from router.decision.affinity import AffinityLimits
-from router.decision.approximate import ApproximateLimits
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.decision.view import RouteRequest
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
-from router.journal.records import Recordable, Recorders, SelectiveRecorder, Shortener
+from router.journal.records import Encodable, Recordable, Recorders, SelectiveRecorder, Shortener
 from router.request.latency import Arrival
+from tests.reference.following import Answered
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 STEPS = 400
@@ -92,6 +91,8 @@ class RandomIndex:
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._standing: dict[WorkerRank, tuple[int, str]] = {}
+        self.answered: Answered | None = None
+        """Its last answer, which nobody else changes."""
 
     def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         """Return what it likes of each rank."""
@@ -100,12 +101,14 @@ class RandomIndex:
         for rank in ranks:
             if rank not in self._standing or draw.random() < 0.1:
                 self._standing[rank] = draw.choice(EPOCHS), draw.choice(DOUBTS)
-        return OverlapColumns(
+        answer = OverlapColumns(
             np.array(depths, dtype=np.int32).reshape(len(ranks), 4).T.copy(),
             tuple(self._standing[rank][0] for rank in ranks),
             tuple(draw.randrange(1000) for _ in ranks),
             tuple(self._standing[rank][1] for rank in ranks),
         )
+        self.answered = Answered(chain, ranks, answer._replace(depths=answer.depths.copy()))
+        return answer
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Fail: the router does not ask for single ranks here."""
@@ -132,15 +135,22 @@ class Shelf:
         """Return what the bytes of its journal say, in messages of so many records."""
         shortener = Shortener()
         records = [record for told in self.told for record in shortener.records(told, 1)]
-        encoded = [part for record in records for part in in_parts(encode_record(record), record.now_s)]
+        encoded = [part for record in records for part in in_parts(encoded_record(record), 0.0)]
         messages = [
             pack_journal(LIFE, at + 1, encoded[at : at + batch]) for at in range(0, len(encoded), batch)
         ]  # fmt: skip
         return list(continuous(decode_journal(message) for message in messages))
 
 
+def encoded_record(record: Encodable) -> bytes:
+    """Return a record of a `Shortener` as msgpack."""
+    return record if isinstance(record, bytes) else encode_record(record)
+
+
 class Life:
     """One random run."""
+
+    settings: ClassVar[StateSettings] = SETTINGS
 
     def __init__(
         self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], SelectiveRecorder] | None = None
@@ -148,21 +158,22 @@ class Life:
         """`also` makes another recorder of all that is applied to the state."""
         self.draw = random.Random(seed)
         self.clock = ManualClock(now_s=self.draw.random() * 1e5, wall_ns=1)
-        self.state = SETTINGS.state()
+        self.state = RouterState(self.settings)
+        self.index = RandomIndex(self.draw)
         self.shelf = Shelf()
         others = [] if also is None else [also(self.clock, self.state)]
         self.shelf.record(
             JournalBegan(
-                now_s=self.clock.now(), router="router-1", started_ns=1, settings=msgspec.to_builtins(SETTINGS)
+                now_s=self.clock.now(), router="router-1", started_ns=1, settings=msgspec.to_builtins(self.settings)
             )
         )
         self.routing = Routing(
             self.state,
-            RandomIndex(self.draw),
+            self.index,
             self.clock,
             policy,
             seed=seed,
-            lease_s=SETTINGS.lease_s,
+            lease_s=self.settings.lease_s,
             decisions_max=10,
             recorder=Recorders(self.shelf, *others),
         )
@@ -200,14 +211,17 @@ class Life:
         for step in range(steps):
             if checkpoint_every and step % checkpoint_every == 0:
                 self._take_checkpoint()
-            await self.clock.advance(self.draw.choice([0.0, 0.01, 0.3, self.draw.random()]))
-            self.routing.tick()
+            await self._wait()
             self.draw.choice(happenings)()
             if step % _IMPOSSIBLE_EVERY == 0:
                 self._end_impossibly()
 
+    async def _wait(self) -> None:
+        await self.clock.advance(self.draw.choice([0.0, 0.01, 0.3, self.draw.random()]))
+        self.routing.tick()
+
     def _take_checkpoint(self) -> None:
-        began = CheckpointBegan(now_s=self.clock.now(), router="router-1", settings=msgspec.to_builtins(SETTINGS))
+        began = CheckpointBegan(now_s=self.clock.now(), router="router-1", settings=msgspec.to_builtins(self.settings))
         self.shelf.record(JournalCheckpoint(self.state, began))
 
     def _end_impossibly(self) -> None:

@@ -26,10 +26,10 @@ from kv_protocol.journal import (
     encode_record,
 )
 from kv_protocol.ledger import Routed
-from router.decision.approximate import ApproximateLimits
 from router.decision.decide import decide
 from router.decision.policy import Policy
-from router.decision.verdict import taken
+from router.decision.state import RouterState
+from router.decision.state_settings import ApproximateLimits
 from router.decision.view import RouteRequest
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
@@ -37,7 +37,7 @@ from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable, RefusedRequest, Shortener
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
-from tests.unit.properties.router_life import SETTINGS
+from tests.unit.properties.router_life import SETTINGS, encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 
 LONG = "x" * 128
@@ -90,9 +90,9 @@ def test_a_decision_fits_whatever_its_ranks_and_its_prompt(ranks: int, blocks: i
     """From one block and one rank to 4096 ranks that hold different parts of a prompt of 64 MiB, by a hash a block."""
     held = [(max(0, blocks - at % 7),) * 4 for at in range(ranks)]
     rows = [row(f"{'w' * 60}{at:04}/0", overlap_blocks=depths) for at, depths in enumerate(held)]
-    told = taken(decide(view(*rows), request(blocks), Policy(), 1))
+    told = decide(view(*rows), request(blocks), Policy(), 1)
     recorded = Shortener().records(told, 2**64 - 1)
-    assert [*map(encode_record, read_back([told]))] == [*map(encode_record, recorded)]
+    assert [*map(encode_record, read_back([told]))] == [*map(encoded_record, recorded)]
 
 
 @given(st.sampled_from([64, 4096, 20_000]), st.integers(1, 4096))
@@ -126,7 +126,7 @@ def test_what_workers_and_other_routers_send_fits(size: int) -> None:
 @WORST
 def test_a_checkpoint_fits_and_can_be_restored(ranks: int, blocks: int) -> None:
     made_of = msgspec.structs.replace(SETTINGS, approximate=ApproximateLimits(120.0))
-    state = made_of.state()
+    state = RouterState(made_of)
     for at in range(ranks):
         state.apply(FleetApplied(now_s=1.0, event=registered(f"w-{at}", loras=("l" * 256,) * 16)))
         chain = np.random.default_rng(at).bytes(8 * (blocks if at % 16 == 0 else 10))
@@ -141,4 +141,4 @@ def test_a_checkpoint_fits_and_can_be_restored(ranks: int, blocks: int) -> None:
     again = Replay()
     assert [again.take(record) for record in records][-1] == CheckpointRead(is_compared=False)
     assert again.state is not None
-    assert again.state.ledger.loads() == state.ledger.loads()
+    assert again.state.loads() == state.loads()

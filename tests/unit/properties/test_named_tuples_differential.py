@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
-from router import native
+from router.native import built, make_named_tuples_directly
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 Made = Callable[..., tuple[Any, ...]]
 
 
 def directly(made: Any) -> Any:
-    built = native.load()
-    assert built is not None
     built.make_directly(made)
     return made
 
@@ -105,7 +103,7 @@ def test_only_classes_of_named_tuples_are_accepted() -> None:
 
 
 def test_the_projects_named_tuples_are_made_directly() -> None:
-    native.make_named_tuples_directly()
+    make_named_tuples_directly()
     assert (WorkerRank("w", dp_rank=3), str(WorkerRank("w", 3))) == (("w", 3), "w/3")
     with pytest.raises(TypeError, match="dp_rank"):
         WorkerRank("w")  # type: ignore[call-arg]

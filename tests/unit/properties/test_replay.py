@@ -6,6 +6,7 @@ what was routed, what is on its way, which ranks are fit and what is trusted is 
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,10 +31,12 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
+from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.view import RouteRequest
+from router.journal.checkpoint import TABLES
 from router.journal.continuity import continuous
 from router.journal.replay import Redecided, Replay, replay
 from tests.support.amount import examples
@@ -83,15 +86,13 @@ def test_much_happens_in_such_a_life() -> None:
 
 
 def statistics_of(state: RouterState) -> dict[str, Any]:
-    """Return the statistics of every core that has any, whichever it is."""
-    named = {name: getattr(state, name) for name in dir(state) if not name.startswith("_")}
-    cores = {name: core for name, core in named.items() if hasattr(core, "statistics")}
-    return {name: core.statistics() for name, core in cores.items()} | {
+    """Return all that the state has."""
+    checkpoint = state.core.checkpoint()
+    return {name: list(iter(partial(checkpoint.next, name), None)) for name in TABLES} | {
         "workers": list(state.fleet.workers()),
         "refused_workers": state.fleet.refused_total,
-        "loads": state.ledger.loads(),
+        "breakers": state.breakers.statistics(),
         "policy": state.policy,
-        "measurements_refused": state.forecasts.totals_row(),
     }
 
 
@@ -105,9 +106,14 @@ def shown(state: RouterState, model: str, now_s: float, doubt: str) -> Any:
         sequence_hashes=chain(*(2**63 + at for at in range(12))),
         session_id="s1",
     )
-    state.policy = Policy(affinity="soft")
-    view = state.view(request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s)
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in view]
+    policy = Policy(affinity="soft")
+    try:
+        verdict = state.decide(
+            request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1, policy
+        )
+    except NoEligibleWorker as error:
+        return str(error)
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in verdict.view]
 
 
 def folded(records: Sequence[JournalRecord]) -> RouterState:
@@ -137,16 +143,11 @@ def test_the_folded_journal_is_the_state_that_wrote_it(seed: int) -> None:
                 assert shown(again, model, now_s, doubt) == shown(live, model, now_s, doubt)
 
 
-def test_every_core_with_figures_is_compared_and_has_some() -> None:
+def test_much_is_folded_in_such_a_life() -> None:
     states = [folded(lived(seed)[1]) for seed in SEEDS]
-    found = [statistics_of(state) for state in states]
-    assert set(found[0]) >= {"approximate", "ledger", "affinity", "breakers", "workers", "loads", "policy"}
-    approximate = [state.approximate.statistics() for state in states]
-    assert sum(each.evicted_blocks_total for each in approximate) > 0
-    assert sum(each.left_blocks_total for each in approximate) > 0
-    assert sum(each.expired_blocks_total for each in approximate) > 0
+    assert all(sum(causes) > 0 for causes in zip(*(state.core.routed_totals() for state in states), strict=True))
     assert sum(state.breakers.statistics().opened_total for state in states) > 0
-    assert sum(state.affinity.statistics().moved_total for state in states) > 0
+    assert sum(state.core.session_figures()[3] for state in states) > 0
 
 
 def test_a_router_that_begins_anew_knows_nothing_of_what_was_said_of_ranks_before() -> None:

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
-from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, RankStanding, Refused, TimePassed
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, RankStanding, Refused
 from router.decision.state import RouterState
-from router.journal.checkpoint import tables_of
+from router.journal.checkpoint import TABLES, JournalCheckpoint
 from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay
 from tests.support.amount import examples
-from tests.unit.properties.router_life import POLICIES, SETTINGS, Life, journal
+from tests.unit.properties.router_life import POLICIES, Life, journal
 from tests.unit.properties.test_replay import count, statistics_of
 
 EVERY = 50
 LIVES = settings(deadline=None, max_examples=examples(10))
-TABLES = [table.name for table in tables_of(SETTINGS.state())]
+
 LEARNT = {"forecasts", "ttft", "itl", "pending"}
 """Tables that only lives with forecasts fill."""
 FIRST_SEEDS = {"seen": 11, "ttft": 21, "itl": 21}
@@ -54,8 +54,12 @@ def taken(records: Sequence[JournalRecord]) -> tuple[Replay, list[Redecided], li
 
 def rows_of(state: RouterState, now_s: float) -> dict[str, list[Any]]:
     """Return the rows of a checkpoint of the state, by table."""
-    state.apply(TimePassed(now_s=now_s))
-    return {table.name: list(table.rows()) for table in tables_of(state)}
+    began = CheckpointBegan(now_s=now_s, router="router-1", settings={})
+    found: dict[str, list[Any]] = {table: [] for table in TABLES}
+    for part in JournalCheckpoint(state, began).parts():
+        if isinstance(part, CheckpointPart):
+            found[part.table] += msgspec.msgpack.decode(part.rows)
+    return found
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))

@@ -1,15 +1,15 @@
-"""What a view keeps from one decision to the next changes nothing: a view that keeps nothing is the same."""
+"""What is kept of a model's ranks from one decision to the next changes nothing: nothing kept is the same."""
 
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
+from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
@@ -21,12 +21,13 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Finished, FirstToken, Routed
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.fleet.breakers import Breakers
 from tests.support.amount import examples
-from tests.unit.router.samples import answer, chain, registered, route, state
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, answer, chain, registered, route, state
 
 WORKERS = ("w0", "w1", "w2")
 workers = st.sampled_from(WORKERS)
@@ -89,13 +90,18 @@ def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
         held = answer([((1, 1, 1, 1), 0, 0, "")] * len(ranks))
         return held._replace(doubts=_DOUBTS[doubt][: len(ranks)])
 
-    found = folded.view(route(), ask, now_s)
-    flat = [*found._replace(forecast=None), *(found.forecast or ())]
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in flat]
+    standing, doubts = folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s), _DOUBTS[doubt]
+    known = standing.ranks, standing.registrations, standing.unfit, standing.roles, standing.is_uniform
+    trust = standing.trusted(doubts[: len(standing.ranks)]).trust
+    try:
+        decided: Any = folded.decide(route(), ask, now_s, 1).decision()
+    except (NoEligibleWorker, WorkerNotNamed) as error:
+        decided = str(error)
+    return [*known, standing.seq_len_min, dict(standing.misfits), trust, decided]
 
 
 def differences(told: list[Step]) -> list[str]:
-    """Return where a view that may reuse what was kept differs from the view of a state that kept nothing."""
+    """Return where a state that may reuse what was kept differs from one that kept nothing."""
     kept, records, now_s, found = state(), list[JournalRecord](), 0.0, list[str]()
     for record, later_s, doubt in told:
         now_s += later_s

@@ -27,6 +27,7 @@ from router.config import DataSection, FailuresSection, QueueSection, RouterSett
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
+from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.fleet.registry import SILENT_S, TextDigests
 from router.prompt import ModelPrompts
@@ -114,7 +115,7 @@ class Plane:
         self.clock = ManualClock(now_s=NOW_S)
         text = TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)
         folds = StateSettings(text=text, breakers=settings.failures.breakers())
-        self.state = folds.state()
+        self.state = RouterState(folds)
         self.index = FakeIndex()
         self.routing = Routing(
             self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=decisions_max
@@ -259,9 +260,9 @@ class Plane:
 
     def assert_nothing_is_promised(self) -> None:
         """Every sum is 0, as no request is in flight."""
-        for each, load in self.state.ledger.loads().items():
+        for each, load in self.state.loads().items():
             assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0), each
-        assert self.state.ledger.statistics().open_leases == 0
+        assert self.state.core.open_leases == 0
         assert self.metric("inflight_requests") == 0
         assert self.serving.inflight == self.server.statistics().inflight == 0
         assert all(record.outcome for record in self.routing.decisions.newest(1000)), "every decision has an outcome"

@@ -11,12 +11,13 @@ from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from router.decision.approximate import ApproximateIndex, ApproximateLimits
-from router.decision.cost import TRUST_FACTOR
+from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
+from kv_protocol.ledger import LedgerEvent
+from router.decision.model_view import TRUST_FACTOR
 from router.decision.state import RouterState
+from router.decision.state_settings import ApproximateLimits, StateSettings
 from router.decision.view import Floats, Forecast, Ints, RouteRequest, View
-from router.fleet.ledger import Ledger
-from router.fleet.registry import Fleet, TextDigests
+from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust
 
 MODEL = "m"
@@ -50,12 +51,33 @@ def registered(worker_id: str = "w0", **changed: Any) -> WorkerRegistered:
 
 def state(lease_s: float = 300.0, approximate: ApproximateLimits | None = None) -> RouterState:
     """Return the state of a router that knows no worker."""
-    return RouterState(Fleet(TEXT), Ledger(lease_s), ApproximateIndex(approximate))
+    limits = approximate or ApproximateLimits()
+    return RouterState(StateSettings(text=TEXT, lease_s=lease_s, approximate=limits))
+
+
+def joined(*registrations: WorkerRegistered, lease_s: float = 10.0, **settings: Any) -> RouterState:
+    """Return the state after these workers joined and were heard, at time 0."""
+    folded = RouterState(StateSettings(text=TEXT, lease_s=lease_s, **settings))
+    for each in registrations:
+        folded.apply(FleetApplied(now_s=0.0, event=each))
+        folded.apply(WorkerHeard(now_s=0.0, worker_id=each.worker_id, instance=each.instance))
+    return folded
+
+
+def tell(folded: RouterState, *events: LedgerEvent, now_s: float = 0.0, router: str = "") -> None:
+    """Apply events of leases; of those of another `router`, if there is one."""
+    for event in events:
+        folded.apply(LedgerApplied(now_s=now_s, event=event, router=router))
 
 
 def chain(*hashes: int) -> bytes:
     """Return these sequence hashes packed."""
     return pack_u64(hashes)
+
+
+def chain_of(path: Sequence[int]) -> bytes:
+    """Return sequence hashes of which each names its whole path of digits below 8, as real ones do."""
+    return pack_u64([int("".join(map(str, path[: at + 1])), 8) for at in range(len(path))])
 
 
 def route(isl_tokens: int = 40, **changed: Any) -> RouteRequest:
@@ -118,6 +140,11 @@ def answer(held: Sequence[Held]) -> OverlapColumns:
     depths = np.array([each[0] for each in held], dtype=np.int32).reshape(len(held), 4).T.copy()
     epochs, seqs, doubts = zip(*(each[1:] for each in held), strict=True) if held else ((), (), ())
     return OverlapColumns(depths, epochs, seqs, doubts)
+
+
+def ask(_: bytes, ranks: Sequence[WorkerRank]) -> OverlapColumns:
+    """Return what an index says of ranks that hold nothing."""
+    return answer([((0, 0, 0, 0), 7, 9, "")] * len(ranks))
 
 
 def view(

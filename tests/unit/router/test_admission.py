@@ -289,7 +289,7 @@ def test_what_a_look_found_holds_for_the_tokens_that_were_spare_and_no_more() ->
     for number in range(5):
         assert room.has_headroom(route(100))
         give(bench, f"w{number % 2}", isl_tokens=100)
-    assert bench.state.ledger.load_of(rank("w0")).prefill_tokens_queued == 300
+    assert bench.state.load_of(rank("w0")).prefill_tokens_queued == 300
     assert room.has_headroom(route(100))  # w1 has 200
     give(bench, "w1", isl_tokens=100)
     assert not room.has_headroom(route(100))

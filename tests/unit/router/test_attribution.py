@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -20,10 +19,11 @@ from router.attribution.page import report_page
 from router.attribution.savings import Placement, family_of
 from router.attribution.service import SHOWN_MAX, Savings, savings_families
 from router.attribution.text import report_text, table
+from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.fleet.rates import PREFILL_PAIR_S, PREFILL_TOKEN_S
-from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, state
+from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, row, state, view
 
 ISL = 10 * BLOCK_SIZE + 1
 """Ten blocks can be reused: the last token is always computed."""
@@ -159,9 +159,9 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
     sent.send(outcome="cancelled")
     sent.send(isl_tokens=0, sequence_hashes=b"")
     sent.routing.take(sent.routing.decide(route(decision_id="open")))
-    verdict = sent.routing.decide(route(decision_id="fetches"))
-    fetches = msgspec.structs.replace(verdict.request, phase="decode")
-    sent.savings.attribution.decided(msgspec.structs.replace(verdict, request=fetches))
+    sent.savings.attribution.decided(
+        decide(view(row(role="decode")), route(decision_id="fetches", phase="decode"), Policy(), 1)
+    )
     report = sent.savings.report()
     assert report.not_counted == {"not_answered": 2, "unseen": 1, "dropped": 0, "not_repeated": 0, "pending": 1}
     assert report.total.requests == 0
@@ -169,11 +169,9 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
 
 def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -> None:
     sent = Requests(w0=8)
-    verdict = sent.routing.decide(route())
     found = Attribution(AttributionLimits(pending_max=3))
     for number in range(5):
-        request = msgspec.structs.replace(verdict.request, decision_id=f"d{number}")
-        found.decided(msgspec.structs.replace(verdict, request=request))
+        found.decided(sent.routing.decide(route(decision_id=f"d{number}")))
     assert (found.pending, found.not_counted["dropped"]) == (3, 2)
     found.ended(OutcomeKnown(now_s=1.0, decision_id="d1", outcome="ok"))
     found.ended(OutcomeKnown(now_s=1.0, decision_id="d2", outcome="ok"))

@@ -2,20 +2,45 @@
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.decision.choice import CostChoice, choose
+from router.decision.decide import decide
+from router.decision.policy import CostParameters, Policy
+from router.decision.view import View
+from tests.unit.router.samples import route, row, view
 
 SEEDS = 6000
+BY_HISTORY = CostParameters(prefill_scale=0.0, decode_scale=0.0, history_weight=1.0)
+
+
+class Chosen(NamedTuple):
+    """The winner and the next best, by their indices among the costs, and how much more the next best costs."""
+
+    winner: int
+    runner_up: int | None
+    margin: float | None
+
+
+def costing(costs: list[float]) -> View:
+    """Return ranks that cost so much each."""
+    return view(*(row(f"w{at}/0", history_blocks=cost) for at, cost in enumerate(costs)))
+
+
+def choose(costs: list[float] | View, temperature: float, seed: int) -> Chosen:
+    moment = costs if isinstance(costs, View) else costing(costs)
+    verdict = decide(moment, route(), Policy(parameters=BY_HISTORY, temperature=temperature), seed)
+    return Chosen(verdict.winner_at, verdict.runner_up, verdict.margin)
 
 
 def shares(costs: list[float], temperature: float, first_seed: int = 0) -> list[float]:
     """Return how often each is chosen over many seeds, made as a router makes them."""
-    winners = Counter(choose(costs, temperature, splitmix64(first_seed + number)).winner for number in range(SEEDS))
+    moment = costing(costs)
+    winners = Counter(choose(moment, temperature, splitmix64(first_seed + number)).winner for number in range(SEEDS))
     return [winners[index] / SEEDS for index in range(len(costs))]
 
 
@@ -34,12 +59,12 @@ def softmax(costs: list[float], temperature: float) -> list[float]:
 
 
 def test_the_lowest_wins_and_the_next_is_the_runner_up() -> None:
-    assert choose([5.0, 2.0, 9.0, 4.5], 0.0, seed=1) == CostChoice(winner=1, runner_up=3, margin=2.5)
+    assert choose([5.0, 2.0, 9.0, 4.5], 0.0, seed=1) == Chosen(winner=1, runner_up=3, margin=2.5)
 
 
 def test_one_alone_has_no_runner_up() -> None:
-    assert choose([5.0], 0.0, seed=1) == CostChoice(0, None, None)
-    assert choose([5.0], 1.0, seed=1) == CostChoice(0, None, None)
+    assert choose([5.0], 0.0, seed=1) == Chosen(0, None, None)
+    assert choose([5.0], 1.0, seed=1) == Chosen(0, None, None)
 
 
 def test_a_tie_has_a_margin_of_zero() -> None:
@@ -49,7 +74,8 @@ def test_a_tie_has_a_margin_of_zero() -> None:
 
 
 def test_the_seed_has_no_say_where_one_is_cheaper() -> None:
-    assert {choose([2.0, math.nextafter(2.0, 3)], 0.0, seed).winner for seed in range(1000)} == {0}
+    moment = costing([2.0, math.nextafter(2.0, 3)])
+    assert {choose(moment, 0.0, seed).winner for seed in range(1000)} == {0}
 
 
 def test_only_exact_ties_are_drawn_and_uniformly() -> None:
@@ -64,7 +90,8 @@ def test_ties_of_all_are_uniform(count: int) -> None:
 
 
 def test_ties_are_uniform_over_seeds_that_follow_one_another_too() -> None:
-    winners = Counter(choose([1.0, 1.0], 0.0, seed).winner for seed in range(SEEDS))
+    moment = costing([1.0, 1.0])
+    winners = Counter(choose(moment, 0.0, seed).winner for seed in range(SEEDS))
     assert close([winners[0] / SEEDS, winners[1] / SEEDS], [0.5, 0.5]), winners
 
 
@@ -78,9 +105,10 @@ def test_with_temperature_the_shares_are_the_softmax_of_the_scaled_costs(tempera
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 5000.0)])
 def test_the_scale_of_the_costs_has_no_say(factor: float, offset: float) -> None:
     costs = [12.0, 3.0, 5.0, 30.0]
-    scaled = [factor * cost + offset for cost in costs]
+    moments = costing(costs), costing([factor * cost + offset for cost in costs])
     for seed in range(2000):
-        assert choose(costs, 0.4, splitmix64(seed)).winner == choose(scaled, 0.4, splitmix64(seed)).winner
+        plain, scaled = (choose(moment, 0.4, splitmix64(seed)).winner for moment in moments)
+        assert plain == scaled
 
 
 def test_with_temperature_equal_costs_are_drawn_uniformly() -> None:

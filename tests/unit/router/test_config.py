@@ -1,8 +1,8 @@
 """The settings of a policy are those that decisions are taken with."""
 
-from router.decision.approximate import ApproximateLimits
 from router.decision.policy import CostParameters, Policy
 from router.decision.policy_config import PolicySection
+from router.decision.state_settings import ApproximateLimits
 
 
 def test_the_defaults_are_the_cores() -> None:

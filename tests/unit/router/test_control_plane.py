@@ -22,7 +22,8 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, WorkerHeard
+from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
+from kv_protocol.ledger import Finished, Routed
 from kv_runtime.clock import ManualClock
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
@@ -159,7 +160,9 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
 
 async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_routed_there(control: Control) -> None:
     control.plane.join("w0", "http://127.0.0.1:1")
-    control.plane.state.approximate.routed(rank("w0/0"), pack_u64([1, 2, 3]), NOW_S)
+    routed = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=pack_u64([1, 2, 3]), uncached_tokens=1)
+    for event in (routed, Finished(lease_id="l")):
+        control.plane.state.apply(LedgerApplied(now_s=NOW_S, event=event))
     told = json.loads((await control.get("/v1/index")).body)
     trust = [(each["worker_id"], each["dp_rank"], each["trust"], each["trust_reason"]) for each in told["ranks"]]
     assert trust == [("w0", 0, "EXACT", ""), ("w9", 0, "FALLBACK", "its worker is not registered")]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decision import CostTerms
-from router.decision.cost import TRUST_FACTOR, cost_columns
+from router.decision.decide import decide
+from router.decision.model_view import TRUST_FACTOR
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import RouteRequest
 from tests.unit.router.samples import Row, route, row, view
@@ -25,9 +25,8 @@ def cost_terms(
     request: RouteRequest, rows: Sequence[Row], parameters: CostParameters, spill_tokens: int = 0
 ) -> list[CostTerms]:
     """Return the terms of every rank, in their order."""
-    policy = Policy(parameters=parameters, spill_tokens=spill_tokens)
-    columns = cost_columns(view(*rows), request, policy)
-    return [columns.terms(at) for at in range(len(rows))]
+    verdict = decide(view(*rows), request, Policy(parameters=parameters, spill_tokens=spill_tokens), 1)
+    return [verdict.terms(at) for at in range(len(rows))]
 
 
 def terms(parameters: CostParameters = PLAIN, **changed: Any) -> CostTerms:
@@ -168,9 +167,9 @@ def test_terms_come_in_the_order_of_the_rows() -> None:
 
 
 def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
-    columns = cost_columns(view(row(), row("w1/0")), REQUEST, Policy(parameters=PLAIN), np.array([1.0, 0.5]))
-    found = [columns.terms(at) for at in range(2)]
-    assert [(each.constraint_multiplier, each.cost) for each in found] == [(1.0, 20.0), (0.5, 10.0)]
+    preferred = msgspec.structs.replace(REQUEST, preferred_taints=(("near", 0.5),))
+    found, factor = cost_terms(preferred, [row(), row("w1/0", taints=("near",))], PLAIN), math.exp(-math.tanh(0.5))
+    assert [(each.constraint_multiplier, each.cost) for each in found] == [(1.0, 20.0), (factor, 20.0 * factor)]
 
 
 # ---------------------------------------------------------------- the spill gate
@@ -180,10 +179,9 @@ def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> li
     """Return which ranks have no credit; each holds the whole prompt and has so much queued."""
     rows = [row(f"w{at}/0", overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=each) for at, each in enumerate(queued)]
     request = route(isl_tokens, block_size=10)
-    columns = cost_columns(view(*rows), request, Policy(parameters=PLAIN, spill_tokens=spill_tokens))
-    credited = columns.overlap_credit_blocks.tolist()
-    told = [False] * len(rows) if columns.spilled is None else columns.spilled.tolist()
-    assert [each == 0.0 for each in credited] == told
+    verdict = decide(view(*rows), request, Policy(parameters=PLAIN, spill_tokens=spill_tokens), 1)
+    told = [verdict.is_spilled(at) for at in range(len(rows))]
+    assert [verdict.terms(at).overlap_credit_blocks == 0.0 for at in range(len(rows))] == told
     return told
 
 

@@ -127,8 +127,8 @@ async def test_a_stream_is_passed_on_as_it_comes(plane: Plane) -> None:
         reader, writer = await plane.dial(STREAMED)
         head = await reader.readuntil(event("first"))
         assert head.startswith(b"HTTP/1.1 200 ")
-        assert plane.state.ledger.load_of(rank()).prefill_tokens_queued == 0, "the first byte ends the prefill"
-        assert plane.state.ledger.load_of(rank()).active_requests == 1
+        assert plane.state.load_of(rank()).prefill_tokens_queued == 0, "the first byte ends the prefill"
+        assert plane.state.load_of(rank()).active_requests == 1
         more.set()
         await reader.readuntil(DONE)
         writer.close()

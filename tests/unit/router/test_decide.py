@@ -2,18 +2,15 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decision import Decision, Exclusion
 from router.decision import decide as decisions
-from router.decision.cost import cost_columns
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
-from router.decision.verdict import taken
 from router.decision.view import RouteRequest, View
 from tests.unit.router.samples import Row, chain, rank, route, row, view
 
@@ -146,8 +143,9 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     assert (winner.trust, winner.trust_reason, winner.overlap_blocks) == ("DEGRADED", "behind", (1, 2, 2, 2))
     assert (winner.overlap_source, winner.predicted_blocks, winner.expected_blocks) == ("index", 2, 2)
     assert decided.margin == decided.candidates[0].terms.cost - winner.terms.cost
-    columns = cost_columns(ranks.only([0, 2]), request, KV)
-    assert [each.terms for each in decided.candidates] == [columns.terms(0), columns.terms(1)]
+    alone = decide(ranks.only([0, 2]), request, KV, 99)
+    assert [each.terms for each in decided.candidates] == [each.terms for each in alone.candidates]
+    assert [each.terms.cost for each in decided.candidates] == [4 * 2.5 + 12, 4 * (2.5 - 1) + 3]
     assert (decided.reason, decided.regret_blocks, decided.action) == ("overlap", 0, "admit")
 
 
@@ -246,5 +244,5 @@ def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
 
 
 def test_no_more_of_a_prompt_is_promised_as_cached_than_a_cache_can_give() -> None:
-    verdict = decisions.decide(view(row("w0/0")), route(32), KV, 1)
-    assert taken(msgspec.structs.replace(verdict, expected_blocks=9)).promise.uncached_tokens == 16
+    verdict = decisions.decide(view(row("w0/0", predicted_blocks=9)), route(32), KV, 1)
+    assert (verdict.expected_blocks, verdict.promise.uncached_tokens) == (9, 16)

@@ -16,7 +16,6 @@ from router.decision.disaggregation import (
     requested_phase,
 )
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
-from router.decision.verdict import taken
 from router.request.plan import first_phase
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
 
@@ -136,7 +135,7 @@ def test_a_decode_worker_is_promised_blocks_and_nothing_to_compute() -> None:
     promises: tuple[tuple[RequestPhase, int], ...] = (("decode", 0), ("prefill", 40), ("alone", 40))
     for phase, uncached in promises:
         rows = PREFILL[1:] if phase == "prefill" else DECODE[1:]
-        promised = taken(decide(view(*rows), route(phase=phase), Policy(), 1)).promise
+        promised = decide(view(*rows), route(phase=phase), Policy(), 1).promise
         assert (promised.uncached_tokens, len(promised.blocks) // 8, promised.extra_blocks) == (uncached, 2, 1)
 
 

@@ -31,7 +31,6 @@ from router.endpoint_picker.stream import (
     Begin,
     GatewayStream,
     JudgeHead,
-    Left,
     OutOfOrder,
     Placed,
 )
@@ -169,17 +168,6 @@ def test_a_streams_events_are_counted_behind_the_first_bytes_however_they_are_cu
         assert stream.closed() == ()
 
 
-def test_a_responses_tokens_are_its_deltas_however_they_are_cut() -> None:
-    text = b'data: {"type": "response.created"}\n\n' + b'data: {"type": "response.output_text.delta"}\n\n' * 3
-    for cut in range(4, len(text)):
-        stream = GatewayStream(1 << 20)
-        stream.receive(came(Modes("buffered", "streamed")))
-        stream.receive(RequestBody(BODY, is_last=True))
-        stream.receive(Placed("1.1.1.1:1", (), (), BODY, b'.delta"'))
-        stream.receive(AnswerCame(200, STREAM))
-        assert heard(stream, text[:3], text[3:cut], text[cut:])[-1] == AnswerOver(text, 3), cut
-
-
 def test_an_answer_that_is_no_stream_is_told_at_its_end() -> None:
     stream = placed(Modes("buffered", "streamed"))
     stream.receive(AnswerCame(200, {}))
@@ -200,18 +188,6 @@ def test_an_answer_whose_body_is_not_shown_ends_with_its_head(modes: Modes | Non
     assert heard(stream) == [AnswerGoesOn(is_first=True), AnswerOver(b"", 0)]
     assert stream.receive(AnswerBody(b"x", is_last=True)) == (BodyReply("answer"),)
     assert stream.closed() == ()
-
-
-def test_a_gateway_that_gives_up_is_told_to_the_router_until_the_answer_is_complete() -> None:
-    early = GatewayStream(1)
-    early.receive(came(None))
-    assert early.closed() == ()
-    for events in ((), (AnswerCame(200, {}),), (AnswerCame(200, {}), Accepted(), AnswerBody(b"x", is_last=False))):
-        stream = placed(Modes("buffered", "full_duplex"))
-        for event in events:
-            stream.receive(event)
-        assert stream.closed() == (Left(),)
-        assert stream.closed() == ()
 
 
 # ------------------------------------------------------------------------------------------- the encoding
@@ -246,17 +222,6 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     assert found.subset == ()
 
 
-@pytest.mark.parametrize("mode", [-9, 7, 99])
-def test_a_body_mode_that_is_not_known_is_like_grpc(mode: int) -> None:
-    request = MESSAGES["ProcessingRequest"]()
-    request.request_headers.headers.headers.add(key=":method", value="POST")
-    request.protocol_config.request_body_mode = mode
-    found = decode(request.SerializeToString())
-    assert isinstance(found, RequestCame)
-    assert found.modes is not None
-    assert found.modes.request == "grpc"
-
-
 def test_an_answers_head_says_who_answered() -> None:
     request = MESSAGES["ProcessingRequest"]()
     request.response_headers.headers.headers.add(key=":status", raw_value=b"503")
@@ -284,18 +249,6 @@ def test_the_destination_is_in_the_header_and_in_the_metadata() -> None:
         assert {each.append_action for each in options} == {2}
         assert [*common.header_mutation.remove_headers] == ["authorization"]
         assert found.get("content-length") == (None if isinstance(reply, HeadersReply) else b"3")
-
-
-def test_other_replies_say_nothing_of_a_destination() -> None:
-    for reply in (HeadersReply("answer"), BodyReply("answer"), BodyChunk("answer", b"x", is_last=True)):
-        response = MESSAGES["ProcessingResponse"].FromString(encode(reply))
-        assert not response.HasField("dynamic_metadata")
-    chunk = response.response_body.response.body_mutation.streamed_response
-    assert (chunk.body, chunk.end_of_stream) == (b"x", True)
-    trailers = MESSAGES["ProcessingResponse"].FromString(encode(TrailersReply("answer")))
-    assert trailers.HasField("response_trailers")
-    own = MESSAGES["ProcessingResponse"].FromString(encode(Immediate(429, ((b"retry-after", b"2"),), b"{}")))
-    assert (own.immediate_response.status.code, own.immediate_response.body) == (429, b"{}")
 
 
 # ------------------------------------------------------------------------------------------- endpoints, settings

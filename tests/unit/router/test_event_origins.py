@@ -3,7 +3,6 @@
 import pytest
 
 from kv_protocol.ids import WorkerRank
-from router.decision.verdict import taken
 from router.fleet.event_origins import VOTES, EventOrigins
 from router.fleet.trust import Disparity
 from tests.unit.router.plane import FakeIndex
@@ -26,7 +25,7 @@ class Watched(Bench):
         """New prompts go to w0, and their blocks appear somewhere."""
         for number in range(times):
             self.blocks.held.clear()
-            self.origins.record(taken(self.routing.decide(route(64, decision_id=f"d{number}", pinned_worker="w0"))))
+            self.origins.record(self.routing.decide(route(64, decision_id=f"d{number}", pinned_worker="w0")))
             await self.clock.advance(after_s)
             self.blocks.held |= dict.fromkeys(appears_at, 9)
             self.origins.look()

@@ -11,7 +11,7 @@ from kv_protocol.decision import CostTerms, Exclusion
 from router.decision.decide import decide
 from router.decision.explain import explain
 from router.decision.policy import CostParameters, Policy
-from router.fleet.rates import RateColumns
+from router.decision.view import RateColumns
 from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
 PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))

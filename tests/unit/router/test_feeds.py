@@ -298,7 +298,7 @@ async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_
     heard = WorkerHeard(now_s=router.clock.now(), worker_id="w0", instance="w0-1")
     assert router.recorded.records[before:] == [heard], "the heartbeat of a registered instance, whatever its rank"
     assert router.feeds.unregistered_messages == {"heartbeat": 51, "load": 52}
-    assert router.routing.state.ledger.loads() == {}
+    assert router.routing.state.loads() == {}
 
 
 async def test_registrations_beyond_the_bounds_leave_nothing_behind() -> None:
@@ -309,7 +309,7 @@ async def test_registrations_beyond_the_bounds_leave_nothing_behind() -> None:
         await router.log.join(*(registered(f"y{at}", dp_ranks=ranks) for at in range(20)))
     state_ = router.routing.state
     assert len(list(state_.fleet.workers())) == RANKS_MAX // 4096
-    assert len(state_.newcomers.rows()) == RANKS_MAX
+    assert state_.core.rank_count == RANKS_MAX
     assert router.feeds.events_without_effect["no_room"] == 20
     assert [(line["event"], line["cause"]) for line in logs] == [("fleet_event_refused", "no_room")]
 
@@ -319,7 +319,7 @@ def test_a_lease_of_another_router_on_an_unregistered_worker_leaves_nothing_behi
     for at in range(20):
         routed = Routed(lease_id=f"l{at}", worker_id=f"x{at}", dp_rank=0, blocks=b"", uncached_tokens=5)
         folded.apply(LedgerApplied(now_s=1.0, event=routed, router="router-2"))
-    assert len(folded.ledger.loads()) == 20
+    assert len(folded.loads()) == 20
     for at in range(20):
         folded.apply(LedgerApplied(now_s=1.0, event=Finished(lease_id=f"l{at}"), router="router-2"))
-    assert folded.ledger.loads() == {}
+    assert folded.loads() == {}

@@ -15,8 +15,8 @@ import pytest
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.journal import FleetApplied, TimePassed
 from router.decision.policy import Policy
-from router.fleet.predictions import SEEN_S
 from router.server.limits import HttpLimits
+from tests.reference.predictions import SEEN_S
 from tests.unit.router.plane import COMPLETIONS, Plane, encoded, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.upstream import (

@@ -6,16 +6,13 @@ replay of journals of former versions finds. Otherwise journals of running route
 
 import gzip
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from kv_protocol.decided import Decided
-from kv_protocol.journal import decode_journal
-from router.decision.policies import MODES, Candidates, Choice, Mode
-from router.decision.policy import Policy
-from router.decision.view import RouteRequest
+from kv_protocol.journal import JournalRecord, PolicyChanged, decode_journal
 from router.journal.replay import replay
 from tests.golden.make_journals import JOURNALS
 from tests.support.paths import RECORDINGS
@@ -23,10 +20,14 @@ from tests.support.paths import RECORDINGS
 SHOWN_MAX = 8
 
 
-def differences(name: str, modes: Mapping[str, Mode] = MODES) -> list[str]:
+def recorded(name: str) -> Sequence[JournalRecord]:
+    """Return the records of a golden journal."""
+    return decode_journal(gzip.decompress((RECORDINGS / name).read_bytes())).records
+
+
+def differences(records: Sequence[JournalRecord]) -> list[str]:
     """Return a line for each decision of the journal that comes out otherwise."""
-    records = decode_journal(gzip.decompress((RECORDINGS / name).read_bytes())).records
-    again = list(replay(records, modes=modes))
+    again = list(replay(records))
     assert sum(isinstance(record, Decided) and bool(record.best) for record in records) > 20
     assert all(each.is_exact for each in again)
     return [f"{each.decision_id}: {each.difference}" for each in again if not each.equal]
@@ -34,18 +35,19 @@ def differences(name: str, modes: Mapping[str, Mode] = MODES) -> list[str]:
 
 @pytest.mark.parametrize("name", JOURNALS)
 def test_every_decision_of_a_golden_journal_is_taken_again_bit_for_bit(name: str) -> None:
-    found = differences(name)
+    found = differences(recorded(name))
     told = "\n".join(found[:SHOWN_MAX])
     assert not found, f"{len(found)} decisions of {name} differ; the first:\n{told}"
 
 
 def test_a_planted_change_of_a_cost_is_told_with_its_rank_its_term_and_both_values() -> None:
-    def dearer(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
-        weight = 2 * policy.parameters.ttft_weight
-        changed = replace(policy, parameters=replace(policy.parameters, ttft_weight=weight))
-        return MODES["kv"].choose(candidates, request, changed, seed)
+    def dearer(record: JournalRecord) -> JournalRecord:
+        if not isinstance(record, PolicyChanged):
+            return record
+        weights = {**record.policy["parameters"], "ttft_weight": 2 * record.policy["parameters"]["ttft_weight"]}
+        return replace(record, policy={**record.policy, "parameters": weights})
 
-    found = differences("journal_kv.msgpack.gz", MODES | {"kv": MODES["kv"]._replace(choose=dearer)})
+    found = differences([dearer(record) for record in recorded("journal_kv.msgpack.gz")])
     assert len(found) > 5
     assert any(re.search(r"^d\d+\+*: .*\bw\d/\d: cost now \d+\.\d+, recorded \d+\.\d+", each) for each in found)
-    assert differences("journal_kv_blocks.msgpack.gz", MODES | {"kv": MODES["kv"]._replace(choose=dearer)}) == []
+    assert differences([dearer(record) for record in recorded("journal_kv_blocks.msgpack.gz")]) == []

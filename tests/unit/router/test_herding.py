@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.journal import LedgerApplied
 from router.decision.policy import Policy
-from router.decision.verdict import Taken
+from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.journal.records import Recordable
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route
@@ -22,10 +22,10 @@ class Promises:
     """A recorder that keeps what is promised."""
 
     def __init__(self) -> None:
-        self.taken: list[Taken] = []
+        self.taken: list[Verdict] = []
 
     def record(self, what: Recordable) -> None:
-        if isinstance(what, Taken):
+        if isinstance(what, Verdict):
             self.taken.append(what)
 
 
@@ -81,7 +81,7 @@ def test_what_another_router_promised_counts_as_ones_own() -> None:
     alone, sharing = fleet(promises), fleet()
     first = placed(alone, shared_blocks=500, requests=10)
     for taken in promises.taken:
-        sharing.routing.apply(LedgerApplied(now_s=taken.verdict.now_s, event=taken.promise, router="another"))
+        sharing.routing.apply(LedgerApplied(now_s=taken.now_s, event=taken.promise, router="another"))
     chosen = [bench.routing.decide(request(10, 500)).winner.worker_id for bench in (alone, sharing, fleet())]
     assert chosen[0] == chosen[1] != chosen[2]
     assert chosen[0] not in first[:9]

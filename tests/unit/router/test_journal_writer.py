@@ -26,6 +26,7 @@ from kv_protocol.journal import (
 from kv_runtime.clock import Clock, ManualClock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.config import JournalSection
+from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.continuity import continuous
 from router.journal.encoder import LOSS_REASONS, LossReason
@@ -80,7 +81,7 @@ class Bench:
 
     def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
         self.log = FakeLog()
-        self.state = STATE.state()
+        self.state = RouterState(STATE)
         self.stop = asyncio.Event()
         log: Any = self.log
         self.writer = JournalWriter(

@@ -2,120 +2,154 @@
 
 import pytest
 
+from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.decision.newcomers import GATHER_S, Newcomers
-from tests.unit.router.samples import rank, registered
+from kv_protocol.journal import FleetApplied, LoadApplied, WorkerHeard
+from kv_protocol.ledger import Routed
+from kv_protocol.load import LoadReport
+from router.decision.state import RouterState
+from tests.reference.newcomers import GATHER_S
+from tests.unit.router.samples import BLOCK_SIZE, ask, chain, joined, rank, registered, route, tell
 
 BLOCKS = 100
-W0, W1, NEW = rank("w0"), rank("w1"), rank("new")
-RANKS = (W0, W1, NEW)
+NOW_S = 2 * GATHER_S
+W0 = rank("w0")
 
 
-def working(*, is_settled: bool = True) -> Newcomers:
+def worker(worker_id: str, total_kv_blocks: int = BLOCKS, **changed: object) -> WorkerRegistered:
+    return registered(worker_id, total_kv_blocks=total_kv_blocks, **changed)
+
+
+def join(folded: RouterState, event: WorkerRegistered, now_s: float = GATHER_S) -> None:
+    folded.apply(FleetApplied(now_s=now_s, event=event))
+    folded.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
+
+
+def used(folded: RouterState, worker_id: str, blocks: int) -> None:
+    """The engine of the worker's first rank reports so many blocks in use."""
+    counts = {"running_requests": 0, "waiting_requests": 0, "used_blocks": blocks, "total_blocks": BLOCKS}
+    report = LoadReport(instance=f"{worker_id}-1", iteration=1, **counts)
+    folded.apply(LoadApplied(now_s=NOW_S, worker_id=worker_id, dp_rank=0, report=report))
+
+
+def promised(folded: RouterState, worker_id: str, blocks: int) -> None:
+    tokens = blocks * BLOCK_SIZE
+    tell(folded, Routed(lease_id="l", worker_id=worker_id, dp_rank=0, blocks=b"", uncached_tokens=tokens), now_s=NOW_S)
+
+
+def missed(folded: RouterState, winner: WorkerRank = W0, times: int = 1) -> None:
+    """Requests of which no rank has a block go to `winner`."""
+    for _ in range(times):
+        number = folded.core.turn("m")
+        asked = route(
+            decision_id=f"d{number}",
+            sequence_hashes=chain(2 * number, 2 * number + 1),
+            pinned_worker=winner.worker_id,
+            pinned_dp_rank=winner.dp_rank,
+        )
+        folded.take(folded.decide(asked, ask, NOW_S, 1))
+
+
+def held_back(folded: RouterState) -> list[str]:
+    """Return the ranks of which the share is spent."""
+    view = folded.decide(route(), ask, NOW_S, 1).view
+    return [str(each) for each, is_spent in zip(view.ranks, view.newcomer, strict=True) if is_spent]
+
+
+def working(*, is_settled: bool = True) -> RouterState:
     """Return a fleet of two founders, and one worker that joined later."""
-    newcomers = Newcomers()
-    for worker_id in ("w0", "w1"):
-        newcomers.joined(registered(worker_id, total_kv_blocks=BLOCKS), 0.0)
+    folded = joined(worker("w0"), worker("w1"))
     if is_settled:
-        newcomers.used(W0, BLOCKS // 4)
-    newcomers.joined(registered("new", total_kv_blocks=BLOCKS), GATHER_S)
-    return newcomers
-
-
-def is_held_back(newcomers: Newcomers, of: WorkerRank = NEW) -> bool:
-    return newcomers.flags(RANKS)[RANKS.index(of)]
+        used(folded, "w0", BLOCKS // 4)
+    join(folded, worker("new"))
+    return folded
 
 
 def test_only_a_rank_that_joins_a_working_fleet_is_held_back() -> None:
-    assert working().flags(RANKS) == (False, False, True)
+    assert held_back(working()) == ["new/0"]
 
 
 def test_a_rank_of_the_first_registrations_is_a_founder() -> None:
-    newcomers = Newcomers()
-    newcomers.joined(registered("w0", total_kv_blocks=BLOCKS), 0.0)
-    newcomers.used(W0, BLOCKS)
-    newcomers.joined(registered("new", total_kv_blocks=BLOCKS), GATHER_S - 0.1)
-    assert newcomers.flags((W0, NEW)) == (False, False)
+    folded = joined(worker("w0"))
+    used(folded, "w0", BLOCKS)
+    join(folded, worker("new"), GATHER_S - 0.1)
+    assert held_back(folded) == []
 
 
 def test_the_first_worker_of_another_model_is_a_founder() -> None:
-    newcomers = working()
-    newcomers.joined(registered("other", model="n", total_kv_blocks=BLOCKS), 2 * GATHER_S)
-    assert newcomers.flags((rank("other"), W0)) == (False, False)
+    folded = working()
+    join(folded, worker("other", model="n", served_names=("m", "n")), NOW_S)
+    assert held_back(folded) == ["new/0"]
 
 
 def test_while_no_rank_has_settled_none_is_held_back() -> None:
-    newcomers = working(is_settled=False)
-    assert newcomers.flags(RANKS) == (False, False, False)
-    newcomers.used(W1, BLOCKS // 4)
-    assert newcomers.flags(RANKS) == (False, False, True)
+    folded = working(is_settled=False)
+    assert held_back(folded) == []
+    used(folded, "w1", BLOCKS // 4)
+    assert held_back(folded) == ["new/0"]
 
 
 def test_a_quarter_of_its_blocks_in_use_settles_it_for_good() -> None:
-    newcomers = working()
-    newcomers.used(NEW, BLOCKS // 4 - 1)
-    assert is_held_back(newcomers)
-    newcomers.used(NEW, BLOCKS // 4)
-    newcomers.used(NEW, 0)
-    assert not is_held_back(newcomers)
+    folded = working()
+    used(folded, "new", BLOCKS // 4 - 1)
+    assert held_back(folded) == ["new/0"]
+    used(folded, "new", BLOCKS // 4)
+    used(folded, "new", 0)
+    assert held_back(folded) == []
 
 
 def test_blocks_that_were_promised_to_it_settle_it_too() -> None:
-    newcomers = working()
-    newcomers.promised(NEW, 20.0)
-    assert is_held_back(newcomers)
-    newcomers.promised(NEW, 5.0)
-    assert not is_held_back(newcomers)
+    folded = working()
+    promised(folded, "new", 20)
+    assert held_back(folded) == ["new/0"]
+    promised(folded, "new", 5)
+    assert held_back(folded) == []
 
 
 def test_a_worker_that_does_not_state_its_blocks_is_no_newcomer() -> None:
-    newcomers = working()
-    newcomers.joined(registered("new", total_kv_blocks=0), GATHER_S)
-    assert not is_held_back(newcomers)
+    folded = working()
+    join(folded, worker("new", total_kv_blocks=0, instance="new-2"))
+    assert held_back(folded) == []
 
 
 def test_a_new_life_of_a_worker_is_a_newcomer() -> None:
-    newcomers = working()
-    newcomers.used(W1, BLOCKS)
-    newcomers.joined(registered("w1", total_kv_blocks=BLOCKS), GATHER_S)
-    assert is_held_back(newcomers, W1)
+    folded = working()
+    used(folded, "w1", BLOCKS)
+    join(folded, worker("w1", instance="w1-2"))
+    assert held_back(folded) == ["new/0", "w1/0"]
 
 
 def test_a_left_rank_is_not_held_back_and_events_of_unknown_ranks_change_nothing() -> None:
-    newcomers = working()
-    newcomers.forget("new")
-    newcomers.used(NEW, BLOCKS)
-    newcomers.promised(NEW, 1.0)
-    newcomers.missed(NEW, RANKS)
-    assert newcomers.flags(RANKS) == (False, False, False)
+    folded = working()
+    folded.apply(FleetApplied(now_s=NOW_S, event=WorkerLeft(worker_id="new", instance="new-1")))
+    used(folded, "new", BLOCKS)
+    promised(folded, "new", 1)
+    missed(folded)
+    assert held_back(folded) == []
 
 
 def test_every_sixth_full_miss_of_three_ranks_may_be_its_own() -> None:
-    newcomers, went = working(), []
-    for _ in range(18):
-        winner = W0 if is_held_back(newcomers) else NEW
-        newcomers.missed(winner, RANKS)
-        went.append(winner)
-    assert [place for place, winner in enumerate(went) if winner == NEW] == [5, 11, 17]
+    folded, went = working(), []
+    for number in range(18):
+        is_its_own = not held_back(folded)
+        missed(folded, rank("new") if is_its_own else W0)
+        went += [number] * is_its_own
+    assert went == [5, 11, 17]
 
 
 def test_a_slice_that_was_not_taken_is_not_saved_up() -> None:
-    newcomers = working()
-    for _ in range(100):
-        newcomers.missed(W0, RANKS)
-    assert not is_held_back(newcomers)
-    newcomers.missed(NEW, RANKS)
-    assert is_held_back(newcomers)
+    folded = working()
+    missed(folded, times=100)
+    assert held_back(folded) == []
+    missed(folded, rank("new"))
+    assert held_back(folded) == ["new/0"]
 
 
 @pytest.mark.parametrize("dp_ranks", [(0, 1), (0, 1, 2, 3)])
 def test_each_rank_of_a_worker_has_its_own_slice(dp_ranks: tuple[int, ...]) -> None:
-    newcomers = working()
-    newcomers.joined(registered("new", total_kv_blocks=BLOCKS, dp_ranks=dp_ranks), GATHER_S)
-    joined = tuple(WorkerRank("new", dp_rank) for dp_rank in dp_ranks)
-    ranks = (W0, W1, *joined)
-    for _ in range(2 * len(ranks) - 1):
-        newcomers.missed(W0, ranks)
-    assert newcomers.flags(ranks)[2:] == (False,) * len(joined)
-    newcomers.missed(joined[0], ranks)
-    assert newcomers.flags(ranks)[2:] == (True, *(False,) * (len(joined) - 1))
+    folded = working()
+    join(folded, worker("new", dp_ranks=dp_ranks, instance="new-2"))
+    missed(folded, times=2 * (2 + len(dp_ranks)) - 1)
+    assert held_back(folded) == []
+    missed(folded, rank("new/0"))
+    assert held_back(folded) == ["new/0"]

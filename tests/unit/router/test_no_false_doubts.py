@@ -14,7 +14,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
 from router.decision.routing import compared_of
-from router.decision.verdict import Taken, Verdict
+from router.decision.verdict import Verdict
 from router.fleet.calibration import Calibration
 from router.journal.records import Recordable
 
@@ -30,8 +30,8 @@ class Judge:
 
     def record(self, what: Recordable) -> None:
         """See a decision, or its outcome."""
-        if isinstance(what, Taken):
-            self._verdicts[what.verdict.decision_id] = what.verdict
+        if isinstance(what, Verdict):
+            self._verdicts[what.decision_id] = what
         elif isinstance(what, OutcomeKnown) and what.cached_tokens is not None:
             verdict = self._verdicts.pop(what.decision_id)
             compared = compared_of(verdict, self._reported(verdict, what.cached_tokens))

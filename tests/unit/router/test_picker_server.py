@@ -246,21 +246,6 @@ async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() ->
         assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
 
 
-async def test_an_error_of_the_routers_own_code_is_no_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: object) -> None:
-        raise TimeoutError("planted")
-
-    async with running_plane() as plane:
-        picker = picker_of(plane)
-        monkeypatch.setattr(picker, "endpoints", fails)
-        head, body = asked(PROMPT)
-        head.request_headers.headers.headers[0].raw_value = b"GET"
-        with capture_logs() as logged, pytest.raises(grpc.aio.AioRpcError):
-            await replies_to(picker, head, body)
-        assert picker.statistics().failed == 1
-        assert [each["event"] for each in logged if each["log_level"] == "error"] == ["picker_stream_failed"]
-
-
 class SilentGateway:
     """A stream's context as grpcio passes it: the head comes, and then nothing."""
 

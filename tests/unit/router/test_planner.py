@@ -14,7 +14,7 @@ from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.fleet.rates import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
+from router.native.engine import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.config import PlannerSection
 from router.planner.offered import SLOT_S, Group, LoadRecorder, OfferedLoad, OfferedLoads
 from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.decision.decide import HAD_ITS_SHARE, decide
+from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
-from router.decision.verdict import Verdict
+from router.decision.verdict import HAD_ITS_SHARE, Verdict
 from router.decision.view import RouteRequest, View
 from tests.unit.router.samples import Row, rank, route, row, view
 
@@ -192,8 +192,8 @@ def test_the_runner_up_is_the_best_of_the_others_by_what_the_mode_compares(
     others = [at for at in range(len(ranks)) if at != found.winner_at]
     assert found.runner_up in others
     assert worth[mode](found.runner_up) == min(map(worth[mode], others))
-    if found.costs is not None:
-        costs = found.costs.cost.tolist()
+    if found.has_costs:
+        costs = found.cost_list()
         assert found.margin == costs[found.runner_up] - costs[found.winner_at]
 
 

@@ -1,5 +1,7 @@
 """Modes by name: only those of the configuration, and what is wrong with one is said."""
 
+from pathlib import Path
+
 import pytest
 
 from kv_runtime.config.loading import ConfigurationError
@@ -8,6 +10,7 @@ from router.decision.policies import MODES, Candidates, Choice
 from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
 from router.decision.view import RouteRequest
+from tests.support.paths import ROOT
 from tests.unit.router.samples import route, row, view
 
 HERE = __name__
@@ -90,3 +93,17 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_a_mode_that_the_configuration_does_not_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, kv-blocks, "):
         load_modes((), "os:system")
+
+
+def test_the_example_of_the_documentation_is_a_mode_that_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/OPERATIONS.md").read_text().split("### A mode of your own", 1)[1]
+    (tmp_path / "example_mode.py").write_text(text.split("```python\n", 1)[1].split("```", 1)[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "example_mode:fewest_blocks"
+    rows = row("w0/0", overlap_blocks=(1, 1, 1, 1)), row("w1/0", overlap_blocks=(2, 2, 2, 2), active_blocks=5)
+    found = decide(view(*rows), route(64), Policy(mode=name), 1, load_modes((name,), name))
+    assert (str(found.winner), found.reason) == ("w1/0", "user")
+    assert found.cost_list() == [3.0, 2.000005]
+    assert found.decision().candidates[0].terms.cost == 3.0

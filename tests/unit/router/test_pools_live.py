@@ -1,7 +1,6 @@
 """What is known of pools: which are passed over, since when and until when; in which order the others are asked."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -199,30 +198,6 @@ def test_without_a_bound_nothing_is_judged() -> None:
     world.look("http://a", queued=10**6, ttft=(0.0, 0.0))
     world.look("http://a", queued=10**6, ttft=(0.0, 1000.0))
     assert (world.now().fitness, world.now().ttft_ratio) == ("fit", None)
-
-
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["a", "b"]), st.booleans(), st.integers(0, 20), st.floats(0, 60)), max_size=60
-)
-
-
-@given(EVENTS)
-def test_changes_are_the_differences_between_one_standing_and_the_next(
-    events: list[tuple[str, bool, int, float]],
-) -> None:
-    world = World()
-    seen = ["fit"]
-    for name, ready, queued, seconds in events:
-        world.look(f"http://{name}", ready=ready, queued=queued)
-        seen.append(world.now().fitness)
-        world.wait(seconds)
-        seen.append(world.now().fitness)
-        standing = world.now()
-        assert (standing.fitness == "down") == (not standing.routers_up)
-        assert (standing.fitness == "fit") == (not standing.causes)
-        assert len(standing.causes) == len(standing.reasons)
-    turns = [(before, after) for before, after in pairwise(seen) if before != after]
-    assert [(each.before, each.after) for each in world.changes] == turns
 
 
 # ------------------------------------------------------------------------------------------- attainment

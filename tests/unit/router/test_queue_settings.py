@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from router.config import FailuresSection, QueueSection
-from router.decision.affinity import AffinityLimits
 from router.decision.policy_config import PolicySection
+from router.decision.state_settings import AffinityLimits
 from router.fleet.breakers import BreakerLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.waiting import QueueLimits

@@ -5,17 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from kv_protocol.journal import JournalRecord, LearntRates, RatesRestored
+from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
 from kv_runtime.clock import ManualClock
+from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.fleet.rates_store import MODELS_MAX, WRITE_S, RatesStore
 from router.journal.records import Recordable
-from tests.unit.router.samples import MODEL, rank, state
-from tests.unit.router.test_rates import learn
+from tests.unit.router.samples import MODEL, route, row, state, view
 
 LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
 
@@ -45,10 +46,20 @@ class Life:
 
     @property
     def rates(self) -> tuple[LearntRates, ...]:
-        return self.routing.state.rates.learnt()
+        return self.routing.state.learnt()
 
     def learn(self, slower: float) -> None:
-        learn(self.routing.state.rates, rank(), slower=slower, times=50)
+        """A rank takes so many times as long as the reference engine, for 50 requests."""
+        state_ = self.routing.state
+        for number in range(50):
+            verdict = decide(view(row()), route(decision_id=f"d{number}"), Policy(mode="round-robin"), 1)
+            ttft_s, itl_s = state_.core.expected_s(verdict, 0)
+            state_.core.expect(verdict)
+            known = OutcomeKnown(
+                now_s=1.0, decision_id=f"d{number}", outcome="ok", ttft_s=slower * ttft_s, itl_s=slower * itl_s,
+                output_tokens=50, came_whole=False,
+            )  # fmt: skip
+            state_.apply(known)
 
     async def end(self) -> None:
         stop = asyncio.Event()
@@ -67,7 +78,9 @@ async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Pa
     life = Life(tmp_path)
     assert life.rates == former.rates
     assert life.rates[0].prefill == pytest.approx(2.0, rel=0.02)
-    assert life.routing.state.rates.columns(MODEL, (rank(),), 0.0).prefill.tolist() == [life.rates[0].prefill]
+    verdict = decide(view(row()), route(), Policy(mode="round-robin"), 1)
+    factors = np.frombuffer(life.routing.state.core.prefill_factors(verdict))
+    assert factors.tolist() == [life.rates[0].prefill], "of a rank that was not measured"
 
 
 async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
@@ -79,7 +92,7 @@ async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
     again = state()
     for record in restored:
         again.apply(record)
-    assert again.rates.learnt() == former.rates != ()
+    assert again.learnt() == former.rates != ()
 
 
 async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from kv_protocol.journal import (
 from router.attribution.attribution import Attribution
 from router.decision.decide import decide
 from router.decision.policy import Policy
-from router.decision.verdict import Verdict, taken
+from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest, View
 from router.fleet.trust import Trust, trust_of
 from router.journal.records import (
@@ -37,7 +37,6 @@ from router.journal.records import (
     RefusedRequest,
     Shortener,
     doubt_of,
-    pack_overlap,
     request_of,
 )
 from router.live.fleet_columns import RoutedCounts
@@ -46,6 +45,7 @@ from router.planner.offered import LoadRecorder
 from router.replicas.service import Replicas
 from router.shadows.service import Shadows
 from tests.support.amount import examples
+from tests.unit.properties.router_life import encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
 RANKS, BLOCKS = 64, 128
@@ -102,10 +102,9 @@ def only_decided(records: list[JournalRecord]) -> Decided:
     return found
 
 
-def recorded(what: Recordable | Verdict, shortener: Shortener | None = None) -> list[JournalRecord]:
+def recorded(what: Recordable, shortener: Shortener | None = None) -> list[JournalRecord]:
     """Return the records of `what` as a reader decodes them."""
-    told = taken(what) if isinstance(what, Verdict) else what
-    return [decode_record(encode_record(each)) for each in (shortener or Shortener()).records(told, 7)]
+    return [decode_record(encoded_record(each)) for each in (shortener or Shortener()).records(what, 7)]
 
 
 def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
@@ -131,17 +130,16 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
         seed, Policy(temperature=0.5), ranks=ranks, unfit=("",) * (ranks - 1) + ("" if ranks < 3 else "away",)
     )
     found = only_decided(recorded(told))
-    costs = told.costs
-    assert costs is not None
+    costs, candidates = told.cost_list(), told.rank_indices
     best = best_columns(found.best)
     assert best[0] == found.winner
     assert (found.rank, found.kv_seq, found.margin) == (told.winner, 7, told.margin)
-    assert best_terms(found) == [costs.terms(list(told.rank_indices).index(column)) for column in best]
-    others = [at for at, place in enumerate(told.rank_indices) if place not in best]
-    assert other_costs(found) == tuple(float(np.float32(costs.cost[at])) for at in others)
-    assert len(best) == min(8, len(told.rank_indices))
-    dearest = max((float(costs.cost[list(told.rank_indices).index(column)]) for column in best[1:]), default=0.0)
-    assert all(float(costs.cost[at]) >= dearest for at in others)
+    assert best_terms(found) == [told.terms(candidates.index(column)) for column in best]
+    others = [at for at, place in enumerate(candidates) if place not in best]
+    assert other_costs(found) == tuple(float(np.float32(costs[at])) for at in others)
+    assert len(best) == min(8, len(candidates))
+    dearest = max((costs[candidates.index(column)] for column in best[1:]), default=0.0)
+    assert all(costs[at] >= dearest for at in others)
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32), st.sampled_from([3, 2**16 - 1, 2**20]))
@@ -149,11 +147,9 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
 def test_any_overlap_is_read_as_it_was_packed(ranks: int, seed: int, most: int) -> None:
     draw = random.Random(seed)
     depths = [sorted(draw.choice([0, draw.randrange(most)]) for _ in range(4)) for _ in range(ranks)]
-    packed = pack_overlap(np.array(depths, dtype=np.int32).T)
-    told = only_decided(recorded(verdict(0, ranks=ranks, unfit=("",) * ranks)))
-    fields_of_it = {each.name: getattr(told, each.name) for each in fields(Decided)}
-    again = Decided(**fields_of_it | {"overlap": packed})
-    assert overlap_depths(again) == [tuple(each) for each in depths]
+    overlap = np.array(depths, dtype=np.int32).T
+    told = only_decided(recorded(verdict(0, ranks=ranks, unfit=("",) * ranks, overlap=overlap)))
+    assert overlap_depths(told) == [tuple(each) for each in depths]
 
 
 @pytest.mark.parametrize("doubt", get_args(StaleReason))
@@ -190,11 +186,11 @@ def test_a_mode_that_reads_no_overlap_leaves_no_columns_and_no_standings() -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_promised_is_found_again_in_the_bytes_of_its_decision(seed: int) -> None:
-    told = taken(verdict(seed))
+    told = verdict(seed)
     encoded = [encode_record(record) for record in recorded(told)]
     (found,) = [each for each in decode_journal(pack_journal(1, 1, encoded)).records if isinstance(each, Decided)]
     assert found.promise == told.promise
-    assert found.promise.lease_id == told.verdict.decision_id
+    assert found.promise.lease_id == told.decision_id
 
 
 def test_refusals_and_other_records_are_recorded_too() -> None:

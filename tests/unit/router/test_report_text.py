@@ -5,7 +5,7 @@ import pytest
 from kv_protocol.decision import CostTerms, Exclusion
 from router.decision.report import Misses, Outcome, RequestReport, misses
 from router.decision.report_text import report_lines, sentence, table
-from router.fleet.rates import FIRST_S
+from router.native.engine import FIRST_S
 from tests.unit.router.samples import candidate, decision
 
 NEAR = CostTerms(cost=62.0, wait_ms=2.0, prefill_ms=10.0, decode_ms=14.0, overlap_credit_blocks=4.0)

@@ -12,9 +12,9 @@ from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogCo
 from kv_runtime.clock import ManualClock
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Readiness, Routing
-from router.decision.verdict import Taken
+from router.decision.state import RankLoad
+from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
-from router.fleet.ledger import RankLoad
 from router.journal.records import Recorder
 from router.prompt.chains import block_count
 from tests.unit.router.samples import answer, chain, rank, registered, route, state
@@ -77,7 +77,7 @@ class Bench:
 
     @property
     def load(self) -> RankLoad:
-        return self.state.ledger.load_of(rank())
+        return self.state.load_of(rank())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_is_promised_is_the_whole_prompt_and_what_is_not_held_of_it(
 def test_deciding_promises_nothing_and_repeats_itself() -> None:
     bench = Bench(*[registered(f"w{number}") for number in range(8)])
     assert bench.routing.decide(route()).decision() == bench.routing.decide(route()).decision()
-    assert bench.state.ledger.loads() == {}
+    assert bench.state.loads() == {}
     assert bench.routing.decisions.newest(9) == []
 
 
@@ -194,8 +194,8 @@ def recorded(*, came_whole: bool) -> list[type]:
 
 
 def test_of_a_request_there_are_two_records_and_a_third_of_its_first_token_where_it_did_not_come_whole() -> None:
-    assert recorded(came_whole=True) == [Taken, OutcomeKnown]
-    assert recorded(came_whole=False) == [Taken, LedgerApplied, OutcomeKnown]
+    assert recorded(came_whole=True) == [Verdict, OutcomeKnown]
+    assert recorded(came_whole=False) == [Verdict, LedgerApplied, OutcomeKnown]
 
 
 async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:

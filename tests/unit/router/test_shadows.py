@@ -15,13 +15,11 @@ from bench.routing.virtual_router import VirtualClock
 from bench.routing.virtual_worker import TEXT
 from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
 from kv_runtime.config.loading import ConfigurationError
-from router.decision.decide import decide
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.verdict import Taken, taken
-from router.fleet.rates import Rates
+from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable
 from router.journal.replay import replay
@@ -31,7 +29,7 @@ from router.shadows.config import ShadowSection
 from router.shadows.series import BATCHES, Series, SeriesMean, pooled
 from router.shadows.service import QUEUE_MAX, Shadows, pooled_page
 from router.shadows.tally import ShadowReport, Tally
-from tests.unit.router.samples import registered, route, row, view
+from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -62,7 +60,7 @@ class Recording:
         self.record(JournalBegan(now_s=0.0, router="r", started_ns=1, settings=settings))
 
     def record(self, what: Recordable) -> None:
-        if isinstance(what, Taken):
+        if isinstance(what, Verdict):
             self.shadows.evaluate_slice()
         self._encoder.add(what, 1, 0.0)
         self.messages.append(self._encoder.cut().data)
@@ -167,15 +165,17 @@ def test_what_the_live_view_lacks_is_not_guessed(live: Policy, shadow: Policy, l
     bench = Bench(registered("w0"), registered("w1"), policy=live)
     verdict = bench.routing.decide(route(session_id="s"))
     with pytest.raises(NoChoice, match=lacks) as raised:
-        compared(verdict, live, shadow, MODES, Rates().columns)
+        compared(bench.state, verdict, live, shadow)
     assert raised.value.reason == "unreadable"
 
 
 def test_what_the_shadow_chooses_is_compared_at_both_ranks() -> None:
-    moment = view(row("w0/0", overlap_blocks=(2, 2, 2, 2), active_requests=5), row("w1/0"))
     live = Policy(mode="kv-blocks")
-    verdict = decide(moment, route(), live, 1)
-    found = compared(verdict, live, Policy(mode="least-loaded"), MODES, Rates().columns)
+    bench = Bench(registered("w0"), registered("w1"), policy=live)
+    for number in range(5):
+        bench.take(route(32, decision_id=f"d{number}", pinned_worker="w0")).first_token()
+    verdict = bench.routing.decide(route())
+    found = compared(bench.state, verdict, live, Policy(mode="least-loaded"))
     assert (str(found.rank), found.agrees, found.cached_blocks) == ("w1/0", False, (2, 0))
     assert found.own_cost is None
     assert found.live_cost is not None
@@ -207,7 +207,7 @@ class Watched:
     def take(self, requests: int = 1) -> None:
         for number in range(requests):
             verdict = self.bench.routing.decide(route(decision_id=f"d{number}"))
-            self.shadows.record(taken(verdict))
+            self.shadows.record(verdict)
 
     def settle(self) -> dict[str, Any]:
         while self.shadows.evaluate_slice():

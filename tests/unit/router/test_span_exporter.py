@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.tracing import exporter as exporter_module
-from kv_runtime.tracing.exporter import SpanExporter, span_families
+from kv_runtime.tracing.exporter import SpanExporter
 from kv_runtime.tracing.service import TracingSection, opened_tracing
 from kv_runtime.tracing.spans import SpanData, TraceData
 from router.tracing.tracer import Tracer
@@ -90,27 +90,6 @@ async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_span
     assert exporter.counts().sent == len(sink.spans) == 3 * SPANS
 
 
-async def test_a_batch_that_takes_too_long_is_given_up() -> None:
-    with OtlpSink() as sink:
-        sink.answers.clear()
-        exporter = exporter_to(sink.url, timeout_s=0.05)
-        await answered_requests(exporter, 1)
-        await flushed(exporter)
-        assert exporter.counts().dropped["not_sent"] == SPANS
-
-
-def test_a_defect_of_the_sender_costs_one_batch() -> None:
-    sender, stop = Sender(RuntimeError("defect"), ""), threading.Event()
-    exporter = SpanExporter(sender, requests_max=10, batch_s=0.0)
-    exporter.put(TRACE)
-    exporter.put(TRACE)
-    stop.set()
-    exporter.work(stop)
-    assert exporter.counts() == (1, {"queue_full": 0, "not_sent": 1, "stopped": 0})
-    assert sender.batches == [1, 1]
-    assert sender.is_closed
-
-
 def test_requests_that_wait_are_sent_together() -> None:
     sender, stop = Sender(), threading.Event()
     exporter = SpanExporter(sender, requests_max=2000, batch_s=60.0)
@@ -129,26 +108,6 @@ def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytes
     stop.set()
     exporter.work(stop)
     assert (sender.batches, exporter.counts().dropped["stopped"]) == ([], 1)
-
-
-def test_the_metrics_count_what_was_sent_and_what_was_dropped() -> None:
-    exporter = SpanExporter(Sender("refused", ""), requests_max=2, batch_s=0.0)
-    for _ in range(3):
-        exporter.put(TRACE)
-    stop = threading.Event()
-    stop.set()
-    exporter.work(stop)
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in span_families(exporter)
-        for sample in family.samples
-    }
-    assert found == {
-        ("kvrouter_spans_sent_total",): 1,
-        ("kvrouter_spans_dropped_total", "queue_full"): 1,
-        ("kvrouter_spans_dropped_total", "not_sent"): 1,
-        ("kvrouter_spans_dropped_total", "stopped"): 0,
-    }
 
 
 # ---------------------------------------------------------------- how it is opened

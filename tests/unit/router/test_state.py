@@ -1,4 +1,4 @@
-"""The fold: what each record changes, and what the view shows of it."""
+"""The fold: what each record changes, and what a decision reads of it."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from indexer.embedded import OverlapColumns
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
-from kv_protocol.hashing import Hashing
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft
+from kv_protocol.hashing import HASH_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.journal import (
@@ -24,27 +24,18 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Routed
 from kv_protocol.load import LoadReport
-from router.decision.approximate import ApproximateLimits
-from router.decision.decide import decide
-from router.decision.history import HALF_LIFE_S
+from router.decision.errors import NoEligibleWorker
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
-from router.decision.verdict import taken
+from router.decision.state_settings import ApproximateLimits
+from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.fleet.trust import trust_of
-from router.fleet.ttft_model import ItlModel, TtftModel
-from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
+from tests.reference.forecasts import ITL, TTFT, LatencyModel
+from tests.reference.history import HALF_LIFE_S
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, Held, Row, answer, chain, joined, rank, registered, route
 
 HELD: Held = ((2, 2, 2, 2), 7, 9, "")
-
-
-def joined(*registrations: WorkerRegistered, at_s: float = 0.0) -> RouterState:
-    """Return the state after these workers joined and were heard."""
-    folded = state(lease_s=10.0)
-    for each in registrations:
-        folded.apply(FleetApplied(now_s=at_s, event=each))
-        folded.apply(WorkerHeard(now_s=at_s, worker_id=each.worker_id, instance=each.instance))
-    return folded
 
 
 def promise(folded: RouterState, lease_id: str = "l", name: str = "w0/0", now_s: float = 0.0, **changed: Any) -> None:
@@ -62,12 +53,22 @@ def report(instance: str = "w0-1", name: str = "w0/0", running: int = 3) -> Load
     return LoadApplied(now_s=1.0, worker_id=at.worker_id, dp_rank=at.dp_rank, report=told)
 
 
+def decided(
+    folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any
+) -> Verdict:
+    return folded.decide(route(isl_tokens, **request), lambda _, ranks: answer([held] * len(ranks)), now_s, 1)
+
+
 def seen(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any) -> View:
-    return folded.view(route(isl_tokens, **request), lambda _, ranks: answer([held] * len(ranks)), now_s)
+    return decided(folded, now_s, held, isl_tokens, **request).view
+
+
+def unfit(folded: RouterState, now_s: float = 0.0) -> tuple[str, ...]:
+    return folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s).unfit
 
 
 def rows(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any) -> list[Row]:
-    """Return the view rank by rank."""
+    """Return what a decision reads, rank by rank."""
     found = seen(folded, now_s, held, isl_tokens, **request)
     return [
         Row(
@@ -101,7 +102,8 @@ def test_every_rank_of_every_worker_that_serves_the_model_has_a_row_eldest_first
     )
     assert [str(each.rank) for each in rows(folded)] == ["w2/0", "w2/3", "w1/1"]
     assert [str(each.rank) for each in rows(folded, model="other")] == ["w0/0"]
-    assert rows(folded, model="unheard-of") == []
+    with pytest.raises(NoEligibleWorker, match="none is registered"):
+        seen(folded, model="unheard-of")
 
 
 def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> None:
@@ -111,7 +113,7 @@ def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> N
         asked.append((blocks, ranks))
         return answer([HELD] * len(ranks))
 
-    joined(registered(dp_ranks=(0, 1))).view(route(32), ask, 0.0)
+    joined(registered(dp_ranks=(0, 1))).decide(route(32), ask, 0.0, 1)
     assert asked == [(chain(100), (rank("w0/0"), rank("w0/1")))]
 
 
@@ -124,13 +126,13 @@ def test_for_a_mode_that_reads_no_overlap_the_index_is_not_asked(mode: str) -> N
     def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         raise AssertionError((blocks, ranks))
 
-    found = folded.view(route(), ask, 0.0)
+    found = folded.decide(route(pinned_worker="w0"), ask, 0.0, 1).view
     assert (found.ranks, found.overlap.tolist()) == ((rank(),), [[0]] * 4)
     assert found.active_requests.tolist() == [int(mode in ("power-of-two", "least-loaded"))]
 
 
 def test_a_row_has_what_the_worker_said_and_where_its_stream_is() -> None:
-    (found,) = rows(joined(registered(role="prefill", max_seq_len=99)))
+    (found,) = rows(joined(registered(role="prefill", max_seq_len=99)), phase="prefill")
     assert (found.role, found.max_seq_len, found.unfit) == ("prefill", 99, "")
     assert (found.overlap_blocks, found.epoch, found.seq) == ((2, 2, 2, 2), 7, 9)
 
@@ -205,15 +207,14 @@ def end(folded: RouterState, lease_id: str = "l", now_s: float = 0.0) -> None:
 
 
 def test_what_was_routed_counts_for_its_time_with_or_without_a_tick() -> None:
-    folded = state(approximate=ApproximateLimits(ttl_s=30.0))
-    folded.apply(FleetApplied(now_s=0.0, event=registered()))
+    folded = joined(registered(), approximate=ApproximateLimits(ttl_s=30.0))
     promise(folded, blocks=chain(100, 101))
     end(folded)
     for now_s, depth in ((29.9, 2), (30.0, 0)):
         assert rows(folded, now_s, UNKNOWN)[0].overlap_blocks[0] == depth
         folded.tick(now_s)
         assert rows(folded, now_s, UNKNOWN)[0].overlap_blocks[0] == depth
-    assert folded.approximate.statistics().blocks == {}
+    assert folded.core.routed_blocks() == []
 
 
 def test_no_more_counts_than_the_worker_has_room_for() -> None:
@@ -221,7 +222,7 @@ def test_no_more_counts_than_the_worker_has_room_for() -> None:
     promise(folded, "l", blocks=chain(100, 101))
     promise(folded, "m", blocks=chain(200, 201))
     assert rows(folded, held=UNKNOWN)[0].overlap_blocks == (1, 1, 1, 1)
-    assert folded.approximate.statistics().blocks == {rank(): 3}
+    assert folded.core.routed_blocks() == [(rank(), 3)]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +234,9 @@ def test_of_a_former_life_nothing_that_was_routed_counts(ending: FleetEvent) -> 
     folded = joined(registered())
     promise(folded)
     folded.apply(FleetApplied(now_s=1.0, event=ending))
-    assert folded.approximate.statistics().blocks == {}
+    assert folded.core.routed_blocks() == []
     folded.apply(FleetApplied(now_s=1.0, event=registered(instance="w0-2")))
+    folded.apply(WorkerHeard(now_s=1.0, worker_id="w0", instance="w0-2"))
     (found,) = rows(folded, 1.0, UNKNOWN)
     assert (found.overlap_blocks, found.predicted_blocks) == ((0, 0, 0, 0), 0)
 
@@ -242,7 +244,7 @@ def test_of_a_former_life_nothing_that_was_routed_counts(ending: FleetEvent) -> 
 def test_a_promise_to_an_unknown_worker_is_not_remembered() -> None:
     folded = joined(registered())
     promise(folded, name="w9/0")
-    assert folded.approximate.statistics().blocks == {}
+    assert folded.core.routed_blocks() == []
 
 
 def test_a_promise_predicts_that_its_blocks_will_be_held_by_its_rank_while_it_lasts() -> None:
@@ -304,9 +306,9 @@ def test_a_turn_is_a_decision_for_the_same_model() -> None:
     folded = joined(registered(served_names=("m", "n")))
     turns = []
     for model in ("m", "n", "m", "n", "m"):
-        found = seen(folded, model=model)
-        turns.append(found.turn)
-        folded.apply(taken(decide(found, route(model=model), Policy(), 1)))
+        verdict = decided(folded, model=model)
+        turns.append(verdict.turn)
+        folded.take(verdict)
     assert turns == [0, 0, 1, 1, 2]
 
 
@@ -318,9 +320,11 @@ def test_a_new_instance_has_no_history_and_no_reported_load() -> None:
     promise(folded)
     folded.apply(report())
     folded.apply(FleetApplied(now_s=1.0, event=registered(instance="w0-2")))
+    assert unfit(folded, 1.0) == ("no heartbeat yet",)
+    folded.apply(WorkerHeard(now_s=1.0, worker_id="w0", instance="w0-2"))
     (found,) = rows(folded, 1.0)
-    assert (found.history_blocks, found.unfit) == (0.0, "no heartbeat yet")
-    assert folded.ledger.load_of(rank()).reported_running == 0
+    assert found.history_blocks == 0.0
+    assert folded.load_of(rank()).reported_running == 0
     assert found.active_requests == 1, "the request still runs, and ends by itself"
     folded.apply(LedgerApplied(now_s=1.0, event=Finished(lease_id="l")))
     assert rows(folded, 1.0)[0].active_blocks == 0
@@ -332,7 +336,7 @@ def test_the_same_instance_again_keeps_history_and_reported_load() -> None:
     folded.apply(report())
     folded.apply(FleetApplied(now_s=0.0, event=registered(version="2")))
     assert rows(folded)[0].history_blocks == 2.5
-    assert folded.ledger.load_of(rank()).reported_running == 3
+    assert folded.load_of(rank()).reported_running == 3
 
 
 def test_of_a_worker_that_left_nothing_is_left() -> None:
@@ -341,7 +345,7 @@ def test_of_a_worker_that_left_nothing_is_left() -> None:
     promise(folded, name="w1/0")
     folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
     assert [str(each.rank) for each in rows(folded)] == ["w1/0"]
-    assert set(folded.ledger.loads()) == {rank("w1/0")}
+    assert set(folded.loads()) == {rank("w1/0")}
     assert rows(folded)[0].history_blocks == 2.5
 
 
@@ -356,16 +360,16 @@ def test_of_a_worker_that_left_nothing_is_left() -> None:
 def test_a_report_of_a_former_instance_or_an_unknown_worker_or_rank_changes_nothing(late: LoadApplied) -> None:
     folded = joined(registered())
     folded.apply(report())
-    before = folded.ledger.loads()
+    before = folded.loads()
     folded.apply(late)
-    assert folded.ledger.loads() == before
+    assert folded.loads() == before
 
 
 def test_a_report_that_comes_after_its_worker_left_does_not_bring_it_back() -> None:
     folded = joined(registered())
     folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
     folded.apply(report())
-    assert folded.ledger.loads() == {}
+    assert folded.loads() == {}
 
 
 # ---------------------------------------------------------------- time and the rest
@@ -374,11 +378,11 @@ def test_a_report_that_comes_after_its_worker_left_does_not_bring_it_back() -> N
 def test_the_log_is_folded() -> None:
     folded = joined(registered(), registered("w1"))
     folded.apply(LogConnection(now_s=1.0, heard=False))
-    assert rows(folded, 50.0)[0].unfit == ""
+    assert unfit(folded, 50.0)[0] == ""
     folded.apply(LogConnection(now_s=52.0, heard=True))
     folded.apply(WorkerHeard(now_s=54.0, worker_id="w1", instance="w1-1"))
-    assert rows(folded, 56.9)[0].unfit == ""
-    assert rows(folded, 57.0)[0].unfit == "silent for 5 s or longer"
+    assert unfit(folded, 56.9)[0] == ""
+    assert unfit(folded, 57.0)[0] == "silent for 5 s or longer"
 
 
 def test_time_ends_leases_by_records_that_the_caller_applies() -> None:
@@ -391,7 +395,7 @@ def test_time_ends_leases_by_records_that_the_caller_applies() -> None:
     for record in due:
         folded.apply(record)
     assert rows(folded)[0].active_requests == 0
-    assert (folded.tick(1e9), folded.ledger.expired_total) == ([], 1)
+    assert (folded.tick(1e9), folded.core.expired_total) == ([], 1)
 
 
 def test_a_first_token_leaves_the_blocks() -> None:
@@ -412,9 +416,9 @@ def test_a_first_token_leaves_the_blocks() -> None:
 def test_records_that_change_nothing_here_are_welcome(record: JournalRecord) -> None:
     folded = joined(registered())
     promise(folded)
-    before = (rows(folded), folded.ledger.loads())
+    before = (rows(folded), folded.loads())
     folded.apply(record)
-    assert (rows(folded), folded.ledger.loads()) == before
+    assert (rows(folded), folded.loads()) == before
 
 
 # ---------------------------------------------------------------- the policy and what it reads
@@ -460,11 +464,10 @@ def test_a_worker_that_joins_a_working_fleet_is_a_newcomer_that_has_had_its_shar
         folded.apply(WorkerHeard(now_s=60.0, worker_id=worker_id, instance=f"{worker_id}-1"))
     flags, winners = [], []
     for number in range(4):
-        found = seen(folded, 60.0, NOTHING_HELD)
-        asked = route(decision_id=f"d{number}", sequence_hashes=chain(10 + number, 20 + number))
-        verdict = decide(found, asked, Policy(), 1)
-        folded.apply(taken(verdict))
-        flags.append(found.newcomer)
+        hashes = chain(10 + number, 20 + number)
+        verdict = decided(folded, 60.0, NOTHING_HELD, decision_id=f"d{number}", sequence_hashes=hashes)
+        folded.take(verdict)
+        flags.append(verdict.view.newcomer)
         winners.append(verdict.winner.worker_id)
     assert flags == [(False, True)] * 3 + [(False, False)], "of two ranks every fourth full miss is its own"
     assert winners == ["w0", "w0", "w0", "w1"]
@@ -473,8 +476,8 @@ def test_a_worker_that_joins_a_working_fleet_is_a_newcomer_that_has_had_its_shar
 def test_a_failed_attempt_is_held_against_its_rank_for_a_time() -> None:
     folded = joined(registered(dp_ranks=(0, 1)))
     folded.apply(AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=1, outcome="back_pressure", retry_after_s=2.0))
-    assert [bool(each) for each in seen(folded, 1.0).unfit] == [False, True]
-    assert [bool(each) for each in seen(folded, 2.0).unfit] == [False, False]
+    assert [bool(each) for each in unfit(folded, 1.0)] == [False, True]
+    assert [bool(each) for each in unfit(folded, 2.0)] == [False, False]
 
 
 def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None:
@@ -482,8 +485,7 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
     before = seen(folded).forecast
     assert before is not None
     assert before.ttft_s[0] == before.ttft_s[1]
-    verdict = decide(seen(folded, pinned_worker="w0"), route(pinned_worker="w0"), folded.policy, 1)
-    folded.apply(taken(verdict))
+    folded.take(decided(folded, pinned_worker="w0"))
     slow = OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=2.0, duration_s=4.0, output_tokens=11)
     folded.apply(slow)
     after = seen(folded).forecast
@@ -495,24 +497,26 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
 @pytest.mark.parametrize(("ttft_s", "duration_s"), [(0.5, 4.5), (4.5, 4.5)])
 def test_a_record_of_the_former_version_is_learnt_as_that_version_learnt_it(ttft_s: float, duration_s: float) -> None:
     folded = under(joined(registered()), mode="predicted-ttft")
-    verdict = decide(seen(folded), route(), folded.policy, 1)
-    folded.apply(taken(verdict))
+    verdict = decided(folded)
+    folded.take(verdict)
     folded.apply(
         OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=ttft_s, duration_s=duration_s, output_tokens=11)
     )
-    ttft, itl = TtftModel(), ItlModel()
+    ttft, itl = LatencyModel(TTFT), LatencyModel(ITL)
     uncached_tokens = verdict.request.isl_tokens - verdict.expected_blocks * verdict.request.block_size
     ttft.learn(verdict.winner, (uncached_tokens, 0.0, 0.0), ttft_s)
     itl.learn(verdict.winner, (0.0, 0.0), (duration_s - ttft_s) / 10)
-    assert folded.forecasts.ttft.rows() == ttft.rows()
-    assert folded.forecasts.itl.rows() == itl.rows()
-    assert folded.forecasts.itl.refused_total == itl.refused_total
+    after = seen(folded).forecast
+    assert after is not None
+    assert after.ttft_s.tolist() == [ttft.predict(rank(), (uncached_tokens, 0.0, 0.0))]
+    assert after.itl_s.tolist() == [itl.predict(rank(), (0.0, 0.0))]
+    assert folded.core.forecasts_refused == (ttft.refused, itl.refused)
 
 
 def test_what_is_not_known_of_an_outcome_is_not_learnt() -> None:
     folded = under(joined(registered()), mode="predicted-ttft")
     before = seen(folded).forecast
-    folded.apply(taken(decide(seen(folded), route(), folded.policy, 1)))
+    folded.take(decided(folded))
     folded.apply(
         OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", duration_s=4.0, output_tokens=9, came_whole=True)
     )
@@ -525,7 +529,7 @@ def test_what_is_not_known_of_an_outcome_is_not_learnt() -> None:
 def test_of_an_outcome_that_was_not_ok_nothing_is_learnt() -> None:
     folded = under(joined(registered()), mode="predicted-ttft")
     before = seen(folded).forecast
-    folded.apply(taken(decide(seen(folded), route(), folded.policy, 1)))
+    folded.take(decided(folded))
     folded.apply(OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="failed", ttft_s=2.0, duration_s=4.0))
     after = seen(folded).forecast
     assert before is not None

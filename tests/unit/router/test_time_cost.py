@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms
-from router import native
+from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
-from router.decision.time_cost import expected_of, sizes_of, terms_of, time_columns
-from router.fleet.rates import RateColumns
-from tests.unit.router.samples import Row, route, row, view
+from router.decision.verdict import Verdict
+from router.decision.view import RateColumns, View
+from tests.unit.router.samples import Row, route, row, state, view
 
 TOKENS = 1600
 TOKEN_MS, PAIR_MS = 22.8e-3, 0.830e-6
@@ -26,8 +26,12 @@ def terms(
     rows = rows or (row(),)
     factors = (np.full(len(rows), prefill), np.full(len(rows), decode))
     moment = view(*rows)._replace(rates=RateColumns(*factors, OUTPUT_TOKENS))
+    return decided(moment, parameters, **changed).terms(0)
+
+
+def decided(moment: View, parameters: CostParameters | None = None, **changed: Any) -> Verdict:
     policy = Policy.current(parameters=parameters or CostParameters())
-    return time_columns(moment, route(TOKENS, block_size=16, **changed), policy).terms(0)
+    return decide(moment, route(TOKENS, block_size=16, **changed), policy, 1)
 
 
 def prefill_ms(uncached: float) -> float:
@@ -99,44 +103,42 @@ def test_the_answer_is_as_long_as_learnt_or_as_the_client_says(changed: dict[str
 
 
 def test_a_prefill_worker_decodes_nothing() -> None:
-    found = terms(row(active_requests=5, prefill_tokens_queued=10), phase="prefill")
+    found = terms(row(role="prefill", active_requests=5, prefill_tokens_queued=10), phase="prefill")
     assert (found.stall_ms, found.decode_ms, found.slowdown_ms) == (0.0, 0.0, 0.0)
     assert found.prefill_ms > 0 < found.wait_ms
 
 
 def test_a_decode_worker_computes_no_prompt() -> None:
-    found = terms(row(active_requests=5, prefill_tokens_queued=10), phase="decode")
+    found = terms(row(role="decode", active_requests=5, prefill_tokens_queued=10), phase="decode")
     assert (found.wait_ms, found.prefill_ms, found.lateness_ms, found.stall_ms) == (0.0, 0.0, 0.0, 0.0)
     assert found.decode_ms > 0 < found.slowdown_ms
 
 
 def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_with() -> None:
-    moment = view(row("w0/0"), row("w1/0", prefill_tokens_queued=1000, active_requests=5, active_blocks=500))
-    found = expected_of(moment, route(TOKENS, block_size=16), 1)
-    assert found.ttft_s == pytest.approx(17e-3 + (1000 * TOKEN_MS + prefill_ms(TOKENS)) / 1e3)
-    assert found.itl_s == pytest.approx((STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS) / 1e3)
+    busy = row("w1/0", prefill_tokens_queued=1000, active_requests=5, active_blocks=500)
+    verdict = decided(view(row("w0/0"), busy)._replace(rates=RateColumns(np.ones(2), np.ones(2), OUTPUT_TOKENS)))
+    ttft_s, itl_s = state().core.expected_s(verdict, 1)
+    assert ttft_s == pytest.approx(17e-3 + (1000 * TOKEN_MS + prefill_ms(TOKENS)) / 1e3)
+    assert itl_s == pytest.approx((STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS) / 1e3)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"queued_tokens": np.zeros(1)}, "queued_tokens: found 1, allowed one column of int64"),
-        ({"active_blocks": np.zeros((1, 1), np.int64)}, "active_blocks: found 2, allowed one column of int64"),
-        ({"shared_blocks": np.zeros(1, np.int32)}, "shared_blocks: found 1, allowed one column of int64"),
-        ({"active_requests": np.zeros(2, np.int64)}, "active_requests: found 2, allowed 1 number"),
-        ({"overlap": np.zeros((3, 1), np.int32)}, "overlap: found 3, allowed 4 rows of int32"),
-        ({"overlap": np.zeros((4, 1))}, "overlap: found 2, allowed 4 rows of int32"),
-        ({"overlap": np.zeros((4, 2), np.int32)}, "overlap: found 2, allowed 1 columns"),
-        ({"trust_factor": np.zeros(2)}, "trust_factor: found 2, allowed 1 number"),
+        ({"queued_tokens": np.zeros(1)}, "queued_tokens: found 1, allowed 1 x 1 int64"),
+        ({"active_blocks": np.zeros((1, 1), np.int64)}, "active_blocks: found 1, allowed 1 x 1 int64"),
+        ({"shared_blocks": np.zeros(1, np.int32)}, "shared_blocks: found 1, allowed 1 x 1 int64"),
+        ({"active_requests": np.zeros(2, np.int64)}, "active_requests: found 2, allowed 1 x 1 int64"),
+        ({"overlap": np.zeros((3, 1), np.int32)}, "overlap: found 1, allowed 4 x 1 int32"),
+        ({"overlap": np.zeros((4, 1))}, "overlap: found 1, allowed 4 x 1 int32"),
+        ({"overlap": np.zeros((4, 2), np.int32)}, "overlap: found 2, allowed 4 x 1 int32"),
+        ({"trust_factor": np.zeros(2)}, "trust_factor: found 2, allowed 1 x 1 float64"),
     ],
 )
 def test_columns_of_another_shape_are_refused(changed: dict[str, Any], message: str) -> None:
-    if native.load() is None:
-        pytest.skip("router/native was not built")
-    rates = RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS)
-    moment, request = view(row())._replace(rates=rates)._replace(**changed), route(TOKENS, block_size=16)
+    moment = view(row())._replace(rates=RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS))._replace(**changed)
     refused = next(iter(changed.values()))
     references = sys.getrefcount(refused)
     with pytest.raises(ValueError, match=message):
-        terms_of(moment, request, CostParameters(), sizes_of(request, CostParameters(), rates))
+        decided(moment)
     assert sys.getrefcount(refused) == references

@@ -95,38 +95,6 @@ def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Completi
     assert usage_event == {**opened, "choices": [], "usage": USAGE}
 
 
-def test_a_whole_chat_answer() -> None:
-    assert msgspec.json.decode(CHAT.full_body([Piece(text="hi", finish_reason="stop")], USAGE)) == {
-        "id": "chatcmpl-7",
-        "created": CREATED,
-        "model": "m",
-        "object": "chat.completion",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "hi", "refusal": None},
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": USAGE,
-    }
-
-
-def test_a_whole_completion() -> None:
-    whole = {**completion_chunk("hi", "length"), "usage": USAGE}
-    assert msgspec.json.decode(COMPLETION.full_body([Piece(text="hi", finish_reason="length")], USAGE)) == whole
-
-
-def test_usage_says_how_much_of_the_prompt_was_reused() -> None:
-    assert usage(10, 3, 8) == {
-        "prompt_tokens": 10,
-        "completion_tokens": 3,
-        "total_tokens": 13,
-        "prompt_tokens_details": {"cached_tokens": 8},
-    }
-
-
 def test_the_end_of_a_stream_and_an_error_in_it() -> None:
     assert CHAT.ending(USAGE, include_usage=False) == b"data: [DONE]\n\n"
     assert CHAT.failed("why", b'{"error":{}}') == b'data: {"error":{}}\n\n'
@@ -139,24 +107,6 @@ def test_a_chat_of_several_choices_opens_with_the_role_of_each() -> None:
         (0, "assistant"),
         (1, "assistant"),
         (2, "assistant"),
-    ]
-
-
-@pytest.mark.parametrize("answer", [CHAT, COMPLETION])
-def test_every_event_names_its_choice(answer: CompletionAnswer) -> None:
-    delta, closing = (
-        answer.events(Piece(choice=2, text="x"), always=True),
-        answer.events(Piece(choice=2, finish_reason="stop")),
-    )
-    assert [data_of(event)["choices"][0]["index"] for event in (delta, closing)] == [2, 2]
-
-
-def test_a_whole_answer_has_every_choice_in_turn() -> None:
-    pieces = [Piece(choice=0, text="a", finish_reason="stop"), Piece(choice=1, text="b", finish_reason="length")]
-    told = msgspec.json.decode(completion(n=2).full_body(pieces, USAGE))["choices"]
-    assert [(each["index"], each["text"], each["finish_reason"]) for each in told] == [
-        (0, "a", "stop"),
-        (1, "b", "length"),
     ]
 
 

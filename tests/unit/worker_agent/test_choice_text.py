@@ -4,12 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
-from tests.support.amount import examples
 from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
@@ -100,19 +98,6 @@ def test_text_and_tokens_do_not_depend_on_what_came_at_once(tokens: list[int], a
     assert told(outputs(tokens, at), stops) == expected(tokens, stops)
 
 
-@given(texts, cuts, stop_strings)
-def test_what_was_shown_is_never_taken_back(tokens: list[int], at: list[int], stops: list[str]) -> None:
-    whole = expected(tokens, stops)
-    choice = ChoiceText(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
-    text, places = "", 0
-    for each in outputs(tokens, at):
-        piece = choice.push(each)
-        text, places = text + piece.text, places + len(piece.spans)
-        assert whole.text.startswith(text)
-        for shown in whole.places[:places]:
-            assert shown.start <= len(text)
-
-
 def test_the_tokens_are_counted_up_to_the_one_that_completes_a_stop_string() -> None:
     choice = ChoiceText(0, TEXT.detokenizer(), ("bc",), with_logprobs=False)
     piece = choice.push(output(list(b"abcdef")))
@@ -140,23 +125,3 @@ def test_what_the_next_worker_needs_goes_with_the_output_that_says_it() -> None:
     handoff = Handoff(opaque_state=b"x")
     said = EngineOutput(token_ids=(97,), cached_tokens=0, finish_reason="length", handoff=handoff)
     assert ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False).push(said).handoff == handoff
-
-
-class ForgetsTheLastTokens(ChoiceText):
-    """Planted bug: tokens without text are lost at the end."""
-
-    def push(self, output: EngineOutput) -> Piece:
-        piece = super().push(output)
-        kept = [each for each in piece.spans if each.token_id != END]
-        return Piece(text=piece.text, spans=tuple(kept), finish_reason=piece.finish_reason)
-
-
-@pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug() -> None:
-    @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
-    @given(texts | letters, cuts, stop_strings)
-    def search(tokens: list[int], at: list[int], stops: list[str]) -> None:
-        assert told(outputs(tokens, at), stops, ForgetsTheLastTokens) == expected(tokens, stops)
-
-    with pytest.raises(AssertionError):
-        search()

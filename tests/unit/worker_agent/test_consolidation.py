@@ -200,16 +200,3 @@ def test_after_a_loss_what_hangs_on_forgotten_blocks_is_not_counted_on(core: Con
     assert core.on_payload(2, payload(orphan, REMOVED)) == set()
     assert core.on_payload(3, payload(STORED)) == {0}
     assert told(core)[2:] == [Batch(1000, 3, STORED_EVENT, 3, 1_500_000_000)]
-
-
-# -------------------------------------------------------------------- statistics
-def test_statistics_are_of_one_moment() -> None:
-    core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__, outbox_bytes_max=0)
-    core.on_payload(0, payload(STORED, REMOVED))
-    before = core.statistics().ranks[0]
-    core.on_loss()
-    core.on_payload(1, payload(STORED))
-    after = core.statistics().ranks[0]
-    assert (before.epoch, before.last_seq, before.held_blocks, before.counts["engine"].stored) == (1000, 2, 2, 3)
-    assert (after.epoch, after.last_seq, after.held_blocks, after.counts["engine"].stored) == (1000, 4, 3, 6)
-    assert (before.dropped_batches_total, after.dropped_batches_total, after.waiting_bytes) == (2, 4, 0)

@@ -9,9 +9,9 @@ from bench.capture.payloads import MEDIUM_OF_TIER
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
-from worker_agent.events.dialects.batches import EVENTS_MAX, TIME_S_MAX, BatchDecoder, DecoderCounts
+from worker_agent.events.dialects.batches import TIME_S_MAX, BatchDecoder, DecoderCounts
 from worker_agent.events.dialects.media import TIER_OF_MEDIUM
-from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineBatch, EngineEvent, EngineRemoved, EngineStored
 
 
 def names(*hashes: int, block_size: int = 0, tier: Tier = Tier.HOST) -> EngineStored:
@@ -38,19 +38,8 @@ def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
     "payload",
     [
         pytest.param(b"", id="nothing"),
-        pytest.param(b"\xc1", id="no msgpack"),
-        pytest.param(msgspec.msgpack.encode([1.5]), id="no events"),
-        pytest.param(msgspec.msgpack.encode({"ts": 1.5}), id="map"),
-        pytest.param(wire(time_s="now"), id="time as text"),
-        pytest.param(wire(time_s=None), id="time null"),
         pytest.param(wire(time_s=float("nan")), id="time is no number"),
-        pytest.param(wire(time_s=float("inf")), id="time without end"),
-        pytest.param(wire(time_s=1e300), id="time beyond i64 nanoseconds"),
         pytest.param(wire(time_s=-1.0), id="time before 1970"),
-        pytest.param(wire(dp_rank="0"), id="rank as text"),
-        pytest.param(wire(GOOD_MAP) + b"\0", id="bytes behind"),
-        pytest.param(msgspec.msgpack.encode([1.5, {}, 0]), id="events are no array"),
-        pytest.param(msgspec.msgpack.encode([1.5, [None] * (EVENTS_MAX + 1), 0]), id="too many events"),
         pytest.param(
             b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x91" + b"\x91" * 200_000 + b"\xc0\x00", id="nested too deeply"
         ),
@@ -142,20 +131,6 @@ def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
     assert read(stored_map(**newer), array).events == (stored(7), stored(7))
 
 
-@pytest.mark.parametrize(
-    "cleared",
-    [
-        {"type": "AllBlocksCleared"},
-        {"type": "AllBlocksCleared", "ownership": "tier-x"},
-        ["AllBlocksCleared"],
-        ["AllBlocksCleared", None],
-        ["AllBlocksCleared", "tier-x"],
-    ],
-)
-def test_a_clear_is_accepted_from_any_source(cleared: object) -> None:
-    assert read(cleared).events == (EngineCleared(),)
-
-
 # -------------------------------------------------------------------- what is repaired or ignored
 @pytest.mark.parametrize(
     ("changes", "event"),
@@ -208,53 +183,25 @@ def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
     "bad",
     [
         pytest.param(stored_map(medium="gpu"), id="medium in lower case"),
-        pytest.param(stored_map(medium="FOO"), id="unknown medium"),
         pytest.param(stored_map(medium="F" * 10_000), id="endless medium"),
         pytest.param({**GOOD_MAP, "medium": "FOO"}, id="removal from an unknown medium"),
         pytest.param(stored_map(token_ids=[1, 2, 3, 4, 5]), id="too many tokens"),
-        pytest.param(stored_map(block_hashes=[]), id="tokens of no block"),
         pytest.param(stored_map(token_ids=[1, 2, 3, -4]), id="negative token"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, 2**32]), id="token beyond u32"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, None]), id="token null"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, True]), id="token true"),
-        pytest.param(stored_map(token_ids=b"\x01\x02\x03\x04"), id="tokens in bytes"),
         pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [9, 5]]), id="pairs that are no chain"),
         pytest.param(stored_map(token_ids=[[1, 2], [2, 3], 3, [4, 5]]), id="pairs and tokens"),
-        pytest.param(stored_map(token_ids=[1, [1, 2], [2, 3], [3, 4]]), id="tokens and pairs"),
-        pytest.param(stored_map(token_ids=[[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6]]), id="triples"),
         pytest.param(stored_map(token_ids=[[], [], [], []]), id="empty pairs"),
         pytest.param(stored_map(block_size=0), id="block size 0"),
-        pytest.param(stored_map(block_size=-4), id="negative block size"),
-        pytest.param(stored_map(block_size=-4, token_ids=[]), id="negative block size of names"),
         pytest.param(stored_map(block_hashes=[b"1234567"]), id="hash of 7 bytes"),
         pytest.param(stored_map(parent_block_hash=b""), id="parent of no bytes"),
         pytest.param({**GOOD_MAP, "block_hashes": [b"1234567"]}, id="removed hash of 7 bytes"),
-        pytest.param(stored_map(block_hashes=["QUJDREVGR0hJSg=="]), id="hash as text"),
         pytest.param(stored_array(block_hashes=["QUJDREVGR0hJSg=="]), id="hash as text, array"),
-        pytest.param(stored_map(block_hashes=[1.5]), id="hash as float"),
-        pytest.param(stored_map(block_hashes=[None]), id="hash null"),
-        pytest.param(stored_map(block_hashes=[[7]]), id="hash as array"),
-        pytest.param(stored_map(block_hashes=None), id="hashes null"),
         pytest.param(stored_map(block_hashes=[7, 7], token_ids=[1] * 8), id="a hash twice"),
-        pytest.param(stored_map(block_hashes=[-1, 2**64 - 1], token_ids=[1] * 8), id="a hash in two spellings"),
         pytest.param(stored_map(parent_block_hash=7), id="its own parent"),
-        pytest.param(stored_map(lora_name={"cache_salt": "s"}), id="adapter is an object"),
-        pytest.param(stored_map(group_idx=256), id="group beyond the bound"),
-        pytest.param(stored_map(group_idx=-1), id="negative group"),
-        pytest.param(stored_map(extra_keys=5), id="keys are a number"),
-        pytest.param(stored_map(block_mm_infos=[{"mm_objects": [{"mm_hash": "5"}]}]), id="item hash as text"),
-        pytest.param({"type": "BlockStored", "block_hashes": [7]}, id="missing keys"),
         pytest.param(["BlockStored", [7], None, [1, 2, 3, 4]], id="missing slots"),
         pytest.param(["BlockRemoved"], id="removal of nothing, array"),
-        pytest.param({"type": "BlockMoved", "block_hashes": [7]}, id="unknown type"),
         pytest.param(["BlockMoved", [7]], id="unknown type, array"),
-        pytest.param([["BlockRemoved"], [7]], id="type is an array"),
-        pytest.param({"block_hashes": [7]}, id="no type"),
-        pytest.param({1: 2}, id="keys are numbers"),
         pytest.param({}, id="empty map"),
-        pytest.param([], id="empty array"),
         pytest.param(None, id="nil"),
-        pytest.param(7, id="number"),
         pytest.param(msgspec.Raw(b"\x81\xa4type\xa4\xff\xff\xff\xff"), id="text that is no UTF-8"),
         pytest.param(msgspec.Raw(b"\x81\x81\x01\x02\x03"), id="a map as a key"),
         pytest.param(msgspec.Raw(b"\xd4\x01\x00"), id="extension"),
@@ -311,12 +258,6 @@ def test_the_others_stand_whatever_is_in_place_of_a_field(field: str, strange: o
 
 
 @settings(deadline=None)
-@given(st.sampled_from(FIELDS), values)
-def test_the_others_stand_whatever_is_inside_a_field(field: str, strange: object) -> None:
-    check_the_others_stand(BatchDecoder(), stored_map(**{field: [strange]}))
-
-
-@settings(deadline=None)
 @given(st.lists(values, max_size=TAIL_SLOTS), st.sampled_from([stored_array(), list(GOOD_MAP.values())]))
 def test_the_others_stand_whatever_is_behind_an_array(slots: list[object], event: list[object]) -> None:
     check_the_others_stand(BatchDecoder(), [*event, *slots])
@@ -332,23 +273,6 @@ def test_bytes_that_are_no_batch_are_malformed_and_nothing_else(strange: bytes, 
         except MalformedMessage:
             continue
         assert isinstance(batch, EngineBatch)
-
-
-def test_the_checks_above_see_a_decoder_that_lets_an_error_out_or_loses_an_event() -> None:
-    class Leaks(BatchDecoder):
-        def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
-            if bytes(raw) == b"\xc0":
-                raise TypeError
-            return super()._event(raw)
-
-    class Clears(BatchDecoder):
-        def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
-            return EngineCleared() if len(raw) > 1 else super()._event(raw)
-
-    with pytest.raises(TypeError):
-        check_the_others_stand(Leaks(), None)
-    with pytest.raises(AssertionError):
-        check_the_others_stand(Clears(), None)
 
 
 # -------------------------------------------------------------------- counts

@@ -1,6 +1,6 @@
 """How urgently a source is polled, by what its polls brought."""
 
-from worker_agent.events.poll_urgency import Drain, DrainStatistics
+from worker_agent.events.poll_urgency import Drain
 
 
 def turn(drain: Drain, *polls: int, is_lossy: bool = False) -> bool:
@@ -54,23 +54,3 @@ def test_a_turn_that_ran_dry_and_found_a_loss_is_not_all_there_was() -> None:
 def test_a_poll_that_waited_and_brought_nothing_is_all_there_was() -> None:
     assert turn(Drain(100), 0)
     assert not turn(Drain(100), 1)
-
-
-def test_a_poll_that_failed_says_nothing_of_what_there_was() -> None:
-    drain = Drain(100)
-    turn(drain, 0)
-    drain.on_failure()
-    assert not drain.on_cycle(is_lossy=False)
-    drain.on_cycle(is_lossy=True)
-    drain.on_failure()
-    drain.on_cycle(is_lossy=False)
-    assert drain.is_pressed
-
-
-def test_statistics_tell_of_the_largest_poll() -> None:
-    drain = Drain(100)
-    turn(drain, 20)
-    turn(drain, 75, 60)
-    turn(drain, 0)
-    assert drain.statistics() == DrainStatistics(pressed_cycles_total=2, polls_total=4, largest_ratio=0.75)
-    assert Drain().statistics().largest_ratio == 0.0

@@ -1,14 +1,11 @@
 """Endpoint names: three parts, with or without `dyn://`, and a default for each role."""
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.fleet import Role
-from worker_agent.fleet.endpoint_names import EndpointName, default_endpoint, endpoint_name
+from worker_agent.fleet.endpoint_names import EndpointName, endpoint_name
 
 PARTS = st.text("abcXYZ019_-", min_size=1, max_size=64)
 
@@ -17,23 +14,6 @@ PARTS = st.text("abcXYZ019_-", min_size=1, max_size=64)
 def test_a_name_reads_as_its_three_parts_whatever_stands_before_it(namespace: str, component: str, end: str) -> None:
     name = EndpointName(namespace, component, end)
     assert endpoint_name(str(name)) == endpoint_name(f"dyn://{name}") == name
-
-
-@pytest.mark.parametrize(
-    ("role", "name"),
-    [
-        ("aggregated", "dynamo.backend.generate"),
-        ("prefill", "dynamo.prefill.generate"),
-        ("decode", "dynamo.backend.generate"),
-        ("encode", "dynamo.encode.generate"),
-    ],
-)
-def test_each_role_has_a_default(role: Role, name: str) -> None:
-    assert str(default_endpoint(role)) == name
-
-
-def test_no_role_was_forgotten() -> None:
-    assert all(default_endpoint(role) for role in get_args(Role))
 
 
 @pytest.mark.parametrize(

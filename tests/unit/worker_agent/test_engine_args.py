@@ -1,14 +1,12 @@
 """What the engine gets: defaults, precedence, forced values, what is left out, and the classes of the sections."""
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.engine_args.arguments import config_classes, effective_args
-from worker_agent.engine_args.layers import Layer
-from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE, Circumstances
+from worker_agent.engine_args.arguments import config_classes
+from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
 BUFFER = ("kv_cache_config", "event_buffer_max_size")
@@ -75,33 +73,6 @@ def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> N
     )
 
 
-def test_a_file_changes_one_value_of_a_section_and_leaves_its_others() -> None:
-    args = effective({"kv_cache_config": {"dtype": "fp8"}}, flags={"kv-block-size": 64})
-    assert args.value("kv_cache_config") == {"dtype": "fp8", "tokens_per_block": 64}
-
-
-def test_every_replaced_path_is_told_once_for_each_layer_that_replaced_it() -> None:
-    args = effective({"max_batch_size": 8, "print_iter_log": True}, {"max_batch_size": 9})
-    assert [(told.name, told.old, told.new, str(told.new_origin)) for told in args.replaced] == [
-        ("max_batch_size", 8, 9, "override (--override-engine-args)"),
-    ]
-
-
-def test_no_layer_and_no_caller_changes_another_s_values() -> None:
-    given = {"model_kwargs": {"layers": [1, 2]}, "kv_cache_config": {"dtype": "fp8"}}
-    before, defaults = json.dumps(given), json.dumps(DEFAULTS.values)
-    args = effective(given, **EVENTS)
-    first = args.as_dict()
-    first["model_kwargs"]["layers"].append(3)
-    first["kv_cache_config"].clear()
-    args.value("model_kwargs")["layers"].append(4)
-    assert args.as_dict()["model_kwargs"] == {"layers": [1, 2]}
-    assert args.as_dict()["kv_cache_config"]["dtype"] == "fp8"
-    assert (json.dumps(given), json.dumps(DEFAULTS.values)) == (before, defaults)
-    with pytest.raises(AttributeError):
-        args.role = "decode"  # type: ignore[misc]
-
-
 # ---------------------------------------------------------------- forced
 @pytest.mark.parametrize("size", [None, 0])
 def test_published_events_get_a_buffer_where_none_is_given(size: int | None) -> None:
@@ -119,11 +90,6 @@ def test_events_that_the_engine_streams_itself_need_no_buffer() -> None:
     assert effective(streaming, **EVENTS).value(*BUFFER) is None
     nowhere = {"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}}
     assert effective(nowhere, **EVENTS).value(*BUFFER) == 100_000
-
-
-def test_published_events_keep_autodeploy_where_its_runtime_has_them() -> None:
-    assert effective({"backend": "_autodeploy"}, **EVENTS).value("backend") == "_autodeploy"
-    assert effective({"backend": "_autodeploy", "runtime": "trtllm"}, **EVENTS).value("backend") == "_autodeploy"
 
 
 def test_published_events_force_pytorch_over_a_runtime_without_them() -> None:
@@ -144,16 +110,6 @@ def test_kvbm_switches_partial_reuse_off_over_any_layer() -> None:
     assert str(args.origin("kv_cache_config", "enable_partial_reuse")) == "forced (the connector is kvbm)"
     assert effective(on).value("kv_connector_config") is None
     assert effective(on).value("kv_cache_config", "enable_partial_reuse") is True
-
-
-def test_kvbm_is_named_by_module_and_classes_as_every_supported_version_takes_it() -> None:
-    args = effective(connector="kvbm")
-    assert args.value("kv_connector_config") == {
-        "connector_module": "kvbm.trtllm_integration.connector",
-        "connector_scheduler_class": "DynamoKVBMConnectorLeader",
-        "connector_worker_class": "DynamoKVBMConnectorWorker",
-    }
-    assert str(args.origin("kv_connector_config", "connector_module")) == "flag (--connector kvbm)"
 
 
 @pytest.mark.parametrize(
@@ -194,11 +150,6 @@ def test_every_feature_that_needs_a_tokenizer_gets_one(
     assert args.value("skip_tokenizer_init") is False
     assert str(args.origin("skip_tokenizer_init")) == f"forced ({why})"
     assert effective().value("skip_tokenizer_init") is True
-
-
-def test_what_is_as_it_has_to_be_is_not_forced() -> None:
-    args = effective({"skip_tokenizer_init": False}, is_multimodal=True)
-    assert str(args.origin("skip_tokenizer_init")) == "file (engine.yaml)"
 
 
 # ---------------------------------------------------------------- left out
@@ -294,26 +245,11 @@ def test_all_problems_of_all_layers_are_told_together() -> None:
     assert len(refused({"max_batch_size": 0, "zzz": 1}, override={"model": 3})) == 3
 
 
-def test_an_unknown_name_passes_with_a_warning_where_that_is_allowed() -> None:
-    args = effective({"newer": {"a": 1}, "kv_cache_config": {"newer": 2}}, allows_unknown=True)
-    assert args.value("newer") == {"a": 1}
-    assert [warning.path for warning in args.warnings] == [("newer",), ("kv_cache_config", "newer")]
-    assert "found a name that is not known here; passed on" in str(args.warnings[0])
-
-
 def test_an_unknown_name_passes_with_a_warning_where_an_installed_engine_decides() -> None:
     (told,) = warned({"newer": 1}, engine_version="1.3.0rc29")
     assert (
         told == "engine.yaml: newer: expected an argument of the engine, found a name that is not known here; passed on"
     )
-
-
-def test_the_layers_come_in_any_order() -> None:
-    file = Layer(name="file", values={"max_batch_size": 1}, place="f")
-    override = Layer(name="override", values={"max_batch_size": 2}, place="o")
-    one = effective_args([file, override], Circumstances())
-    assert one == effective_args([override, file], Circumstances())
-    assert one.value("max_batch_size") == 2
 
 
 # ---------------------------------------------------------------- classes
@@ -344,12 +280,3 @@ def test_sections_have_classes_the_deeper_first() -> None:
 )
 def test_a_section_may_name_its_class_itself(file: dict[str, Any], name: str) -> None:
     assert ((next(iter(file)),), name) in config_classes(effective(file))
-
-
-def test_a_section_of_unknown_kind_stays_a_mapping() -> None:
-    classes = dict(config_classes(effective({"speculative_config": {"decoding_type": "Newer"}})))
-    assert ("speculative_config",) not in classes
-
-
-def test_ordinary_arguments_make_no_warning() -> None:
-    assert warned({"max_seq_len": 4096, "kv_cache_config": {"dtype": "fp8"}}, **EVENTS) == []

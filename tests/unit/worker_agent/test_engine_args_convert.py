@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.unit.worker_agent.engine_arguments import effective
@@ -21,19 +19,6 @@ DECODE: Args = {
     "kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False},
     "cache_transceiver_config": {"backend": "UCX", "max_tokens_in_buffer": 9216},
 }
-SIZES = st.sampled_from([1, 2, 4, 8])
-ARGUMENTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "tensor_parallel_size": SIZES,
-        "disable_overlap_scheduler": st.booleans(),
-        "enable_chunked_prefill": st.booleans(),
-        "max_num_tokens": st.integers(1, 9000),
-        "max_seq_len": st.integers(2, 9000),
-        "kv_cache_config": st.fixed_dictionaries({}, optional={"enable_block_reuse": st.booleans()}),
-        "cache_transceiver_config": st.none() | st.fixed_dictionaries({"backend": st.sampled_from(["UCX", "NIXL"])}),
-    },
-)
 
 
 def test_a_decode_worker_becomes_an_aggregated_one() -> None:
@@ -53,24 +38,6 @@ def test_back_again_it_has_a_transceiver_with_room_for_the_longest_prompt() -> N
 def test_a_switched_off_overlap_scheduler_is_the_prefill_worker_s_alone() -> None:
     assert "disable_overlap_scheduler" not in converted({"disable_overlap_scheduler": True}, "aggregated")
     assert converted(DECODE, "aggregated")["disable_overlap_scheduler"] is False
-
-
-@given(ARGUMENTS, st.sampled_from(["prefill", "decode"]))
-def test_there_and_back_is_the_same_worker(arguments: Args, role: Target) -> None:
-    there = converted(arguments, "aggregated")
-    assert converted(converted(there, role), "aggregated") == there
-    back = converted(arguments, role)
-    assert converted(back, role) == back
-    assert effective(there, publishes_kv_events=True).warnings == ()
-
-
-@given(ARGUMENTS, SIZES, SIZES)
-def test_a_size_and_the_old_one_again(arguments: Args, old: int, new: int) -> None:
-    arguments = {**arguments, "tensor_parallel_size": old}
-    if old > 1 and new > 1:
-        arguments["moe_expert_parallel_size"] = old
-    assert resized(resized(arguments, new), old) == arguments
-    assert effective(resized(arguments, new)).world_size == new
 
 
 def test_what_does_not_divide_the_new_size_is_refused() -> None:

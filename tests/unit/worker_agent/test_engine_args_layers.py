@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from worker_agent.engine_args.layers import (
     LAYERS,
-    Branch,
     Layer,
     LayerName,
     Path,
@@ -141,22 +140,6 @@ def nothing_there(values: Any, path: Path) -> bool:
     for name in path:
         values = values[name]
     return bool(values == {} and is_section(values))
-
-
-def without_cuts(lower: Tree, upper: Tree) -> Tree:
-    """Planted: a section over a value does not remember that it replaced one."""
-    whole = dict(lower)
-    for name, node in upper.items():
-        under = lower.get(name)
-        both = isinstance(under, Branch) and isinstance(node, Branch)
-        whole[name] = Branch(without_cuts(under.below, node.below), node.origin) if both else node  # type: ignore[union-attr]
-    return whole
-
-
-@pytest.mark.planted
-def test_the_checks_find_a_planted_merge() -> None:
-    with pytest.raises(AssertionError):
-        check_grouping(without_cuts, REPLACED_BETWEEN)
 
 
 def test_a_value_between_two_sections_keeps_the_lower_one_out() -> None:

@@ -42,11 +42,6 @@ def test_every_name_of_a_file_knows_its_line(yaml: Yaml, tmp_path: Path) -> None
     assert layer.place_of(("kv_cache_config", "unheard")) == f"{file}:3"
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "null\n", "---\n"])
-def test_an_empty_file_says_nothing(yaml: Yaml, text: str) -> None:
-    assert yaml(text)().values == {}
-
-
 def test_aliases_and_merged_mappings_mean_what_they_mean_in_yaml(yaml: Yaml) -> None:
     text = "a: &one {x: 1, y: 1}\nb: &two {y: 2, z: 2}\nc: {<<: [*one, *two], z: 3}\nd: *one\ne: {z: 4, <<: *two}\n"
     values = yaml(text)().values
@@ -144,22 +139,13 @@ def test_what_the_override_may_not_be_is_told(text: str, words: str) -> None:
     ("text", "value"),
     [
         ("none", None),
-        ("None", None),
         ("null", None),
         ("true", True),
         ("False", False),
         ("7", 7),
-        ("-1", -1),
         ("+3", 3),
         ("0.5", 0.5),
-        (".5", 0.5),
-        ("1e-3", 0.001),
         ("fp8", "fp8"),
-        ("", ""),
-        ("1_000", "1_000"),
-        ("nan", "nan"),
-        ("inf", "inf"),
-        ("1e999", "1e999"),
         ("[1]", "[1]"),
         ("9" * 31, float("9" * 31)),
     ],
@@ -167,11 +153,6 @@ def test_what_the_override_may_not_be_is_told(text: str, words: str) -> None:
 def test_a_flag_s_value_has_the_type_that_it_looks_like(text: str, value: Any) -> None:
     found = typed(text, ("some", "path"))
     assert (found, type(found)) == (value, type(value))
-
-
-@pytest.mark.parametrize("text", ["12", "true", "1.5"])
-def test_a_text_stays_one_where_a_text_is_wanted(text: str) -> None:
-    assert typed(text, ("revision",)) == text
 
 
 def test_null_is_a_word_where_it_is_one_of_the_choices() -> None:

@@ -76,18 +76,6 @@ def test_configured_hosts_come_before_slurm_s() -> None:
     assert found == ["tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558", "tcp://[fd00::2]:5559"]
 
 
-def test_the_gpus_of_a_node_may_stand_in_the_arguments() -> None:
-    args = effective(
-        {
-            "kv_cache_config": {"kv_events_config": ON},
-            "tensor_parallel_size": 2,
-            "enable_attention_dp": True,
-            "gpus_per_node": 1,
-        }
-    )
-    assert addresses(args, nodelist="a,b") == ["tcp://a:5557", "tcp://b:5558"]
-
-
 @pytest.mark.parametrize("place", [{}, {"hosts": ("a",)}, {"nodelist": "a"}])
 def test_too_few_hosts_are_refused(place: dict[str, Any]) -> None:
     with pytest.raises(LimitExceeded, match=r"^hosts of KV events: found '[01] hosts', allowed 2, one for each 2 of 4"):

@@ -94,15 +94,6 @@ def test_one_rank_has_one_publisher_whose_batches_say_the_rank() -> None:
     assert (publisher.source, publisher.dp_rank) == ("engine", None)
 
 
-def test_several_ranks_have_a_port_each_for_events_and_for_replays() -> None:
-    publishers = attach(publish_endpoint="tcp://*:5557", replay_endpoint="tcp://*:6557", dp_ranks=3)
-    assert [(each.endpoint[-4:], each.replay_endpoint[-4:], each.dp_rank) for each in publishers] == [
-        ("5557", "6557", 0),
-        ("5558", "6558", 1),
-        ("5559", "6559", 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [

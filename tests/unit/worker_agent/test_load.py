@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
-from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.statistics import render
-from worker_agent.engines.types import EngineDescription, EngineRequest
 from worker_agent.load.reports import COUNT_MAX, PROBLEMS, LoadRows, at_rest, load_report
 
 ROW: dict[str, Any] = {
@@ -127,15 +124,6 @@ def test_statistics_that_are_no_list_are_counted(rows: object) -> None:
     assert reader.skipped["not_a_map"] == 1
 
 
-def test_one_bad_row_costs_no_other() -> None:
-    reader = LoadRows("i")
-    assert reader.read([None, ROW, {**ROW, "kvCacheStats": None}, {**ROW, "attentionDpRank": 0}]) == [
-        (1, REPORT),
-        (0, REPORT),
-    ]
-    assert reader.skipped == {"not_a_map": 1, "rank": 0, "requests": 0, "cache": 1, "batching": 0}
-
-
 def test_every_problem_has_its_count() -> None:
     assert tuple(LoadRows("i").skipped) == PROBLEMS
 
@@ -145,18 +133,6 @@ def test_every_problem_has_its_count() -> None:
 def test_a_row_without_phases_is_a_report_without_them(row: dict[str, Any]) -> None:
     report = load_report({**row, "inflightBatchingStats": None}, "i")[1]
     assert report == msgspec.structs.replace(REPORT, phases=None, context_tokens=0)
-
-
-@pytest.mark.parametrize("name", [*ROW["inflightBatchingStats"]])
-@pytest.mark.parametrize("value", NO_COUNTS)
-def test_a_phase_that_is_not_told_is_unknown_and_the_others_stand(name: str, value: object) -> None:
-    row = {**ROW, "inflightBatchingStats": {**ROW["inflightBatchingStats"], name: value}}
-    told = load_report(row, "i")[1].phases
-    assert told is not None
-    assert REPORT.phases is not None
-    differ = [field for field in told.__struct_fields__ if getattr(told, field) != getattr(REPORT.phases, field)]
-    assert [getattr(told, field) for field in differ] == [None] * len(differ)
-    assert len(differ) == (name not in ("numScheduledRequests", "microBatchId"))
 
 
 @pytest.mark.parametrize("value", [value for value in NO_COUNTS if value.id != "half of one"])
@@ -208,48 +184,3 @@ def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sen
 def test_every_count_can_be_sent(count: int) -> None:
     _, report = load_report({**ROW, "numActiveRequests": count, "iter": count}, "i")
     assert decode_load(encode_load(report)) == report
-
-
-def test_the_simulated_engine_s_rows_are_read() -> None:
-    description = EngineDescription(
-        model="m",
-        version="1",
-        event_source="simulated",
-        block_size=4,
-        total_kv_blocks=64,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_seq_len=100,
-        dp_ranks=(0, 1),
-    )
-    simulator = Simulator(description)
-    simulator.submit(EngineRequest(request_id="a", prompt=tuple(range(10)), max_tokens=4, dp_rank=1), 0.0)
-    step = simulator.step(0.0)
-    idle, busy = (load_report(render(row), "i") for row in step.statistics)
-    assert idle[0] == 0
-    assert busy == (
-        1,
-        LoadReport(
-            instance="i",
-            iteration=0,
-            running_requests=1,
-            waiting_requests=0,
-            used_blocks=3,
-            total_blocks=64,
-            context_tokens=10,
-            iteration_s=step.duration_s,
-            phases=PhaseLoad(
-                context_requests=1,
-                context_tokens=10,
-                context_kv_tokens=10,
-                generation_requests=0,
-                generation_kv_tokens=0,
-                queued_context_requests=0,
-                queued_context_tokens=0,
-                queued_generation_requests=0,
-                queued_generation_kv_tokens=0,
-                paused_requests=0,
-                paused_kv_tokens=0,
-            ),
-        ),
-    )

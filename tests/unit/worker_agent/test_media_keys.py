@@ -41,15 +41,6 @@ def test_each_image_token_becomes_as_many_as_the_image_has() -> None:
     assert runs == [MmRun(A, 1, 3), MmRun(B, 5, 1)]
 
 
-def test_a_key_says_where_in_the_item_its_block_begins() -> None:
-    assert keys_of_blocks([MmRun(A, 3, 8), MmRun(B, 11, 1)], 14, 4) == (
-        (MmKey(A, 0),),
-        (MmKey(A, 1),),
-        (MmKey(A, 5), MmKey(B, 0)),
-        (),
-    )
-
-
 def test_an_item_in_two_runs_goes_on_where_it_stopped() -> None:
     runs = [MmRun(A, 1, 2), MmRun(A, 4, 2, item_offset=2)]  # T M M T M M, as TensorRT-LLM's own example
     assert keys_of_blocks(runs, 6, 2) == ((MmKey(A, 0),), (MmKey(A, 1),), (MmKey(A, 2),))

@@ -59,15 +59,6 @@ def test_what_is_split_can_be_rendered() -> None:
     assert prepared_messages(split.messages)[0]["content"] == f"{PLACEHOLDER}\nwhat?"
 
 
-def test_messages_of_text_stay_as_they_are() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "x"},
-    ]
-    assert split_chat(messages, RULES, PLACEHOLDER).messages == messages
-
-
 @pytest.mark.parametrize(
     ("found", "reason", "field"),
     [

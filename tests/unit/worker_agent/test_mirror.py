@@ -61,22 +61,6 @@ def counts(mirror: RankMirror) -> MirrorCounts:
 # -------------------------------------------------------------------- stores
 
 
-def test_adapter_and_salt_are_part_of_our_hashes() -> None:
-    names = {
-        tuple(event.sequence_hashes)
-        for lora_name in (None, "a")
-        for cache_salt in (None, "s")
-        for event in RankMirror(BLOCK_SIZE).apply(store(0, 2, lora_name=lora_name, cache_salt=cache_salt))
-        if isinstance(event, Stored)
-    }
-    assert names == {
-        tuple(sequence_hashes(TOKENS[:4], BLOCK_SIZE, lora_name=lora_name, cache_salt=cache_salt))
-        for lora_name in (None, "a")
-        for cache_salt in (None, "s")
-    }
-    assert len(names) == 4
-
-
 def test_a_store_that_names_no_adapter_and_no_salt_has_its_parent_s() -> None:
     mirror = mirror_of(store(0, 2, lora_name="a", cache_salt="s"))
     named = tuple(sequence_hashes(TOKENS[:8], BLOCK_SIZE, lora_name="a", cache_salt="s"))

@@ -7,7 +7,6 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kv_protocol.codec import (
-    BATCHES_PER_MESSAGE_MAX,
     BLOCKS_PER_EVENT_MAX,
     MESSAGE_BYTES_MAX,
     decode_message,
@@ -62,19 +61,6 @@ def chain(blocks: int, first: int = 1) -> tuple[int, ...]:
     return tuple(range(first, first + blocks))
 
 
-# -------------------------------------------------------------------- numbers
-def test_events_are_numbered_from_1_without_holes_across_messages() -> None:
-    outbox = Outbox(EPOCH)
-    events: list[Event] = [Stored((1,)), Removed((1,), Tier.HOST), Cleared()]
-    add(outbox, *events[:2])
-    first = drained(outbox)
-    add(outbox, *events[2:])
-    assert batches(first + drained(outbox)) == [
-        Batch(EPOCH, seq, event, 5, 6) for seq, event in enumerate(events, start=1)
-    ]
-    assert outbox.last_seq == 3
-
-
 # -------------------------------------------------------------------- large events
 @pytest.mark.parametrize("blocks", [BLOCKS_PER_EVENT_MAX, BLOCKS_PER_EVENT_MAX + 1, 2 * BLOCKS_PER_EVENT_MAX + 7])
 def test_a_large_store_goes_out_in_parts_each_under_the_last_block_of_the_one_before(blocks: int) -> None:
@@ -114,15 +100,6 @@ def test_a_few_messages_are_in_flight_however_small_and_what_comes_then_travels_
     assert [batch.seq for batch in batches([next_message(outbox)])] == [SMALL_MAX + 1, SMALL_MAX + 2, SMALL_MAX + 3]
 
 
-def test_of_full_messages_as_many_as_the_window_are_in_flight() -> None:
-    outbox = Outbox(EPOCH, window=6)
-    add(outbox, *(Stored(chain(BLOCKS_PER_EVENT_MAX)) for _ in range(8)))
-    messages = given(outbox)
-    assert [message.first_seq for message in messages] == [1, 2, 3, 4, 5, 6]
-    outbox.acknowledge(messages[3])
-    assert [message.first_seq for message in given(outbox)] == [7]
-
-
 @pytest.mark.parametrize(("over", "batches_in_messages"), [(0, [2]), (1, [1, 1])])
 def test_a_message_is_filled_up_to_its_bound_and_no_further(over: int, batches_in_messages: list[int]) -> None:
     outbox = Outbox(EPOCH)
@@ -143,30 +120,10 @@ def test_no_message_goes_over_a_place_that_was_told() -> None:
     assert [message[:2] for message in drained(outbox)] == [(1, 3), (4, 5), (6, 9), (10, 10)]
 
 
-def test_a_place_that_was_given_out_or_dropped_divides_nothing() -> None:
-    outbox = Outbox(EPOCH, bytes_max=4 * BATCH_BYTES)
-    fill(outbox, 2)
-    assert [message[:2] for message in given(outbox)] == [(1, 2)]
-    outbox.end_message_here()
-    fill(outbox, 1)
-    outbox.end_message_here()
-    fill(outbox, 5)
-    assert [message[:2] for message in drained(outbox)] == [(5, 8)]
-
-
 def test_the_largest_batch_fills_a_message_alone() -> None:
     outbox = Outbox(EPOCH)
     add(outbox, Cleared(), Stored(chain(BLOCKS_PER_EVENT_MAX)), Cleared())
     assert [(message.first_seq, message.last_seq) for message in drained(outbox)] == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_a_message_counts_no_more_batches_than_its_count_can_say() -> None:
-    assert BATCHES_PER_MESSAGE_MAX * BATCH_BYTES > MESSAGE_BYTES_MAX
-    outbox = Outbox(EPOCH)
-    add(outbox, *(Cleared() for _ in range(MESSAGE_BYTES_MAX // BATCH_BYTES + 1)))
-    messages = drained(outbox)
-    assert [batch.seq for batch in batches(messages)] == list(range(1, outbox.last_seq + 1))
-    assert all(len(message.payload) <= MESSAGE_BYTES_MAX for message in messages)
 
 
 # -------------------------------------------------------------------- too much
@@ -185,16 +142,6 @@ def test_a_drop_leaves_a_gap_in_the_seqs_that_a_reader_finds() -> None:
     assert [batch.seq for batch in batches(messages + drained(outbox))] == [1, 3]
 
 
-def test_messages_in_flight_are_never_dropped_nor_changed() -> None:
-    outbox = Outbox(EPOCH, bytes_max=2 * BATCH_BYTES)
-    add(outbox, Cleared(), Cleared())
-    message = next_message(outbox)
-    fill(outbox, 5)
-    outbox.go_back()
-    assert next_message(outbox) == message
-    assert outbox.dropped_batches_total == 3
-
-
 def test_what_was_dropped_is_not_waited_for() -> None:
     outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
     fill(outbox, 3)
@@ -207,20 +154,6 @@ def test_an_event_larger_than_the_bound_is_dropped_and_the_stream_goes_on() -> N
     assert (outbox.next_message(), outbox.dropped_batches_total, outbox.last_seq) == (None, 1, 1)
     add(outbox, Stored((3,)))
     assert [batch.seq for batch in batches(drained(outbox))] == [2]
-
-
-def test_waiting_bytes_are_those_not_acknowledged_yet() -> None:
-    outbox = Outbox(EPOCH)
-    add(outbox, Cleared(), Cleared())
-    assert outbox.waiting_bytes == 2 * BATCH_BYTES
-    message = next_message(outbox)
-    assert outbox.waiting_bytes == len(message.payload) == 2 + 2 * BATCH_BYTES
-    add(outbox, Cleared())
-    assert outbox.waiting_bytes == 2 + 3 * BATCH_BYTES
-    outbox.acknowledge(message)
-    assert outbox.waiting_bytes == BATCH_BYTES
-    drained(outbox)
-    assert outbox.waiting_bytes == 0
 
 
 # -------------------------------------------------------------------- what is kept
@@ -245,17 +178,6 @@ def test_the_tail_has_every_batch_after_a_seq_acknowledged_in_flight_or_waiting(
 def test_there_is_no_tail_behind_the_end() -> None:
     outbox = Outbox(EPOCH)
     assert (in_tail(outbox, 0), in_tail(outbox, 1)) == ([], None)
-
-
-def test_the_tail_says_the_batches_as_they_were_published() -> None:
-    outbox = Outbox(EPOCH)
-    events: list[Event] = [Stored(chain(BLOCKS_PER_EVENT_MAX + 5)), Removed((7,)), Stored((9,), 8, 3, Tier.HOST)]
-    add(outbox, *events)
-    published = batches(drained(outbox))
-    tail = outbox.tail(0)
-    assert tail is not None
-    assert [batch for message in tail for batch in decode_message(message)] == published
-    assert all(len(message) <= MESSAGE_BYTES_MAX for message in tail)
 
 
 def test_the_oldest_of_what_was_published_give_way_and_there_is_no_tail_from_there() -> None:

@@ -5,8 +5,8 @@ import pytest
 from tests.support.tool_calls import fed, parsed, read_of
 from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
-from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStarted
-from worker_agent.api.parsers.families import TOOL_CALL_PARSERS, AnswerFormat
+from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallStarted
+from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -64,18 +64,6 @@ def test_only_the_begin_of_a_marker_waits() -> None:
     assert fed(made, ["box>"]) == [ContentDelta("<toolbox>")]
 
 
-@pytest.mark.parametrize("tools", TOOL_CALL_PARSERS)
-@pytest.mark.parametrize("reasoning", ["", "deepseek_r1", "qwen3"])
-def test_text_that_begins_no_marker_is_shown_at_once(tools: str, reasoning: str) -> None:
-    if tools in ("gpt_oss", "harmony") and reasoning:
-        return
-    made = parser(tools, reasoning)
-    for letter in "Plain words: 3 > 2, (yes).\n\nSo it is.":
-        (event,) = made.feed(letter)
-        assert isinstance(event, ReasoningDelta if reasoning == "deepseek_r1" else ContentDelta)
-        assert event.text == letter
-
-
 @pytest.mark.parametrize(
     "schema", [{"type": 5}, {"type": [1, "integer"]}, {"anyOf": [3, {"type": "integer"}]}, 7, None]
 )
@@ -84,19 +72,6 @@ def test_schemas_that_say_odd_things_do_no_harm(schema: object) -> None:
     made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
     (call,) = read_of(parsed(made, ["<function=f><parameter=a>3</parameter></function>"])).tool_calls
     assert call["arguments"] == ('{"a": 3}' if "integer" in str(schema) else '{"a": "3"}')
-
-
-def test_arguments_are_shown_as_they_come() -> None:
-    made = parser()
-    assert fed(made, ['<tool_call>{"name": "f", "arguments": {"a']) == [
-        ToolCallStarted(0, made_id(), "f"),
-        ToolCallArguments(0, '{"a'),
-    ]
-    assert fed(made, ['": "x']) == [ToolCallArguments(0, '": "x')]
-
-
-def made_id() -> str:
-    return ids_of(parser(), CALL)[0]
 
 
 def test_calls_are_named_alike_by_another_worker_and_unlike_in_other_answers() -> None:

@@ -45,24 +45,6 @@ def test_an_earlier_question_that_comes_late_does_not_replace_the_one_that_waits
     assert [questions.next(), questions.next()] == [PendingRecovery("a", SECOND), None]
 
 
-def test_an_earlier_question_that_comes_late_does_not_end_the_answer_to_a_later_one() -> None:
-    questions = Questions()
-    ask(questions, "a", SECOND)
-    answered = questions.next()
-    assert answered is not None
-    assert ask(questions, "a", FIRST) == "overtaken"
-    assert questions.is_current(answered)
-
-
-def test_questions_of_others_do_not_end_an_answer() -> None:
-    questions = Questions()
-    ask(questions, "a")
-    answered = questions.next()
-    assert answered is not None
-    ask(questions, "b")
-    assert questions.is_current(answered)
-
-
 def test_beyond_a_bound_askers_are_turned_away_but_waiting_ones_may_ask_again() -> None:
     questions = Questions()
     for asker in range(QUESTIONS_MAX):

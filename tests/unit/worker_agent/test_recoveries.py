@@ -122,29 +122,6 @@ def test_what_changed_more_than_it_holds_is_told_whole() -> None:
     assert [kind_of(part) for part in answer(core, after_seq=39)] == ["replay"]
 
 
-def test_a_dump_comes_in_chunks_that_say_how_many_there_are() -> None:
-    core = consolidation(chunk_blocks=3)
-    tell(core, store(0, 7))
-    parts = answer(core, epoch=0)
-    assert [(part.chunk, part.of, len(part.tiers)) for part in parts if isinstance(part, DumpChunk)] == [
-        (0, 3, 3),
-        (1, 3, 3),
-        (2, 3, 1),
-    ]
-    assert [row.sequence_hash for row in rows(parts)] == list(CHAIN[:7])
-
-
-def test_the_answer_is_of_the_moment_it_was_asked_for_whatever_happens_while_it_is_read() -> None:
-    core = consolidation(chunk_blocks=1)
-    tell(core, store(0, 4), EngineRemoved(block_hashes=(4,)))
-    parts = core.recover(0, RecoverRequest(7))
-    first = next(parts)
-    tell(core, EngineCleared(), store(0, 1, Tier.HOST))
-    whole = [first, *parts]
-    assert rows(whole) == [HeldBlock(CHAIN[at], CHAIN[at - 1] if at else None, 1) for at in range(3)]
-    assert {part.last_seq for part in whole} == {2}
-
-
 # -------------------------------------------------------------------- repair
 def test_a_reader_that_differs_gets_the_blocks_of_the_different_buckets() -> None:
     core = consolidation()
@@ -173,12 +150,3 @@ def test_a_repair_is_of_now_whatever_place_the_asker_is_at(after_seq: int) -> No
     parts = answer(core, after_seq=after_seq, buckets=EMPTY_TABLE)
     assert [row.sequence_hash for row in rows(parts)] == list(CHAIN[:9])
     assert {part.last_seq for part in parts} == {2}
-
-
-def test_a_large_repair_comes_in_chunks_of_one_moment() -> None:
-    core = consolidation(chunk_blocks=4)
-    tell(core, store(0, 10))
-    parts = core.recover(0, RecoverRequest(7, EPOCH, 1, EMPTY_TABLE))
-    first = next(parts)
-    tell(core, EngineCleared())
-    assert [row.sequence_hash for row in rows([first, *parts])] == list(CHAIN[:10])

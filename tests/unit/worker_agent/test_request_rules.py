@@ -59,22 +59,12 @@ def test_prompt_ids_are_little_endian_u32s_in_base64(tokens: list[int]) -> None:
     assert prompt_ids(base64.b64encode(pack_tokens(tokens)).decode()) == pack_tokens(tokens)
 
 
-def test_prompt_ids_byte_by_byte() -> None:
-    assert prompt_ids("AQAAAAAAAIA=") == pack_tokens([1, 0x80000000])
-
-
 @pytest.mark.parametrize(
     ("encoded", "allowed"),
     [
         ("", "one or more little-endian u32s"),
-        ("AQAA", "one or more little-endian u32s"),
         ("AQAAAAE=", "one or more little-endian u32s"),
         ("AQAAA", "base64"),
-        ("AQAAAA", "base64"),
-        ("AQ AAAA==", "base64"),
-        ("AQAA\n", "base64"),
-        ("_-8=", "base64"),
-        ("é", "base64"),
         ("\u2028AQAAAA==", "base64"),
     ],
 )
@@ -88,30 +78,6 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
     with pytest.raises(RequestInvalid) as refused:
         prompt_ids("é" + "A" * 1_000_000)
     assert len(str(refused.value)) < 200
-
-
-# -------------------------------------------------------------------- what this worker can do
-@pytest.mark.parametrize(
-    "request_",
-    [
-        chat(),
-        chat(n=1, logprobs=False, response_format={"type": "text"}, temperature=0.5),
-        completion(),
-        chat(guided_regex=msgspec.Raw(b"null"), stop_token_ids=msgspec.Raw(b"[1]")),
-        completion(n=1, best_of=1, echo=False, suffix=""),
-        completion(n=2, best_of=2, logprobs=5, temperature=1.0),
-        chat(
-            use_beam_search=msgspec.Raw(b"false"),
-            skip_special_tokens=msgspec.Raw(b"true"),
-            allowed_token_ids=msgspec.Raw(b"[]"),
-            top_p_min=msgspec.Raw(b"0.0"),
-            length_penalty=msgspec.Raw(b"1.0"),
-        ),
-    ],
-)
-@pytest.mark.parametrize("source", ["simulated", "trtllm"])
-def test_what_asks_for_nothing_unusual_is_let_through(request_: Request, source: Any) -> None:
-    rules(event_source=source).wishes(request_)
 
 
 UNUSUAL = [

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kv_protocol.openai.requests import RequestInvalid, decode_chat, decode_completion
-from worker_agent.api.request_sampling import guide_field, sampling_of
+from worker_agent.api.request_sampling import sampling_of
 from worker_agent.api.sampling import Guide, Sampling
 
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
@@ -88,16 +88,3 @@ def test_what_the_worker_cannot_do_is_refused_with_its_field(fields: dict[str, A
     with pytest.raises(RequestInvalid) as error:
         sampling_of(chat(**fields))
     assert error.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (chat(), ""),
-        (chat(guided_choice=["a"]), "guided_choice"),
-        (completion(structured_outputs={"json": {}}), "structured_outputs.json"),
-        (chat(response_format={"type": "json_object"}), "response_format"),
-    ],
-)
-def test_the_field_that_asks_for_a_guide_is_known(request_: Any, field: str) -> None:
-    assert guide_field(request_) == field

@@ -41,18 +41,6 @@ def test_an_engine_that_fails_in_the_middle_ends_the_response_as_failed() -> Non
     assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "hel")
 
 
-def test_an_answer_of_nothing_has_no_item() -> None:
-    empty = answer()
-    empty.opening()
-    assert empty.events(Piece(finish_reason="stop"), always=True) == b""
-    (completed,) = read(empty.ending(USAGE, include_usage=False))
-    assert (completed["type"], completed["response"]["output"]) == ("response.completed", [])
-    assert completed["response"]["usage"] == {
-        "input_tokens": 9, "input_tokens_details": {"cached_tokens": 4},
-        "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 11,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_each_kind_of_text_and_each_call_is_an_item_of_its_own(at_once: bool) -> None:
     events: list[Event] = [

@@ -172,18 +172,6 @@ STREAMS = """{"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events":
 "tensor_parallel_size": 2, "enable_attention_dp": true}"""
 
 
-def test_an_engine_that_streams_its_events_is_read_where_it_publishes_and_never_polled() -> None:
-    streams = EngineArgsSources(override=STREAMS)
-    made = chosen(TRTLLM, sources=streams, publishes_kv_events=True)
-    assert not made.polls_events
-    assert [(each.origin.dp_rank, each.endpoint, each.replay_endpoint) for each in made.publishers] == [
-        (0, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"),
-        (1, "tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658"),
-    ]
-    unasked = chosen(TRTLLM, sources=streams)
-    assert (unasked.polls_events, unasked.publishers) == (False, ())
-
-
 def test_an_engine_on_several_nodes_streams_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = EngineArgsSources(flags={"gpus-per-node": 1}, override=STREAMS)
     monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[07-08]")

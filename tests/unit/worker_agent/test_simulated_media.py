@@ -11,15 +11,6 @@ def media(kind: MediaKind, data: bytes) -> Media:
     return Media(field="f", kind=kind, media_type="image/png", data=data, digest=content_digest(data))
 
 
-def test_equal_images_have_equal_handles_and_hashes_wherever_they_stand() -> None:
-    one, other = media("image", PNG), media("image", PNG[:-1])
-    told, turned = encoded([one, other]), encoded([other, one])
-    assert told.multimodal_hashes == tuple(reversed(turned.multimodal_hashes or ()))
-    assert told.multimodal_embedding_handles == tuple(reversed(turned.multimodal_embedding_handles or ()))
-    assert told.multimodal_hashes is not None
-    assert told.multimodal_hashes[0] != told.multimodal_hashes[1]
-
-
 def test_a_file_is_one_tensor_that_its_image_s_digest_fills() -> None:
     one, other = media("image", PNG), media("image", PNG[:-1])
     files = embedding_files([one, other])

@@ -45,27 +45,6 @@ def test_creation_is_the_first_event() -> None:
     ]
 
 
-def test_events_have_the_engines_shape(cache: Cache) -> None:
-    cache.hold(range(6), EngineNamespace.of(None, "pepper"))
-    salt_id = 0x96F8CED929CFBB8C
-    first = trtllm_block_hash(range(4), cache_salt_id=salt_id)
-    second = trtllm_block_hash((4, 5), first, cache_salt_id=salt_id)
-    blocks = [
-        {
-            "type": "stored_block",
-            "block_hash": block_hash,
-            "tokens": [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in tokens],
-            "cache_level": 0,
-            "priority": 35,
-            "mm_keys": [],
-            "cache_salt": "pepper",
-        }
-        for block_hash, tokens in ((first, range(4)), (second, (4, 5)))
-    ]
-    data = {"type": "stored", "parent_hash": None, "blocks": blocks}
-    assert cache.told() == [{"event_id": 1, "data": data, "window_size": 512}]
-
-
 def test_the_oldest_leaf_goes_first_and_no_child_is_orphaned(cache: Cache) -> None:
     cache.hold(range(8))
     cache.hold(range(100, 108))

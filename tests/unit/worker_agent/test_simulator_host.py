@@ -9,8 +9,6 @@ from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.statistics import render as render_statistics
-from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.types import EngineDescription, EngineRequest
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 
@@ -61,15 +59,6 @@ class Engine:
         return self.simulator.held_hashes(0), self.simulator.held_hashes(0, Tier.HOST)
 
 
-def test_the_engine_s_creation_says_the_host_level_only_when_it_is_the_engine_s() -> None:
-    created = [
-        render(event)["data"]["num_blocks_per_cache_level"]
-        for layout in (UPDATED, SOURCE)
-        for event in Simulator(ENGINE, layout=layout).drain_events()
-    ]
-    assert created == [[4, 3], [4, 0]]
-
-
 def test_of_the_engine_s_full_host_the_oldest_block_is_dropped_for_good() -> None:
     engine = Engine(UPDATED)
     engine.serve(range(16))
@@ -98,21 +87,6 @@ def test_partial_blocks_and_those_of_low_priority_are_not_worth_the_copy(prompt:
     engine.serve(range(100, 116), priority=90)
     assert partial_or_low in {block for event in engine.told() for block in event.get("block_hashes", ())}
     assert partial_or_low not in engine.held()[1]
-
-
-def test_moves_cost_time() -> None:
-    engine, without = Engine(UPDATED), Engine(CacheLayout())
-    for each in (engine, without):
-        each.serve(range(8))
-    step, other = engine.serve(range(100, 112))[1], without.serve(range(100, 112))[1]
-    host_s = H200_8B.iteration_s(IterationWork(host_tokens=4)) - H200_8B.iteration_s(IterationWork())
-    assert host_s > 0
-    assert step.duration_s - other.duration_s == pytest.approx(host_s)
-
-
-def test_pinned_memory_is_the_host_tier_s() -> None:
-    (row,) = Engine(UPDATED).serve(range(4))[1].statistics
-    assert render_statistics(row)["pinnedMemUsage"] == 3 * 4 * 144 * 1024
 
 
 def test_untaken_host_events_are_replaced_by_a_description() -> None:

@@ -1,21 +1,17 @@
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from kv_protocol.events import Tier
-from worker_agent.engines.port import Engine
-from worker_agent.engines.simulated import engine as simulated_engine
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.engines.types import EngineDescription, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.engines.types import EngineDescription, EngineRequest, EngineStopped
 from worker_agent.events.engine_events import EngineStored
 
 ENGINE = EngineDescription(
@@ -145,64 +141,12 @@ async def test_a_host_tier_s_own_events_are_visible_with_the_engine_s() -> None:
         assert engine.host_events(0) == []
 
 
-async def test_closing_a_generation_frees_its_blocks() -> None:
-    async with running(LeapingClock()) as engine:
-        async with aclosing(engine.generate(request(max_tokens=100))) as outputs:
-            await anext(outputs)
-            assert engine.iteration_stats(0)[-1]["kvCacheStats"]["usedNumBlocks"] == 3
-        async for _ in engine.generate(request("b", max_tokens=1)):
-            pass
-        last = engine.iteration_stats(0)[-1]
-        assert (last["kvCacheStats"]["usedNumBlocks"], last["numActiveRequests"]) == (0, 0)
-
-
-async def test_an_id_used_again_gets_nothing_of_the_closed_generation() -> None:
-    clock = LeapingClock()
-    async with running(clock) as engine:
-        async with aclosing(engine.generate(request("a", max_tokens=100))) as outputs:
-            await anext(outputs)
-        assert len(await arrivals_s(engine, clock, request("a", max_tokens=4))) == 4
-
-
 async def test_requests_are_batched() -> None:
     clock = LeapingClock()
     async with running(clock) as engine, asyncio.TaskGroup() as group:
         streams = [group.create_task(arrivals_s(engine, clock, request(name))) for name in "abc"]
     first, *others = [stream.result() for stream in streams]
     assert others == [first, first]
-
-
-async def test_a_refusal_reaches_the_caller_and_the_engine_goes_on() -> None:
-    clock = LeapingClock()
-    async with running(clock) as engine:
-        with pytest.raises(RequestRefused, match=r"^max_tokens: found 0, allowed 1 or more$"):
-            await anext(engine.generate(request(max_tokens=0)))
-        async with aclosing(engine.generate(request("a"))) as outputs:
-            await anext(outputs)
-            with pytest.raises(RequestRefused, match="request_id"):
-                await anext(engine.generate(request("a")))
-        assert len(await arrivals_s(engine, clock, request("a"))) == 4
-
-
-async def test_a_stop_lets_generations_end_within_the_grace() -> None:
-    clock = LeapingClock()
-    async with running(clock) as engine:
-        outputs = engine.generate(request(max_tokens=20))
-        await anext(outputs)
-        await engine.stop(10.0)
-        assert len([output async for output in outputs]) == 19
-
-
-async def test_a_stop_cuts_what_outlasts_the_grace() -> None:
-    clock = LeapingClock()
-    async with running(clock) as engine:
-        outputs = engine.generate(request(max_tokens=100))
-        await anext(outputs)
-        await engine.stop(5 * H200_8B.base_s)
-        with pytest.raises(EngineStopped):
-            _ = [output async for output in outputs]
-        with pytest.raises(EngineStopped):
-            await anext(engine.generate(request("late")))
 
 
 async def test_an_engine_that_is_not_driven_stops_at_once() -> None:
@@ -223,49 +167,6 @@ async def _error_of(engine: SimulatedEngine) -> Exception | None:
     return None
 
 
-async def test_cancelling_run_ends_the_generations() -> None:
-    engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
-    await engine.start()
-    async with asyncio.TaskGroup() as group:
-        driving = group.create_task(engine.run())
-        cut = group.create_task(_error_of(engine))
-        await asyncio.sleep(0)
-        driving.cancel()
-    assert isinstance(cut.result(), EngineStopped)
-
-
-class WatchedCondition(threading.Condition):
-    """Sets `waited` when a thread begins to wait: a thread that then takes the lock knows that the other sleeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waited = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waited.set()
-        return super().wait(timeout)
-
-
-@pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
-async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(
-    poll: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, watched = LeapingClock(), WatchedCondition()
-    monkeypatch.setattr(simulated_engine, "threading", SimpleNamespace(Condition=lambda: watched))
-    async with running(clock) as engine:
-        engine.kv_events(0)
-        polling = asyncio.create_task(asyncio.to_thread(getattr(engine, poll), 3600.0))
-        await asyncio.to_thread(watched.waited.wait)
-        await arrivals_s(engine, clock, request(max_tokens=1))
-        assert len(await polling) >= 1
-
-
-async def test_a_poll_returns_empty_when_its_time_is_up() -> None:
-    engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
-    assert len(engine.kv_events(0)) == 1
-    assert (engine.kv_events(0), engine.iteration_stats(0)) == ([], [])
-
-
 async def test_of_statistics_the_newest_are_kept_and_say_how_many_gave_way() -> None:
     clock = LeapingClock()
     async with running(clock, statistics_max=3) as engine:
@@ -273,11 +174,3 @@ async def test_of_statistics_the_newest_are_kept_and_say_how_many_gave_way() -> 
         rows = engine.iteration_stats(0)
         assert [(row["iter"], row["statsDroppedFrames"]) for row in rows] == [(5, 3), (6, 4), (7, 5)]
         assert rows[1]["prevDeviceStepTimeMS"] == rows[0]["iterLatencyMS"]
-
-
-def described(engine: Engine) -> EngineDescription:
-    return engine.describe()
-
-
-def test_it_is_an_engine_and_describes_itself() -> None:
-    assert described(SimulatedEngine(Simulator(ENGINE), LeapingClock())) is ENGINE

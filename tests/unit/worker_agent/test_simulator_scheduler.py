@@ -7,7 +7,7 @@ from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, RequestRefused
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",
@@ -71,16 +71,6 @@ def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:
     assert second.duration_s == H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=10))
 
 
-def test_a_generation_ends_with_a_stop_token() -> None:
-    engine = simulator()
-    engine.submit(request("a", max_tokens=50), 0.0)
-    whole = text(run_out(engine)["a"])
-    engine.submit(request("b", max_tokens=50, stop_token_ids=(whole[5],)), 0.0)
-    outputs = run_out(engine)["b"]
-    assert outputs[-1].finish_reason == "stop"
-    assert text(outputs) == whole[: whole.index(whole[5]) + 1]
-
-
 @pytest.mark.parametrize("cut", [1, 7, 19])
 def test_a_cut_stream_sent_again_elsewhere_yields_the_same_rest(cut: int) -> None:
     undisturbed, elsewhere = simulator(), simulator(block_size=8)
@@ -121,18 +111,6 @@ def test_the_first_that_does_not_fit_keeps_all_others_waiting() -> None:
     assert list(run_out(engine)) == ["runs", "large", "small"]
 
 
-def test_cancelling_a_decoding_request_frees_its_blocks_and_keeps_what_it_computed() -> None:
-    engine = simulator()
-    engine.submit(request("a", range(10), max_tokens=30), 0.0)
-    for _ in range(4):
-        engine.step(0.0)
-    engine.cancel("a")
-    step = engine.step(0.0)
-    assert (row(step)["kvCacheStats"]["usedNumBlocks"], row(step)["numActiveRequests"]) == (0, 0)
-    assert len(engine.held_hashes(0)) == 3
-    assert not engine.has_work
-
-
 def test_cancelling_in_the_context_phase_keeps_the_computed_chunks() -> None:
     engine = simulator(max_num_batched_tokens=16)
     engine.submit(request("a", range(50)), 0.0)
@@ -140,38 +118,6 @@ def test_cancelling_in_the_context_phase_keeps_the_computed_chunks() -> None:
     engine.cancel("a")
     assert len(engine.held_hashes(0)) == 4
     assert engine.step(0.0).outputs == ()
-
-
-def test_a_cancellation_is_told_by_one_more_iteration() -> None:
-    engine = simulator()
-    engine.submit(request("a"), 0.0)
-    engine.step(0.0)
-    engine.cancel("a")
-    assert engine.has_work
-    assert engine.step(0.0).duration_s == H200_8B.base_s
-    assert not engine.has_work
-
-
-@pytest.mark.parametrize(
-    ("field", "refused"),
-    [
-        ("prompt", request("x", ())),
-        ("max_tokens", request("x", max_tokens=0)),
-        ("max_tokens", request("x", range(190), max_tokens=11)),
-        ("max_tokens", request("x", range(100), max_tokens=30)),
-        ("dp_rank", request("x", dp_rank=1)),
-        ("priority", msgspec.structs.replace(request("x"), priority=101)),
-        ("priority", msgspec.structs.replace(request("x"), priority=-1)),
-        ("request_id", request("in-use")),
-    ],
-)
-def test_what_can_never_be_served_is_refused_with_its_field(field: str, refused: EngineRequest) -> None:
-    engine = simulator(total_kv_blocks=32)
-    engine.submit(request("in-use"), 0.0)
-    with pytest.raises(RequestRefused) as error:
-        engine.submit(refused, 0.0)
-    assert error.value.field == field
-    assert list(run_out(engine)) == ["in-use"]
 
 
 def test_the_largest_request_that_the_pool_holds_is_served() -> None:
@@ -206,69 +152,6 @@ def test_the_buffer_is_one_for_all_ranks_and_each_rank_s_numbers_show_what_it_lo
     engine.submit(request("d", dp_rank=1), 0.0)
     run_out(engine)
     assert [(event.attention_dp_rank, event.event_id) for event in engine.drain_events()] == [(1, 1), (1, 2)]
-
-
-def test_a_row_has_the_engines_names_and_counts() -> None:
-    engine = simulator()
-    engine.submit(request("a", range(10)), 1.0)
-    step = engine.step(1.5)
-    found = row(step)
-    assert found.pop("iterLatencyMS") == pytest.approx(H200_8B.context_floor_s * 1e3)
-    assert found == {
-        "timestamp": "1.500000",
-        "iter": 0,
-        "newActiveRequestsQueueLatencyMS": 500.0,
-        "numNewActiveRequests": 1,
-        "numActiveRequests": 1,
-        "numQueuedRequests": 0,
-        "numCompletedRequests": 0,
-        "maxNumActiveRequests": 8,
-        "maxBatchSizeStatic": 8,
-        "maxBatchSizeTunerRecommended": 0,
-        "maxBatchSizeRuntime": 8,
-        "maxNumTokensStatic": 64,
-        "maxNumTokensTunerRecommended": 0,
-        "maxNumTokensRuntime": 64,
-        "gpuMemUsage": 64 * 4 * 144 * 1024,
-        "cpuMemUsage": 0,
-        "pinnedMemUsage": 0,
-        "kvCacheStats": {
-            "maxNumBlocks": 64,
-            "freeNumBlocks": 61,
-            "usedNumBlocks": 3,
-            "tokensPerBlock": 4,
-            "allocTotalBlocks": 3,
-            "allocNewBlocks": 3,
-            "reusedBlocks": 0,
-            "missedBlocks": 3,
-            "cacheHitRate": 0.0,
-        },
-        "staticBatchingStats": None,
-        "inflightBatchingStats": {
-            "numScheduledRequests": 1,
-            "numContextRequests": 1,
-            "numGenRequests": 0,
-            "numPausedRequests": 0,
-            "numCtxTokens": 10,
-            "microBatchId": 0,
-            "avgNumDecodedTokensPerIter": 0.0,
-            "numCtxKvTokens": 10,
-            "numGenKvTokens": 0,
-            "numQueuedContextRequests": 0,
-            "numQueuedCtxTokens": 0,
-            "numQueuedGenRequests": 0,
-            "numQueuedGenKvTokens": 0,
-            "numPausedKvTokens": 0,
-        },
-        "specDecodingStats": None,
-        "hostStepTimeMS": step.duration_s * 1e3,
-        "prevDeviceStepTimeMS": 0.0,
-        "gpuForwardTimeMS": step.duration_s * 1e3,
-        "schedulerMode": "GUARANTEED_NO_EVICT",
-        "statsSequence": 0,
-        "statsDroppedFrames": 0,
-        "rank": 0,
-    }
 
 
 def test_the_last_row_before_idleness_shows_no_load() -> None:

@@ -96,16 +96,6 @@ def test_chunks_are_shared_before_their_context_ends() -> None:
     assert len(engine.held_hashes(0)) == 3  # 16 tokens are computed, and the last block of what is known is not shared
 
 
-def test_sharing_at_once_tells_the_same_stores_as_sharing_later() -> None:
-    def told(scheduling: Scheduling) -> set[int]:
-        engine = Simulator(msgspec.structs.replace(ENGINE, max_num_batched_tokens=64), scheduling=scheduling)
-        engine.submit(request("a", 30, max_tokens=1), 0.0)
-        engine.step(0.0)
-        return set(engine.held_hashes(0))
-
-    assert told(VLLM) == told(TRTLLM)
-
-
 PREEMPTS = Scheduling(preempts=True)
 
 
@@ -154,23 +144,6 @@ def test_a_request_in_its_context_phase_is_preempted_before_those_that_decode() 
     assert rounds(engine) == [["a"]] * 9 + [[], ["long"]]
 
 
-def test_a_preempted_request_ends_with_the_answer_that_it_has_alone() -> None:
-    assert answers(two(PREEMPTS)) == answers(two(PREEMPTS, blocks=64)) == answers(two(TRTLLM))
-
-
-def test_a_preempted_request_computes_prompt_and_answer_again() -> None:
-    def context_tokens(blocks: int) -> int:
-        engine = two(PREEMPTS, blocks)
-        total = 0
-        while engine.has_work:
-            total += engine.step(0.0).statistics[0].inflight_batching_stats.num_ctx_tokens
-        return total
-
-    enough, too_few = context_tokens(64), context_tokens(6)
-    assert enough == 16
-    assert 16 < too_few <= 16 + 8 + 9
-
-
 def test_a_preempted_request_goes_before_those_that_wait() -> None:
     engine = two(PREEMPTS)
     engine.submit(EngineRequest(request_id="c", prompt=tuple(range(200, 208)), max_tokens=1), 0.0)
@@ -191,15 +164,6 @@ def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_m
         return found
 
     assert played(blocks, VLLM) == played(500, TRTLLM)
-
-
-def test_a_preempted_request_can_be_cancelled() -> None:
-    engine = two(PREEMPTS)
-    for _ in range(6):
-        engine.step(0.0)
-    engine.cancel("b")
-    assert set(answers(engine)) == {"a"}
-    assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
 
 
 def test_running_requests_use_the_budget_before_waiting_ones() -> None:

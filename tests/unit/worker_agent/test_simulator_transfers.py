@@ -5,10 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.properties.transfer_fleet import ENGINE, Fleet, alone
+from tests.unit.properties.transfer_fleet import ENGINE, Fleet
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.timing import H200_8B
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferRules, state_of
 from worker_agent.engines.types import EngineRequest, RequestRefused
 
@@ -45,30 +44,6 @@ def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
     assert [RULES.too_late(tokens) for tokens in (40, 41)] == ["timeout", "stalled"]
 
 
-# ------------------------------------------------------------------------------------------------------- times
-def test_the_first_token_is_told_after_prefill_transfer_and_one_iteration() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    fleet.run(until_s=H200_8B.context_floor_s)
-    (told,) = fleet.answers["a"].prefill
-    assert (told.token_ids, told.finish_reason) == (tuple(alone(request(max_tokens=1))), "length")
-    fleet.run(until_s=H200_8B.context_floor_s + 0.509)
-    assert fleet.answers["a"].decode == []
-    fleet.run(until_s=H200_8B.context_floor_s + 0.51 + 2 * H200_8B.base_s)
-    assert fleet.answers["a"].decode[0].token_ids == tuple(alone(request(max_tokens=2)))
-
-
-def test_the_decode_engine_computes_no_prompt() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    rows = []
-    while (at_s := fleet.next_s()) is not None:
-        fleet.turn(at_s)
-        rows += [step.statistics[0] for name, (_, step) in fleet.steps.items() if name == "decode-0"]
-    assert {row.inflight_batching_stats.num_ctx_tokens for row in rows} == {0}
-    assert sum(row.inflight_batching_stats.num_gen_requests for row in rows) >= 3
-
-
 def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
     fleet = Fleet(RULES)
     for name in "ab":
@@ -77,28 +52,6 @@ def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
     told = fleet.engines["decode-0"].transfer_statistics()
     assert told.fetched_bytes_total == (10 + 2) * 1000
     assert [output.cached_tokens for output in fleet.answers["b"].decode] == [8] * len(fleet.answers["b"].decode)
-
-
-def test_both_engines_publish_the_prompt_s_full_blocks() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    fleet.run()
-    held = [engine.held_hashes(0) for engine in fleet.engines.values()]
-    assert len(held[0]) == 2
-    assert held[0] <= held[1]
-    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
-
-
-def test_transfers_share_a_buffer_and_wait_for_each_other() -> None:
-    fleet = Fleet(RULES)
-    for number in range(3):
-        fleet.ask(request(str(number), isl=20, first=100 * number))
-    fleet.run(until_s=0.3)
-    buffer = fleet.exchange.buffer_of("decode-0")
-    assert (buffer.used_tokens, buffer.waiting) == (40, 1)
-    fleet.run()
-    assert [answer.reasons for answer in fleet.answers.values()] == [["length"]] * 3
-    assert fleet.engines["decode-0"].transfer_statistics().fetch_seconds_total == pytest.approx(4 * 0.52, abs=0.02)
 
 
 # ---------------------------------------------------------------------------------------------------- deadlock
@@ -129,16 +82,6 @@ def test_a_buffer_below_the_longest_input_stops_both_engines_until_the_timeout()
     assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
 
 
-@pytest.mark.parametrize("buffer_tokens", [60, None])
-def test_a_buffer_for_the_longest_input_lets_all_through(buffer_tokens: int | None) -> None:
-    fleet = crowd(buffer_tokens)
-    fleet.run()
-    assert fleet.engines["decode-0"].transfer_statistics().fetches_total["done"] == 7
-    assert [answer.reasons for answer in fleet.answers.values()] == [["length"]] * 7
-    for number in range(7):
-        assert fleet.answers[str(number)].tokens == alone(request("x", isl=60, first=100 * number))
-
-
 # ---------------------------------------------------------------------------------------------------- failures
 def test_an_unfetched_context_expires_after_the_timeout_and_is_counted() -> None:
     fleet = Fleet(RULES)
@@ -162,18 +105,6 @@ def test_a_context_that_was_given_up_or_fetched_is_gone() -> None:
         fleet.run(until_s=fleet.now_s + 1)
     outcomes = [fleet.engines[name].transfer_statistics().fetches_total for name in ("decode-0", "decode-1")]
     assert [(each["done"], each["gone"]) for each in outcomes] == [(1, 0), (0, 1)]
-
-
-def test_a_prefill_engine_that_dies_during_the_transfer_fails_the_request() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request())
-    fleet.run(until_s=0.3)
-    assert fleet.engines["decode-0"].transfer_statistics().fetching == 1
-    fleet.kill("prefill-0")
-    fleet.run()
-    assert [(output.token_ids, output.finish_reason) for output in fleet.answers["a"].decode] == [((), "error")]
-    assert fleet.engines["decode-0"].transfer_statistics().fetches_total["lost"] == 1
-    assert fleet.used_blocks() == {"decode-0": 0}
 
 
 # ---------------------------------------------------------------------------------------------------- handoffs
@@ -213,12 +144,3 @@ def test_a_handoff_that_does_not_say_all_is_refused(changes: dict[str, Any], ref
         simulator.submit(request(handoff=handoff), 0.0)
     assert f"disaggregated_params.{refusal}" in str(caught.value)
     simulator.submit(request(handoff=whole), 0.0)
-
-
-def test_an_encoder_s_handles_are_taken_and_not_handed_on() -> None:
-    simulator = Simulator(ENGINE, role="prefill")
-    media = Handoff(multimodal_embedding_handles=({"storage_handle": "x"},), multimodal_hashes=((0,) * 8,))
-    simulator.submit(request(handoff=media), 0.0)
-    ((_, output),) = simulator.step(0.0).outputs
-    assert output.handoff is not None
-    assert output.handoff.multimodal_embedding_handles is None

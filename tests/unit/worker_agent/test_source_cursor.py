@@ -66,19 +66,6 @@ def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
     assert (cursor.expected, cursor.lost_total, cursor.restarts_total) == (6, 1, 0)
 
 
-def test_a_hole_younger_than_the_question_is_no_loss_but_asked_again() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 3)
-    assert cursor.next_replay(NOW_S) == 1
-    assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3)]
-    live(cursor, 5)  # 4 was published after the answer was made, and lost on its way
-    assert replayed(cursor, 3) == [NOTHING]
-    assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.lost_total, cursor.next_replay(NOW_S)) == (0, 3)
-    assert replayed(cursor, 3, 4, 5) == [NOTHING, delivered(4, 5), NOTHING]
-    assert cursor.on_replay_end(NOW_S) == NOTHING
-
-
 @pytest.mark.parametrize("sequence", [2 + AHEAD_MAX, (1 << 64) - 1])
 def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> None:
     cursor = read_up_to(2)
@@ -91,15 +78,6 @@ def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> 
 
 
 # -------------------------------------------------------------------- another life of the publisher
-
-
-def test_a_frame_that_only_came_twice_costs_a_question() -> None:
-    cursor = read_up_to(3)
-    assert [live(cursor, 2), live(cursor, 3), live(cursor, 4)] == [NOTHING] * 3
-    assert cursor.next_replay(NOW_S) == 2
-    assert replayed(cursor, 2, 3, 4) == [delivered(3, 4), NOTHING, NOTHING]
-    assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.is_settled, cursor.restarts_total, cursor.lost_total) == (True, 0, 0)
 
 
 def test_a_question_asked_before_the_doubt_does_not_end_it() -> None:
@@ -120,15 +98,6 @@ def test_after_a_lost_connection_frames_are_held_even_where_they_seem_to_go_on()
     assert replayed(cursor, 2, life=1) == [ANEW]
 
 
-def test_after_a_lost_connection_the_same_life_goes_on_as_if_nothing_was() -> None:
-    cursor = read_up_to(3)
-    cursor.on_disconnect()
-    live(cursor, 4)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, 2, 3, 4) == [NOTHING, delivered(3, 4), NOTHING]
-    assert (cursor.on_replay_end(NOW_S), cursor.is_settled) == (NOTHING, True)
-
-
 def test_nothing_delivered_is_nothing_to_doubt() -> None:
     cursor = SourceCursor()
     live(cursor, 7)
@@ -139,17 +108,6 @@ def test_nothing_delivered_is_nothing_to_doubt() -> None:
 # -------------------------------------------------------------------- questions
 def test_the_first_question_is_due_at_once_for_what_was_published_before_we_listened() -> None:
     assert SourceCursor().next_replay(0.0) == 0
-
-
-def test_silence_asks_once_each_idle_time() -> None:
-    cursor = SourceCursor(idle_s=1.0)
-    live(cursor, 0, NOW_S)
-    assert cursor.next_replay(NOW_S + 0.9) is None
-    assert cursor.next_replay(NOW_S + 1.0) == 0
-    replayed(cursor, 0)
-    cursor.on_replay_end(NOW_S + 1.1)
-    assert cursor.next_replay(NOW_S + 2.0) is None
-    assert cursor.next_replay(NOW_S + 2.2) == 0
 
 
 def test_messages_put_the_question_off() -> None:
@@ -199,16 +157,6 @@ def test_a_doubt_without_a_replay_is_a_restart() -> None:
     assert unanswered(cursor) == [NOTHING, NOTHING, ANEW]
 
 
-def test_silence_without_a_replay_is_no_loss_and_a_replay_ends_it() -> None:
-    cursor = read_up_to(2)
-    assert unanswered(cursor) == [NOTHING] * UNANSWERED_MAX
-    assert cursor.is_unanswered
-    cursor.next_replay(NOW_S + 1000)
-    replayed(cursor, 1)
-    cursor.on_replay_end(NOW_S + 1000)
-    assert not cursor.is_unanswered
-
-
 # -------------------------------------------------------------------- without replay
 
 
@@ -241,24 +189,6 @@ def test_beyond_its_room_in_messages_or_bytes_every_hole_is_given_up(
     assert [live(cursor, sequence) for sequence in (10, 11)] == [NOTHING] * 2
 
 
-@pytest.mark.parametrize(("bound", "room"), [("BUFFERED_MAX", 3), ("BUFFERED_BYTES_MAX", 3 * len(payload(0)))])
-def test_beyond_its_room_a_doubt_is_a_restart(monkeypatch: pytest.MonkeyPatch, bound: str, room: int) -> None:
-    monkeypatch.setattr(source_cursor, bound, room)
-    cursor = read_up_to(1)
-    cursor.on_disconnect()
-    assert [live(cursor, sequence, life=1) for sequence in range(1, 5)] == [NOTHING] * 3 + [ANEW]
-    assert (cursor.is_settled, cursor.next_replay(NOW_S)) == (True, 0)
-
-
-def test_what_was_delivered_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_cursor, "BUFFERED_BYTES_MAX", len(payload(10)))
-    cursor = read_up_to(9)
-    live(cursor, 10)
-    cursor.next_replay(NOW_S)
-    assert replayed(cursor, 8, 9) == [NOTHING, delivered(9, 10)]
-    assert (live(cursor, 11), live(cursor, 13), cursor.lost_total) == (delivered(11), NOTHING, 0)
-
-
 # -------------------------------------------------------------------- replays that do not end
 def test_a_replay_that_brings_frames_for_ever_is_given_up_in_time() -> None:
     cursor = read_up_to(2)
@@ -279,15 +209,6 @@ def test_a_doubt_that_a_replay_never_ends_is_a_restart_in_time() -> None:
     live(cursor, 2, life=1)
     cursor.next_replay(NOW_S)
     assert cursor.on_no_answer(NOW_S + REPLAY_S) == ANEW
-
-
-def test_time_is_counted_anew_once_nothing_waits_for_a_replay() -> None:
-    cursor = read_up_to(2)
-    cursor.next_replay(NOW_S + 2)
-    assert cursor.on_no_answer(NOW_S + 4) == NOTHING
-    live(cursor, 3, NOW_S + REPLAY_S)
-    cursor.next_replay(NOW_S + REPLAY_S)
-    assert not cursor.is_overdue(NOW_S + REPLAY_S + 2)
 
 
 def test_after_replays_were_given_up_one_is_asked_for_even_while_messages_come() -> None:
@@ -311,15 +232,3 @@ def test_a_replay_that_a_full_queue_thinned_out_is_asked_for_again_from_where_it
     assert [cursor.on_no_answer(NOW_S + 2), cursor.next_replay(NOW_S + 2)] == [NOTHING, 7]
     replayed(cursor, 7, 9)
     assert cursor.on_replay_end(NOW_S + 2) == delivered(9, lost=True)
-
-
-def test_a_gap_is_counted_once_until_it_is_closed() -> None:
-    cursor = read_up_to(1)
-    live(cursor, 2)
-    live(cursor, 3)
-    live(cursor, 5)
-    assert cursor.gaps_total == 1
-    cursor.next_replay(NOW_S)
-    replayed(cursor, 1, 4)
-    live(cursor, 7)
-    assert (cursor.gaps_total, cursor.expected) == (2, 6)

@@ -180,20 +180,6 @@ async def test_other_tasks_have_their_turn_between_batches() -> None:
     assert turns >= len(delivered.batches) - 1
 
 
-async def test_a_poll_of_more_than_half_the_buffer_is_followed_by_others_before_anything_is_encoded() -> None:
-    polls = ScriptedPolls()
-    async with running_poller(Source(polls.poll, buffer_events=10)) as (poller, delivered):
-        await poller.until_delivered()
-        polls.say([RankEvent(0, REMOVAL)] * 6, [RankEvent(0, REMOVAL)] * 3, [], [RankEvent(0, REMOVAL)])
-        await poller.until_delivered()
-        await poller.until_delivered()
-        assert delivered.sizes == [9, 1]
-        assert (poller.drain.statistics().pressed_cycles_total, poller.drain.statistics().largest_ratio) == (
-            1,
-            0.6,
-        )
-
-
 async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_brings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

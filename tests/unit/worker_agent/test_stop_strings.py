@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.amount import examples
 from worker_agent.api.choice_text import StopFilter
 
 
@@ -63,21 +61,3 @@ def test_after_the_stop_nothing_more_is_shown() -> None:
 
 def test_of_stop_strings_that_end_together_the_longest_cuts() -> None:
     assert filtered(["12abc"], ("bc", "abc", "c"), StopFilter) == "12"
-
-
-class HoldsNothingBack(StopFilter):
-    """Planted bug: does not look across chunk borders."""
-
-    def push(self, text: str) -> str:
-        return super().push(text) + self.flush()
-
-
-@pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug() -> None:
-    @settings(max_examples=examples(1000), database=None, derandomize=True, phases=[Phase.generate])
-    @given(st.lists(texts, max_size=8), stop_strings)
-    def search(chunks: list[str], stops: tuple[str, ...]) -> None:
-        assert filtered(chunks, stops, HoldsNothingBack) == naive_cut("".join(chunks), stops)[0]
-
-    with pytest.raises(AssertionError):
-        search()

@@ -7,7 +7,6 @@ from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
     Json,
     block,
-    created,
     diff,
     event,
     gone,
@@ -59,15 +58,6 @@ def test_a_partial_block_is_remembered_until_its_removal_and_no_longer(rules: Tr
 
 def test_the_negative_spelling_of_a_partial_block_is_the_same_block(rules: TrtllmRules) -> None:
     assert rules.translate(numbered(stored(block(-2, (5,))), removed(2**64 - 2))) == []
-
-
-def test_partial_blocks_are_remembered_for_each_rank_apart(rules: TrtllmRules) -> None:
-    events = [
-        event(at, data, attention_dp_rank=dp_rank)
-        for at, data in enumerate((stored(block(2, (5,))), removed(2)))
-        for dp_rank in (0, 1)
-    ]
-    assert rules.translate([*events, event(2, removed(2), attention_dp_rank=1)]) == of_rank(1, gone(2))
 
 
 def test_blocks_under_a_partial_one_are_dropped_and_those_under_them_too(rules: TrtllmRules) -> None:
@@ -187,13 +177,3 @@ def test_tiers_are_remembered_for_each_rank_and_layer_group_apart(rules: TrtllmR
         of_rank(1, gone(1)),
         of_rank(1, gone(1, tier=Tier.HOST, group_idx=1)),
     ]
-
-
-def test_every_change_carries_its_layer_group(rules: TrtllmRules) -> None:
-    events = numbered(created(), stored(block(1)), updated(1, TO_HOST), removed(1), window_size=8, layer_group_id=3)
-    assert rules.translate(events) == of_rank_0(
-        store(1, group_idx=3),
-        named(1, tier=Tier.HOST, group_idx=3),
-        gone(1, group_idx=3),
-        gone(1, tier=Tier.HOST, group_idx=3),
-    )

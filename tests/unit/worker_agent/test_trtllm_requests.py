@@ -118,18 +118,6 @@ def test_each_role_asks_for_its_part(
     assert takes_transfer(request, role) == (request_type == "generation_only")
 
 
-def test_media_handles_go_to_the_worker_that_computes_the_prompt_and_no_further() -> None:
-    prefill = trtllm_request(asked(handoff=MEDIA, transfer_id=9), Abilities(role="prefill")).disaggregated
-    decode = trtllm_request(asked(handoff=STATE), Abilities(role="decode")).disaggregated
-    assert prefill == {
-        "request_type": "context_only",
-        "disagg_request_id": 9,
-        "multimodal_embedding_handles": [{"k": 1}],
-        "multimodal_hashes": [[1, 2, 3, 4, 5, 6, 7, 8]],
-    }
-    assert decode == {"request_type": "generation_only", "opaque_state": b"\xff", "first_gen_tokens": [5]}
-
-
 @pytest.mark.parametrize(
     ("role", "fields", "says"),
     [

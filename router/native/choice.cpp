@@ -1,0 +1,301 @@
+// What a policy chooses of a view: tests/reference/decide.py and policies.py have the rules.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core.hpp"
+
+namespace kv {
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr u64 kGamma = 0x9E37'79B9'7F4A'7C15;
+
+struct CostChoice {
+    std::size_t winner;
+    std::optional<std::size_t> runner_up;
+    std::optional<double> margin;
+};
+
+// The choice of `winner`, with the cheapest of the others, the first among equals.
+CostChoice beside(const std::vector<double>& costs, std::size_t winner) {
+    if (costs.size() == 1) {
+        return {winner, std::nullopt, std::nullopt};
+    }
+    std::size_t second = winner == 0 ? 1 : 0;
+    for (std::size_t at = second + 1; at < costs.size(); ++at) {
+        if (at != winner && costs[at] < costs[second]) {
+            second = at;
+        }
+    }
+    return {winner, second, costs[second] - costs[winner]};
+}
+
+std::size_t lowest(const std::vector<double>& costs, u64 seed) {
+    const double least = *std::min_element(costs.begin(), costs.end());
+    const auto ties = static_cast<std::size_t>(std::count(costs.begin(), costs.end(), least));
+    std::size_t skip = ties > 1 ? choice_index(seed, ties) : 0;
+    std::size_t at = 0;
+    while (costs[at] != least || skip-- > 0) {
+        ++at;
+    }
+    return at;
+}
+
+std::size_t sampled(const std::vector<double>& costs, double temperature, u64 seed) {
+    const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
+    const double lowest_cost = *least, span = *most - *least;
+    if (span == 0) {
+        return choice_index(seed, costs.size());
+    }
+    double total = 0.0;
+    std::vector<double> weights;
+    for (const double cost : costs) {
+        weights.push_back(std::exp(-(cost - lowest_cost) / span / temperature));
+        total += weights.back();
+    }
+    double point = unit_interval(seed) * total;
+    for (std::size_t at = 0; at < weights.size(); ++at) {
+        point -= weights[at];
+        if (point < 0) {
+            return at;
+        }
+    }
+    return costs.size() - 1;
+}
+
+CostChoice chosen(const std::vector<double>& costs, double temperature, u64 seed) {
+    return beside(costs, temperature <= 0 ? lowest(costs, seed) : sampled(costs, temperature, seed));
+}
+
+std::vector<double> listed(const Costs& costs) { return {costs.cost(), costs.cost() + costs.count}; }
+
+}  // namespace
+
+double unit_interval(u64 seed, u64 draw) { return static_cast<double>(mixed(seed + (draw + 1) * kGamma) >> 11) * 0x1p-53; }
+
+std::size_t choice_index(u64 seed, std::size_t count, u64 draw) {
+    return static_cast<std::size_t>(unit_interval(seed, draw) * static_cast<double>(count));
+}
+
+void Verdict::decide(const std::vector<char>& excluded, std::vector<double> multiplier) {
+    const std::size_t n = view->numbers.count;
+    for (u32 place = 0; place < n; ++place) {
+        if (excluded.empty() || !excluded[place]) {
+            candidates.push_back(place);
+        }
+    }
+    settle();
+    if (policy->affinity == Affinity::kSoft) {
+        if (const auto of_session = bound()) {
+            multiplier.resize(n, 1.0);
+            multiplier[candidates[*of_session]] *= 1.0 - policy->affinity_discount;
+        }
+    }
+    std::vector<double> of_candidates;
+    for (const u32 place : candidates) {
+        if (!multiplier.empty()) {
+            of_candidates.push_back(multiplier[place]);
+        }
+    }
+    if (candidates.size() == n) {
+        choose(view->numbers, of_candidates);
+    } else {
+        choose(some(), of_candidates);
+    }
+    if (policy->mode != Mode::kUser) {
+        bind();
+    }
+}
+
+// A full miss passes newcomers over that had their share, unless all candidates are such.
+void Verdict::settle() {
+    if (!policy->reads_overlap || !policy->bounds_newcomers || view->spent.empty() || request->reusable_blocks() == 0) {
+        return;
+    }
+    std::vector<u32> others;
+    for (const u32 place : candidates) {
+        if (view->numbers.expected(place) != 0) {
+            return;
+        }
+        if (!view->spent[place]) {
+            others.push_back(place);
+        }
+    }
+    if (!others.empty() && others.size() != candidates.size()) {
+        candidates = std::move(others);
+        passes_over = true;
+    }
+}
+
+void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multiplier) {
+    const std::size_t count = candidates.size();
+    double output_tokens = request->expected_osl != 0 ? static_cast<double>(request->expected_osl) : view->output_tokens;
+    if (request->max_tokens != 0) {
+        output_tokens = std::min(output_tokens, static_cast<double>(request->max_tokens));
+    }
+    const Question question{request->isl_tokens,   request->block_size,   request->own_blocks(), output_tokens,
+                            policy->spill_tokens, request->is_prefilled, request->is_decoded};
+    switch (policy->mode) {
+        case Mode::kCost:
+            costs = Costs::in_ms(ranks, question, policy->weights, multiplier);
+            return cheapest(ranks);
+        case Mode::kBlocks:
+            costs = Costs::in_blocks(ranks, question, policy->weights, multiplier);
+            return cheapest(ranks);
+        case Mode::kForecast:
+            costs = Costs::in_blocks(ranks, question, policy->weights, multiplier);
+            return by_forecast(ranks);
+        case Mode::kTurn:
+        case Mode::kNamed:
+            winner_at = static_cast<std::size_t>(view->turn % count);
+            reason = policy->mode == Mode::kTurn ? "turn" : "pinned";
+            return;
+        case Mode::kDraw:
+            winner_at = choice_index(seed, count);
+            reason = "draw";
+            return;
+        case Mode::kOfTwo: {
+            reason = count == 1 ? "only" : "load";
+            if (count > 1) {
+                const std::size_t first = choice_index(seed, count);
+                std::size_t second = choice_index(seed, count - 1, 1);
+                second += second >= first;
+                const bool is_second = ranks.requests[second] < ranks.requests[first];
+                winner_at = is_second ? second : first;
+                runner_up = is_second ? first : second;
+            }
+            return;
+        }
+        case Mode::kLeastLoaded: {
+            const CostChoice choice = chosen({ranks.requests.begin(), ranks.requests.end()}, 0.0, seed);
+            winner_at = choice.winner;
+            runner_up = choice.runner_up;
+            reason = !choice.margin.has_value() ? "only" : *choice.margin != 0.0 ? "load" : "draw";
+            return;
+        }
+        case Mode::kUser:
+            return;
+    }
+}
+
+void Verdict::cheapest(const RankNumbers&) {
+    const CostChoice choice = chosen(listed(costs), policy->temperature, seed);
+    winner_at = choice.winner;
+    runner_up = choice.runner_up;
+    margin = choice.margin;
+    if (!runner_up.has_value()) {
+        reason = "only";
+    } else if (*margin <= 0) {
+        reason = "draw";
+    } else if (is_by_affinity()) {
+        reason = "affinity";
+    } else {
+        const double* const credit = costs.column(Costs::kCredit);
+        reason = credit[winner_at] > credit[*runner_up] ? "overlap" : "load";
+    }
+}
+
+void Verdict::by_forecast(const RankNumbers& ranks) {
+    const auto itl_max = request->itl_target_s.has_value() ? request->itl_target_s : policy->itl_target_s;
+    const auto ttft_max = request->ttft_target_s.has_value() ? request->ttft_target_s : policy->ttft_target_s;
+    std::vector<char> allowed;
+    std::vector<double> every;
+    for (std::size_t at = 0; at < ranks.count; ++at) {
+        const double ttft_s = ranks.ttft_s[at];
+        allowed.push_back((!itl_max.has_value() || ranks.itl_s[at] <= *itl_max) && (!ttft_max.has_value() || ttft_s <= *ttft_max));
+        every.push_back(costs.has(Costs::kMultiplier) ? ttft_s * costs.column(Costs::kMultiplier)[at] : ttft_s);
+    }
+    std::vector<double> seconds = every;
+    const bool is_any = std::any_of(allowed.begin(), allowed.end(), [](char each) { return each; });
+    for (std::size_t at = 0; at < ranks.count && is_any; ++at) {
+        seconds[at] = allowed[at] ? every[at] : kInf;
+    }
+    const CostChoice choice = chosen(seconds, 0.0, seed);
+    winner_at = choice.winner;
+    runner_up = choice.runner_up;
+    if (runner_up.has_value() && std::isinf(seconds[*runner_up])) {  // no other candidate meets the targets
+        runner_up = beside(every, winner_at).runner_up;
+    }
+    if (runner_up.has_value()) {
+        margin = costs.cost()[*runner_up] - costs.cost()[winner_at];
+    }
+    reason = runner_up.has_value() ? "predicted_ttft" : "only";
+    meets_targets = allowed[winner_at];
+}
+
+void Verdict::take_choice(std::size_t winner, std::string why, std::optional<std::size_t> second, std::optional<double> apart,
+                          bool meets, Costs given) {
+    winner_at = winner;
+    reason = std::move(why);
+    runner_up = second;
+    margin = apart;
+    meets_targets = meets;
+    costs = std::move(given);
+    bind();
+}
+
+// Under hard affinity the session's rank wins if it is a candidate; what else is said of a choice follows from its winner.
+void Verdict::bind() {
+    const auto of_session = policy->affinity == Affinity::kHard ? bound() : std::nullopt;
+    if (of_session.has_value()) {
+        reason = "affinity";
+        if (*of_session != winner_at && runner_up.has_value()) {
+            if (costs.empty() || policy->reads_forecast) {
+                runner_up = winner_at;
+            } else {
+                runner_up = beside(listed(costs), *of_session).runner_up;
+            }
+            if (!costs.empty()) {
+                margin = runner_up.has_value() ? std::optional<double>(costs.cost()[*runner_up] - costs.cost()[*of_session]) : std::nullopt;
+            }
+        }
+        winner_at = *of_session;
+    }
+    if (request->is_pinned) {
+        reason = "pinned";
+    } else if (passes_over && reason != "affinity") {
+        reason = "newcomer";
+    }
+    if (policy->reads_overlap) {
+        const RankNumbers& ranks = view->numbers;
+        overlap_blocks = ranks.tiers[place()];
+        expected_blocks = ranks.expected(place());
+        i64 best = 0;
+        for (const u32 each : candidates) {
+            best = std::max<i64>(best, ranks.tiers[each]);
+        }
+        regret_blocks = best - overlap_blocks;
+    }
+}
+
+bool Verdict::is_by_affinity() const {
+    if (policy->affinity != Affinity::kSoft || !view->bound.has_value() || winner() != view->bound->row()) {
+        return false;
+    }
+    const double cost = costs.cost()[winner_at];
+    return cost > (cost + *margin) * (1.0 - policy->affinity_discount);
+}
+
+// The candidate that the request's session is bound to.
+std::optional<std::size_t> Verdict::bound() const {
+    for (std::size_t at = 0; at < candidates.size() && view->bound.has_value(); ++at) {
+        if (view->standing->rows[candidates[at]] == view->bound->row()) {
+            return at;
+        }
+    }
+    return std::nullopt;
+}
+
+i64 Verdict::uncached_tokens() const {
+    const i64 uncached = request->isl_tokens - std::min(expected_blocks, request->reusable_blocks()) * request->block_size;
+    return request->is_prefilled ? uncached : 0;
+}
+
+Promise Verdict::promise() const {
+    const i64 extra_blocks = std::max<i64>(0, request->own_blocks() - static_cast<i64>(request->blocks->size()));
+    return {request->decision_id, winner(), request->blocks, uncached_tokens(), extra_blocks, epoch(), request->session_id};
+}
+
+}  // namespace kv

@@ -1,0 +1,366 @@
+#include "core.hpp"
+
+#include <algorithm>
+
+namespace kv {
+
+namespace {
+
+constexpr i64 kCountMax = (i64{1} << 40) - 1;  // tokens or blocks of one request: sums over all leases still fit 64 bits
+
+}  // namespace
+
+Core::Core(const Settings& settings)
+    : ledger(ranks, settings.lease_s), predictions(ranks), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
+      sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), history(ranks), rates(ranks),
+      forecasts(ranks) {}
+
+// ---------------------------------------------------------------------------------------------------------------- what is read
+
+std::shared_ptr<Standing> Core::standing(const std::vector<RankKey>& keys) {
+    auto made = std::make_shared<Standing>();
+    made->ranks = ranks_;
+    made->held.reserve(keys.size());
+    for (const RankKey& key : keys) {
+        made->held.emplace_back(ranks, key);
+        made->rows.push_back(made->held.back().row());
+    }
+    return made;
+}
+
+std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trusts& trusts, const Policy& policy, const Request& request,
+                                 std::vector<std::int32_t> tiers, std::shared_ptr<const std::vector<u64>> epochs, double now_s) {
+    const u64* const turn = turns.find(request.model);
+    auto view = std::make_shared<View>(std::move(of), now_s, turn == nullptr ? 0 : *turn);
+    RankNumbers& numbers = view->numbers;
+    const u32* const rows = view->standing->rows.data();
+    const std::size_t n = numbers.count;
+    const auto read_load = [&](const std::vector<u64>& chain) {
+        ledger.columns(rows, n, chain, numbers.queued.data(), numbers.requests.data(), numbers.blocks.data(), numbers.shared.data());
+    };
+    if (epochs == nullptr) {
+        if (policy.reads_load) {
+            read_load({});
+        }
+    } else {
+        view->is_blank = false;
+        view->epochs = std::move(epochs);
+        const std::vector<u64> chain = request.reusable();
+        numbers.tiers = std::move(tiers);
+        for (const u32 place : trusts.without_events) {
+            const i64 held = approximate.overlap(rows[place], chain, now_s);
+            for (std::size_t tier = 0; tier < kTiers; ++tier) {
+                numbers.tiers[tier * n + place] = static_cast<std::int32_t>(held);
+            }
+        }
+        read_load(*request.blocks);
+        if (policy.predicts) {
+            predictions.column(rows, n, chain, view->epochs->data(), now_s, numbers.predicted.data());
+        }
+        history.column(rows, n, now_s, numbers.history.data());
+        view->spent = newcomers.spent(view->standing->rows);
+        numbers.trust = trusts.factors;
+        if (policy.is_timed) {
+            read_rates(*view, policy, request);
+        }
+        if (policy.reads_forecast) {
+            read_forecast(*view, request);
+        }
+    }
+    if (policy.affinity != Affinity::kOff) {
+        const u32 bound = sessions.bound(request.session_id, now_s);
+        view->bound = bound == kNoRow ? std::nullopt : std::optional<Held>(Held(ranks, bound));
+    }
+    return view;
+}
+
+std::shared_ptr<View> Core::look_again(const View& view, const Policy& policy, const Request& request, bool predicts) {
+    auto again = std::make_shared<View>(view);
+    if (policy.is_timed && again->numbers.prefill.empty()) {
+        read_rates(*again, policy, request);
+    }
+    if (!predicts) {
+        std::fill(again->numbers.predicted.begin(), again->numbers.predicted.end(), 0);
+    }
+    return again;
+}
+
+void Core::read_rates(View& view, const Policy& policy, const Request& request) {
+    RankNumbers& numbers = view.numbers;
+    numbers.prefill.resize(numbers.count);
+    numbers.decode.resize(numbers.count);
+    Rates::Columns columns{numbers.prefill.data(), numbers.decode.data()};
+    rates.column(request.model, view.standing->rows.data(), numbers.count, view.now_s, policy.is_whole_spread, columns);
+    view.output_tokens = columns.output_tokens;
+    view.is_learnt = columns.is_learnt;
+}
+
+void Core::read_forecast(View& view, const Request& request) {
+    RankNumbers& numbers = view.numbers;
+    for (std::size_t at = 0; at < numbers.count; ++at) {
+        const u32 row = view.standing->rows[at];
+        const i64 uncached = request.isl_tokens - numbers.expected(at) * request.block_size;
+        numbers.ttft_s.push_back(forecasts.ttft_s(row, uncached, numbers.queued[at], numbers.requests[at]));
+        numbers.itl_s.push_back(forecasts.itl_s(row, numbers.requests[at], numbers.blocks[at]));
+    }
+}
+
+std::pair<double, double> Core::expected_s(const View& view, const Request& request, std::size_t place) const {
+    const RankNumbers& numbers = view.numbers;
+    const i64 tokens = request.isl_tokens;
+    const double uncached = static_cast<double>(std::max<i64>(0, tokens - numbers.expected(place) * request.block_size));
+    const double pairs = uncached * (static_cast<double>(tokens) - uncached * 0.5);
+    const double queued = static_cast<double>(numbers.queued[place]);
+    const double ttft_s = kFirstS + (queued + uncached) * kPrefillTokenS + pairs * kPrefillPairS;
+    const i64 blocks = numbers.blocks[place] - numbers.shared[place] + request.own_blocks();
+    const double step_s = kStepS + (static_cast<double>(numbers.requests[place]) + 1.0) * kStepSequenceS;
+    return {request.is_prefilled ? ttft_s : 0.0, step_s + static_cast<double>(blocks * request.block_size) * kStepKvTokenS};
+}
+
+// ---------------------------------------------------------------------------------------------------------------- what happens
+
+void Core::take(const Verdict& verdict) {
+    const View& view = *verdict.view;
+    const Request& request = *verdict.request;
+    const u32 winner = verdict.winner();
+    Promise promised = verdict.promise();
+    if (promised.uncached_tokens > kCountMax || promised.extra_blocks > kCountMax) {
+        throw std::invalid_argument("uncached_tokens and extra_blocks: found more, allowed 0..2^40-1");
+    }
+    u64* const turn = turns.find(request.model);
+    turn == nullptr ? void(turns.put(request.model, 1)) : void(++*turn);
+    if (verdict.policy->reads_overlap && newcomers.is_any() && verdict.expected_blocks == 0 && request.reusable_blocks() != 0) {
+        bool is_cold = true;
+        for (std::size_t at = 0; at < view.numbers.count; ++at) {
+            is_cold = is_cold && view.numbers.expected(at) == 0;
+        }
+        if (is_cold) {
+            newcomers.missed(winner, view.standing->rows);
+        }
+    }
+    const std::size_t place = verdict.place();
+    const RankNumbers& numbers = view.numbers;
+    if (verdict.policy->reads_forecast) {
+        forecasts.decided(request.decision_id,
+                          {Held(ranks, winner), static_cast<double>(request.isl_tokens - verdict.expected_blocks * request.block_size),
+                           static_cast<double>(numbers.queued[place]), static_cast<double>(numbers.requests[place]),
+                           static_cast<double>(numbers.blocks[place])});
+    }
+    if (!numbers.prefill.empty()) {
+        expect(verdict);
+    }
+    promise(std::move(promised), view.now_s, "");
+}
+
+void Core::expect(const Verdict& verdict) {
+    const auto [ttft_s, itl_s] = expected_s(*verdict.view, *verdict.request, verdict.place());
+    const RankKey& winner = verdict.view->standing->held[verdict.place()].key();
+    rates.decided(verdict.request->decision_id, {verdict.request->model, Held(ranks, winner), ttft_s, itl_s});
+}
+
+void Core::promised(const RankKey& rank, Promise routed, double now_s, std::string_view origin) {
+    const Held held(ranks, rank);
+    routed.row = held.row();
+    promise(std::move(routed), now_s, origin);
+}
+
+void Core::promise(Promise promise, double now_s, std::string_view origin) {
+    const Worker* const worker = workers_.find(ranks.key(promise.row).worker_id);
+    if (!promise.blocks->empty() || promise.uncached_tokens != 0) {
+        if (worker != nullptr) {
+            const double uncached_blocks = static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size);
+            history.add(promise.row, uncached_blocks, now_s);
+            newcomers.promised(promise.row, uncached_blocks);
+            approximate.routed(promise.row, *promise.blocks, now_s, worker->total_blocks);
+        }
+        predictions.add(promise, now_s);
+    }
+    if (!promise.session_id.empty()) {
+        sessions.bind(promise.lease_id, promise.session_id, promise.row, now_s);
+    }
+    ledger.book(promise, now_s, origin);
+    if (!origin.empty() && worker == nullptr) {
+        ledger.mark_gone(promise.row);
+    }
+}
+
+void Core::first_token(std::string_view lease_id, double now_s) {
+    predictions.see(lease_id, now_s);
+    ledger.renew(lease_id, now_s, true);
+}
+
+void Core::finished(std::string_view lease_id, double now_s) {
+    predictions.end(lease_id);
+    sessions.end(lease_id, now_s);
+    ledger.end(lease_id);
+}
+
+void Core::expired(std::string_view lease_id, bool by_engine, double now_s) {
+    predictions.end(lease_id);
+    sessions.end(lease_id, now_s);
+    ledger.expire(lease_id, by_engine);
+}
+
+void Core::ended(std::string_view decision_id, const Outcome& outcome) {
+    finished(decision_id, outcome.now_s);
+    forecasts.ended(decision_id, outcome);
+    rates.ended(decision_id, outcome);
+}
+
+void Core::reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker) {
+    const Held held(ranks, rank);
+    ledger.reconcile(held.row(), running, waiting, used_blocks, now_s);
+    if (is_of_worker) {
+        newcomers.used(held.row(), used_blocks);
+    }
+}
+
+void Core::registered(const std::string& worker_id, i64 block_size, u64 total_blocks) {
+    workers_.put(worker_id, Worker{block_size, total_blocks});
+}
+
+void Core::joined(const std::string& worker_id, const std::vector<i64>& dp_ranks, const std::string& model, u64 total_blocks,
+                  double now_s) {
+    std::vector<Held> held;
+    std::vector<u32> rows;
+    for (const i64 dp_rank : dp_ranks) {
+        held.emplace_back(ranks, RankKey{worker_id, dp_rank});
+        rows.push_back(held.back().row());
+    }
+    newcomers.joined(worker_id, rows, model, static_cast<i64>(total_blocks), now_s);
+}
+
+void Core::forget(const std::string& worker_id, double now_s) {
+    approximate.forget(worker_id, now_s);
+    ledger.forget(worker_id);
+    history.forget(worker_id);
+    predictions.forget(worker_id);
+    newcomers.forget(worker_id);
+    forecasts.forget(worker_id);
+    rates.forget(worker_id);
+    sessions.forget(worker_id);
+}
+
+void Core::let_go(double now_s) {
+    approximate.tick(now_s);
+    predictions.tick(now_s);
+    sessions.tick(now_s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- checkpoints
+
+std::optional<std::string> Checkpoint::next(const std::string& name) {
+    const auto found = tables_.find(name);
+    if (found == tables_.end()) {
+        return std::nullopt;
+    }
+    auto& [more, parts] = found->second;
+    while (more && parts.parts.empty()) {
+        if (!more(parts)) {
+            parts.over();
+            more = nullptr;
+        }
+    }
+    if (parts.parts.empty()) {
+        return std::nullopt;
+    }
+    std::string part = std::move(parts.parts.front());
+    parts.parts.pop_front();
+    return part;
+}
+
+std::shared_ptr<Checkpoint> Core::checkpoint() {
+    auto made = std::make_shared<Checkpoint>();
+    // What is small is packed at once.
+    const auto table = [&made](const char* name, auto write) {
+        auto packed = std::make_shared<Parts>();
+        write(*packed);
+        made->add(name, [packed](Parts& parts) {
+            parts = std::move(*packed);
+            return false;
+        });
+    };
+    table("turns", [this](Parts& parts) {
+        for (const auto& [model, count] : turns) {
+            parts.row(model, count);
+        }
+    });
+    table("ledger", [this](Parts& parts) { parts.row(ledger.expired_total, ledger.corrected_total); });
+    table("ranks", [this](Parts& parts) { ledger.rank_rows(parts); });
+    made->add("leases", ledger.lease_rows());
+    table("approximate", [this](Parts& parts) {
+        parts.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
+    });
+    table("affinity", [this](Parts& parts) { parts.row(sessions.evicted_total, sessions.moved_total); });
+    table("bound", [this](Parts& parts) { sessions.bound_rows(parts); });
+    table("idle", [this](Parts& parts) { sessions.idle_rows(parts); });
+    table("session_leases", [this](Parts& parts) { sessions.lease_rows(parts); });
+    table("history_moment", [this](Parts& parts) { parts.row(history.as_of_s); });
+    table("history", [this](Parts& parts) { history.rows(parts); });
+    table("epochs", [this](Parts& parts) { predictions.life_rows(parts); });
+    made->add("predictions", predictions.rows());
+    table("seen", [this](Parts& parts) { predictions.seen_rows(parts); });
+    table("newcomers", [this](Parts& parts) { newcomers.rows(parts); });
+    table("forecasts", [this](Parts& parts) { parts.row(forecasts.ttft.refused_total, forecasts.itl.refused_total); });
+    table("ttft", [this](Parts& parts) { forecasts.ttft.rows(parts); });
+    table("itl", [this](Parts& parts) { forecasts.itl.rows(parts); });
+    table("pending", [this](Parts& parts) { forecasts.rows(parts); });
+    table("rates", [this](Parts& parts) { parts.row(rates.refused_total); });
+    table("model_rates", [this](Parts& parts) { rates.model_rows(parts); });
+    table("rank_rates", [this](Parts& parts) { rates.rank_rows(parts); });
+    table("expected", [this](Parts& parts) { rates.expected_rows(parts); });
+    made->add("stretches", approximate.freeze());
+    return made;
+}
+
+bool Core::restore(const std::string& name, std::string_view rows) {
+    const auto restore_turns = [this](Unpack& in) {
+        std::string model;
+        u64 count = 0;
+        in.row(model, count);
+        turns.put(model, count);
+    };
+    const std::unordered_map<std::string_view, std::function<void(Unpack&)>> tables{
+        {"turns", restore_turns},
+        {"ledger", [this](Unpack& in) { in.row(ledger.expired_total, ledger.corrected_total); }},
+        {"ranks", [this](Unpack& in) { ledger.restore_rank(in); }},
+        {"leases", [this](Unpack& in) { ledger.restore_lease(in); }},
+        {"approximate",
+         [this](Unpack& in) {
+             in.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
+         }},
+        {"stretches", [this](Unpack& in) { approximate.restore(in); }},
+        {"affinity", [this](Unpack& in) { in.row(sessions.evicted_total, sessions.moved_total); }},
+        {"bound", [this](Unpack& in) { sessions.restore_bound(in); }},
+        {"idle", [this](Unpack& in) { sessions.restore_idle(in); }},
+        {"session_leases", [this](Unpack& in) { sessions.restore_lease(in); }},
+        {"history_moment", [this](Unpack& in) { in.row(history.as_of_s); }},
+        {"history", [this](Unpack& in) { history.restore(in); }},
+        {"epochs", [this](Unpack& in) { predictions.restore_life(in); }},
+        {"predictions", [this](Unpack& in) { predictions.restore(in); }},
+        {"seen", [this](Unpack& in) { predictions.restore_seen(in); }},
+        {"newcomers", [this](Unpack& in) { newcomers.restore(in); }},
+        {"forecasts", [this](Unpack& in) { in.row(forecasts.ttft.refused_total, forecasts.itl.refused_total); }},
+        {"ttft", [this](Unpack& in) { forecasts.ttft.restore(in); }},
+        {"itl", [this](Unpack& in) { forecasts.itl.restore(in); }},
+        {"pending", [this](Unpack& in) { forecasts.restore(in); }},
+        {"rates", [this](Unpack& in) { in.row(rates.refused_total); }},
+        {"model_rates", [this](Unpack& in) { rates.restore_model(in); }},
+        {"rank_rates", [this](Unpack& in) { rates.restore_rank(in); }},
+        {"expected", [this](Unpack& in) { rates.restore_expected(in); }},
+    };
+    const auto found = tables.find(name);
+    if (found == tables.end()) {
+        return false;
+    }
+    Unpack in(rows);
+    for (std::size_t left = in.array(); left > 0; --left) {
+        found->second(in);
+    }
+    if (!in.is_over()) {
+        throw std::invalid_argument("bytes follow the rows");
+    }
+    return true;
+}
+
+}  // namespace kv

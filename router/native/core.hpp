@@ -1,0 +1,219 @@
+// All that a router's decisions read and write, but the fleet's registrations, breakers and the index: one fold. It has no clock, no
+// randomness and no input of its own: times, seeds and the index's answers are arguments. Knows nothing of Python. One thread.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "approximate.hpp"
+#include "costs.hpp"
+#include "forecasts.hpp"
+#include "history.hpp"
+#include "ledger.hpp"
+#include "newcomers.hpp"
+#include "predictions.hpp"
+#include "rates.hpp"
+#include "sessions.hpp"
+
+namespace kv {
+
+struct Settings {
+    double lease_s, approximate_ttl_s;
+    u64 approximate_blocks_max;
+    double affinity_idle_s;
+    u64 affinity_sessions_max;
+};
+
+enum class Mode { kCost, kBlocks, kForecast, kTurn, kDraw, kOfTwo, kLeastLoaded, kNamed, kUser };
+enum class Affinity { kOff, kSoft, kHard };
+
+// `router.decision.policy.Policy` of one phase.
+struct Policy {
+    std::string name;
+    Mode mode;
+    bool reads_overlap, reads_load, reads_forecast, is_timed;
+    Weights weights;
+    double temperature;
+    bool predicts, is_whole_spread;
+    i64 spill_tokens;
+    bool bounds_newcomers;
+    Affinity affinity;
+    double affinity_discount;
+    std::optional<double> ttft_target_s, itl_target_s;
+    std::string unmet;
+};
+
+// What a decision reads of a request, beside the ranks that it excludes.
+struct Request {
+    std::string decision_id, model, session_id;
+    i64 isl_tokens, block_size, max_tokens, expected_osl;
+    bool is_prefilled, is_decoded, is_pinned;
+    std::optional<double> ttft_target_s, itl_target_s;
+    Chain blocks;
+
+    i64 own_blocks() const { return (isl_tokens + block_size - 1) / block_size; }
+    i64 reusable_blocks() const { return std::max<i64>(0, isl_tokens - 1) / block_size; }
+    std::vector<u64> reusable() const {
+        const auto count = static_cast<std::ptrdiff_t>(std::min<i64>(reusable_blocks(), static_cast<i64>(blocks->size())));
+        return {blocks->begin(), blocks->begin() + count};
+    }
+};
+
+// The ranks that serve a model.
+struct Standing {
+    std::shared_ptr<Ranks> ranks;  // as long as its rows are held
+    std::vector<Held> held;
+    std::vector<u32> rows;
+};
+
+// How far the index's answer is trusted at each rank of a standing.
+struct Trusts {
+    std::vector<double> factors;         // share of the overlap that is credited; empty: all of it, at every rank
+    std::vector<u32> without_events;     // of these the overlap is what was routed to them
+};
+
+// The ranks that serve a model, at one moment.
+struct View {
+    View(std::shared_ptr<const Standing> of, double time_s, u64 turns) : standing(std::move(of)), now_s(time_s), turn(turns), numbers(standing->rows.size()) {}
+
+    std::shared_ptr<const Standing> standing;
+    double now_s;
+    u64 turn;
+    RankNumbers numbers;
+    std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
+    std::vector<char> spent;   // newcomers that had their share; empty: none
+    double output_tokens = 0;
+    bool is_learnt = false, is_blank = true;
+    std::optional<Held> bound;  // the rank of the request's session
+};
+
+// A view, and what a policy chooses of it.
+class Verdict {
+public:
+    Verdict(std::shared_ptr<const View> of, std::shared_ptr<const Policy> by, std::shared_ptr<const Request> what, u64 draw)
+        : view(std::move(of)), policy(std::move(by)), request(std::move(what)), seed(draw) {}
+
+    // `excluded`: of each rank whether it may not take the request; empty: all may. One rank at least may.
+    // `multiplier`: of each rank's cost; empty: none. A user's mode chooses by `take_choice`.
+    void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
+    void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
+                     bool meets_targets, Costs costs);
+
+    std::shared_ptr<const View> view;
+    std::shared_ptr<const Policy> policy;
+    std::shared_ptr<const Request> request;
+    u64 seed;
+    std::vector<u32> candidates;  // places in the view, ascending
+    bool passes_over = false;     // newcomers that had their share are no candidates
+    Costs costs;
+    std::size_t winner_at = 0;
+    std::optional<std::size_t> runner_up;
+    std::optional<double> margin;
+    std::string reason;
+    bool meets_targets = true;
+    i64 overlap_blocks = 0, expected_blocks = 0, regret_blocks = 0;
+
+    u32 place() const { return candidates[winner_at]; }
+    u32 winner() const { return view->standing->rows[place()]; }
+    u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
+    // Of the prompt, that the winner is to compute.
+    i64 uncached_tokens() const;
+    Promise promise() const;
+    // The journal's record: `kv_protocol.decided.NewDecision`. `packed_request`: the request as msgpack.
+    std::string record(std::string_view packed_request, u64 kv_seq) const;
+
+private:
+    RankNumbers some() const { return RankNumbers(view->numbers, candidates); }
+    void choose(const RankNumbers& ranks, const std::vector<double>& multiplier);
+    void cheapest(const RankNumbers& ranks);
+    void by_forecast(const RankNumbers& ranks);
+    void settle();
+    void bind();
+    bool is_by_affinity() const;
+    std::optional<std::size_t> bound() const;
+};
+
+// A state at one moment: the parts of its tables.
+class Checkpoint {
+public:
+    // The next part of the table; none: it is over, or there is no such table.
+    std::optional<std::string> next(const std::string& table);
+    void add(const std::string& table, MoreRows more) { tables_[table].more = std::move(more); }
+
+private:
+    struct Table {
+        MoreRows more;  // none: no row follows
+        Parts parts;
+    };
+    std::unordered_map<std::string, Table> tables_;
+};
+
+class Core {
+public:
+    explicit Core(const Settings& settings);
+
+    // ------------------------------------------------------------------------------------------------ what is read
+    std::shared_ptr<Standing> standing(const std::vector<RankKey>& ranks);
+    // The view of a request as far as the policy reads it. `tiers` and `epochs`: the index's answer; none: it was not asked.
+    std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
+                               const Request& request, std::vector<std::int32_t> tiers,
+                               std::shared_ptr<const std::vector<u64>> epochs, double now_s);
+    // The same view as another policy reads it, which reads no more of the index.
+    std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request, bool predicts);
+    // The seconds until its first token that the reference engine would need at a place, and between tokens.
+    std::pair<double, double> expected_s(const View& view, const Request& request, std::size_t place) const;
+
+    // ------------------------------------------------------------------------------------------------ what happens
+    void take(const Verdict& verdict);
+    // Learns from a decision's outcome, of whichever core the decision is; nothing is promised.
+    void expect(const Verdict& verdict);
+    void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
+    void first_token(std::string_view lease_id, double now_s);
+    void renewed(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, false); }
+    void finished(std::string_view lease_id, double now_s);
+    void expired(std::string_view lease_id, bool by_engine, double now_s);
+    void ended(std::string_view decision_id, const Outcome& outcome);
+    void reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker);
+    void unreported(const RankKey& rank) { ledger.unreport(ranks.find(rank)); }
+    void registered(const std::string& worker_id, i64 block_size, u64 total_blocks);
+    void joined(const std::string& worker_id, const std::vector<i64>& dp_ranks, const std::string& model, u64 total_blocks, double now_s);
+    void left(const std::string& worker_id) { workers_.erase(worker_id); }
+    void forget(const std::string& worker_id, double now_s);
+    void let_go(double now_s);
+
+    std::shared_ptr<Checkpoint> checkpoint();
+    // Puts the rows of a part back into an empty state, tables in their order; false: there is no such table.
+    bool restore(const std::string& table, std::string_view rows);
+
+private:
+    std::shared_ptr<Ranks> ranks_ = std::make_shared<Ranks>();
+
+public:
+    Ranks& ranks = *ranks_;
+    Ledger ledger;
+    Predictions predictions;
+    Approximate approximate;
+    Sessions sessions;
+    Newcomers newcomers;
+    History history;
+    Rates rates;
+    Forecasts forecasts;
+    OrderedMap<u64> turns;  // decisions, by model
+
+private:
+    struct Worker {
+        i64 block_size;
+        u64 total_blocks;
+    };
+    void promise(Promise promise, double now_s, std::string_view origin);
+    void read_rates(View& view, const Policy& policy, const Request& request);
+    void read_forecast(View& view, const Request& request);
+
+    OrderedMap<Worker> workers_;
+};
+
+// Index in [0, count) of the seed's `draw`-th number: kv_protocol/splitmix.py.
+std::size_t choice_index(u64 seed, std::size_t count, u64 draw = 0);
+double unit_interval(u64 seed, u64 draw = 0);
+
+}  // namespace kv

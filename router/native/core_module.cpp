@@ -1,0 +1,232 @@
+// In C++: the fold of router/decision/state.py. All calls keep the GIL.
+#include "core_bindings.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv {
+
+namespace {
+
+using LoadTuple = std::tuple<i64, i64, i64, i64, i64, i64, i64>;
+template <typename Figure>
+using OfRanks = std::vector<std::pair<RankTuple, Figure>>;
+
+std::vector<std::tuple<std::string, bool, RankTuple>> events_of(const PyCore& core, double now_s) {
+    std::vector<std::tuple<std::string, bool, RankTuple>> made;
+    for (const Ledger::Event& event : core.ledger.tick(now_s)) {
+        made.emplace_back(event.lease_id, event.is_by_engine, rank_tuple(core.ranks.key(event.row)));
+    }
+    return made;
+}
+
+// Active requests, blocks, queued tokens, foreign requests, and the engine's newest report: running, waiting, used blocks.
+LoadTuple load_tuple(const PyCore& core, u32 row) {
+    const RankLoad& load = core.ledger.loads()[row];
+    const Reported& reported = load.reported;
+    return {load.requests, core.ledger.blocks(row), load.queued_tokens, reported.foreign, reported.newest[0], reported.newest[1],
+            reported.newest[2]};
+}
+
+void bind_core_queries(nb::class_<PyCore>& of) {
+    of.def("load_of",
+           [](const PyCore& core, const std::string& worker_id, i64 dp_rank) {
+               const u32 row = core.ranks.find({worker_id, dp_rank});
+               return core.ledger.loads().find(row) == nullptr ? std::nullopt : std::optional<LoadTuple>(load_tuple(core, row));
+           },
+           "worker_id"_a, "dp_rank"_a)
+        .def("loads",
+             [](const PyCore& core) {
+                 OfRanks<LoadTuple> made;
+                 for (const u32 row : core.ledger.loads().rows()) {
+                     made.emplace_back(rank_tuple(core.ranks.key(row)), load_tuple(core, row));
+                 }
+                 return made;
+             })
+        .def("queued_tokens",
+             [](PyCore& core, const Standing& standing) {
+                 const std::size_t n = standing.rows.size();
+                 std::vector<i64> columns(4 * n);
+                 core.ledger.columns(standing.rows.data(), n, {}, columns.data(), columns.data() + n, columns.data() + 2 * n,
+                                     columns.data() + 3 * n);
+                 columns.resize(n);
+                 return columns;
+             },
+             "standing"_a)
+        .def("differences",
+             [](const PyCore& core) {
+                 OfRanks<i64> made;
+                 for (const u32 row : core.ledger.loads().rows()) {
+                     const RankLoad& load = core.ledger.loads()[row];
+                     if (load.reported.reported_at_s.has_value()) {
+                         const i64 running = load.reported.newest[0] + load.reported.newest[1];
+                         made.emplace_back(rank_tuple(core.ranks.key(row)), running - load.requests);
+                     }
+                 }
+                 return made;
+             })
+        .def_prop_ro("open_leases", [](const PyCore& core) { return core.ledger.open_leases(); })
+        .def_prop_ro("expired_total", [](const PyCore& core) { return core.ledger.expired_total; })
+        .def_prop_ro("corrected_total", [](const PyCore& core) { return core.ledger.corrected_total; })
+        .def_prop_ro("is_ledger_empty", [](const PyCore& core) { return core.ledger.is_empty(); })
+        .def_prop_ro("are_predictions_empty", [](const PyCore& core) { return core.predictions.is_empty(); })
+        .def_prop_ro("rank_count", [](const PyCore& core) { return core.ranks.size(); })
+        .def("routed_blocks",
+             [](const PyCore& core) {
+                 OfRanks<u64> made;
+                 for (const auto& [key, blocks] : core.approximate.blocks()) {
+                     made.emplace_back(rank_tuple(key), blocks);
+                 }
+                 return made;
+             })
+        .def("routed_totals",
+             [](const PyCore& core) {
+                 const Approximate& of_core = core.approximate;
+                 return std::make_tuple(of_core.expired_blocks, of_core.evicted_blocks, of_core.left_blocks);
+             })
+        .def("session_figures",
+             [](const PyCore& core) {
+                 const Sessions& sessions = core.sessions;
+                 return std::make_tuple(sessions.size(), sessions.in_flight(), sessions.evicted_total, sessions.moved_total);
+             })
+        .def("bound",
+             [](const PyCore& core, const std::string& session_id, double now_s) {
+                 const u32 row = core.sessions.bound(session_id, now_s);
+                 return row == kNoRow ? std::nullopt : std::optional<RankTuple>(rank_tuple(core.ranks.key(row)));
+             },
+             "session_id"_a, "now_s"_a)
+        .def("turn",
+             [](const PyCore& core, const std::string& model) {
+                 const u64* const turn = core.turns.find(model);
+                 return turn == nullptr ? u64{0} : *turn;
+             },
+             "model"_a)
+        .def("rate_factors",
+             [](const PyCore& core) {
+                 OfRanks<std::tuple<double, double, i64, i64>> made;
+                 for (const Rates::RankFigures& each : core.rates.factors()) {
+                     made.emplace_back(rank_tuple(each.rank), std::make_tuple(each.prefill, each.decode, each.prefills, each.decodes));
+                 }
+                 return made;
+             })
+        .def("learnt",
+             [](const PyCore& core) {
+                 std::vector<std::tuple<std::string, double, double, double, i64>> made;
+                 for (const Rates::Learnt& each : core.rates.learnt()) {
+                     made.emplace_back(each.model, each.prefill, each.decode, each.output_tokens, each.answers);
+                 }
+                 return made;
+             })
+        .def("prefill_factors",
+             [](PyCore& core, const Verdict& verdict) {
+                 const std::vector<u32>& rows = verdict.view->standing->rows;
+                 std::vector<double> prefill(rows.size()), decode(rows.size());
+                 Rates::Columns columns{prefill.data(), decode.data()};
+                 core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, true, columns);
+                 return packed(prefill, rows.size());
+             },
+             "verdict"_a)
+        .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
+        .def_prop_ro("forecasts_refused",
+                     [](const PyCore& core) { return std::make_tuple(core.forecasts.ttft.refused_total, core.forecasts.itl.refused_total); })
+        .def("expected_s",
+             [](const PyCore& core, const Verdict& verdict, std::size_t place) {
+                 if (place >= verdict.view->numbers.count) {
+                     refuse("place", static_cast<i64>(place), "one of the view's ranks");
+                 }
+                 return core.expected_s(*verdict.view, *verdict.request, place);
+             },
+             "verdict"_a, "place"_a);
+}
+
+void bind_core_events(nb::class_<PyCore>& of) {
+    of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
+        .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
+        .def("promised",
+             [](PyCore& core, const std::string& worker_id, i64 dp_rank, std::string lease_id, const nb::bytes& blocks, i64 uncached_tokens,
+                i64 extra_blocks, u64 epoch, std::string session_id, double now_s, const std::string& origin) {
+                 core.promised({worker_id, dp_rank},
+                               {std::move(lease_id), kNoRow, chain_of(blocks), uncached_tokens, extra_blocks, epoch, std::move(session_id)}, now_s,
+                               origin);
+             },
+             "worker_id"_a, "dp_rank"_a, "lease_id"_a, "blocks"_a, "uncached_tokens"_a, "extra_blocks"_a, "epoch"_a, "session_id"_a, "now_s"_a,
+             "origin"_a)
+        .def("turned",
+             [](PyCore& core, const std::string& model) {
+                 const u64* const turn = core.turns.find(model);
+                 core.turns.put(model, turn == nullptr ? 1 : *turn + 1);
+             },
+             "model"_a)
+        .def("first_token", [](PyCore& core, const std::string& lease_id, double now_s) { core.first_token(lease_id, now_s); }, "lease_id"_a,
+             "now_s"_a)
+        .def("renewed", [](PyCore& core, const std::string& lease_id, double now_s) { core.renewed(lease_id, now_s); }, "lease_id"_a, "now_s"_a)
+        .def("finished", [](PyCore& core, const std::string& lease_id, double now_s) { core.finished(lease_id, now_s); }, "lease_id"_a, "now_s"_a)
+        .def("expired",
+             [](PyCore& core, const std::string& lease_id, bool by_engine, double now_s) { core.expired(lease_id, by_engine, now_s); },
+             "lease_id"_a, "by_engine"_a, "now_s"_a)
+        .def("ended",
+             [](PyCore& core, const std::string& decision_id, double now_s, bool is_ok, Seconds ttft_s, Seconds itl_s, i64 output_tokens) {
+                 core.ended(decision_id, {now_s, is_ok, ttft_s, itl_s, output_tokens});
+             },
+             "decision_id"_a, "now_s"_a, "is_ok"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a)
+        .def("reported",
+             [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s,
+                bool is_of_worker) { core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, is_of_worker); },
+             "worker_id"_a, "dp_rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a, "is_of_worker"_a)
+        .def("unreported", [](PyCore& core, const std::string& worker_id, i64 dp_rank) { core.unreported({worker_id, dp_rank}); }, "worker_id"_a,
+             "dp_rank"_a)
+        .def("registered", &PyCore::registered, "worker_id"_a, "block_size"_a, "total_blocks"_a)
+        .def("joined", &PyCore::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
+        .def("left", &PyCore::left, "worker_id"_a)
+        .def("forget", &PyCore::forget, "worker_id"_a, "now_s"_a)
+        .def("let_go", &PyCore::let_go, "now_s"_a)
+        .def("tick", &events_of, "now_s"_a)
+        .def("restore_learnt",
+             [](PyCore& core, const std::string& model, double prefill, double decode, double output_tokens, i64 answers) {
+                 core.rates.restore_learnt(model, prefill, decode, output_tokens, answers);
+             },
+             "model"_a, "prefill"_a, "decode"_a, "output_tokens"_a, "answers"_a)
+        .def("checkpoint", [](PyCore& core) { return core.checkpoint(); }, nb::keep_alive<0, 1>())
+        .def("restore",
+             [](PyCore& core, const std::string& table, const nb::bytes& rows) { return core.restore(table, {rows.c_str(), rows.size()}); },
+             "table"_a, "rows"_a);
+}
+
+}  // namespace
+
+void bind_core(nb::module_& module) {
+    bind_verdict(module);
+    module.attr("FIRST_S") = kFirstS;
+    module.attr("PREFILL_TOKEN_S") = kPrefillTokenS;
+    module.attr("PREFILL_PAIR_S") = kPrefillPairS;
+    module.attr("STEP_S") = kStepS;
+    module.attr("STEP_SEQUENCE_S") = kStepSequenceS;
+    module.attr("STEP_KV_TOKEN_S") = kStepKvTokenS;
+    module.attr("OUTPUT_TOKENS") = kOutputTokens;
+    nb::class_<Checkpoint>(module, "Checkpoint")
+        .def("next",
+             [](Checkpoint& checkpoint, const std::string& table) {
+                 const std::optional<std::string> part = checkpoint.next(table);
+                 return part.has_value() ? std::optional<nb::bytes>(bytes_of(*part)) : std::nullopt;
+             },
+             "table"_a);
+    nb::class_<PyCore> core(module, "Core");
+    core.def("__init__",
+             [](PyCore* made, double lease_s, double ttl_s, u64 blocks_max, double idle_s, u64 sessions_max) {
+                 new (made) PyCore(Settings{lease_s, ttl_s, blocks_max, idle_s, sessions_max});
+             },
+             "lease_s"_a, "ttl_s"_a, "blocks_max"_a, "idle_s"_a, "sessions_max"_a)
+        .def("standing",
+             [](PyCore& self, const std::vector<RankTuple>& ranks) {
+                 std::vector<RankKey> keys;
+                 for (const auto& [worker_id, dp_rank] : ranks) {
+                     keys.push_back({worker_id, dp_rank});
+                 }
+                 return self.standing(keys);
+             },
+             "ranks"_a);
+    bind_core_events(core);
+    bind_core_queries(core);
+}
+
+}  // namespace kv

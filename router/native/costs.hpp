@@ -1,0 +1,100 @@
+// What candidates cost, in blocks or in milliseconds: tests/reference/cost.py and time_cost.py have the formulas. Knows nothing of
+// Python.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "chain_tree.hpp"
+
+namespace kv {
+
+constexpr std::size_t kTiers = 4;
+
+// The reference engine's times in seconds. Source: worker_agent/engines/simulated/timing.py (H200, 8B parameters).
+constexpr double kFirstS = 17.0e-3;
+constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
+constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
+
+// The columns that costs are computed of: of all ranks, or of the candidates.
+struct RankNumbers {
+    explicit RankNumbers(std::size_t ranks)
+        : count(ranks), tiers(kTiers * ranks), predicted(ranks), queued(ranks), requests(ranks), blocks(ranks), shared(ranks),
+          history(ranks) {}
+    // Those of some ranks.
+    RankNumbers(const RankNumbers& all, const std::vector<u32>& places);
+
+    i64 expected(std::size_t place) const { return std::max<i64>(tiers[place], predicted[place]); }
+
+    std::size_t count;
+    std::vector<std::int32_t> tiers;  // leading blocks held on tiers 0..t, tier by tier
+    std::vector<i64> predicted, queued, requests, blocks, shared;
+    std::vector<double> history;
+    std::vector<double> trust;            // empty: 1 at every rank
+    std::vector<double> prefill, decode;  // learnt factors; empty: not read
+    std::vector<double> ttft_s, itl_s;    // forecasts; empty: not read
+};
+
+// `router.decision.policy.CostParameters`.
+struct Weights {
+    double overlap_credit, overlap_credit_decay, host_weight, disk_weight;
+    double prefill_scale, request_weight, history_weight, decode_scale, ttft_weight, lateness_s;
+};
+
+// What costs are computed of, beside the ranks.
+struct Question {
+    i64 tokens, block_size, own_blocks;
+    double output_tokens;
+    i64 spill_tokens;
+    bool is_prefilled, is_decoded;
+};
+
+// The terms of every candidate, in the order of the fields of `CostTerms`.
+class Costs {
+public:
+    enum Field { kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost, kWaitMs, kFields = 13 };
+
+    Costs() { places_.fill(-1); }
+
+    bool is_timed = false;
+    std::size_t count = 0;
+    std::vector<char> spilled;  // candidates that the spill gate took the credit of; empty: none
+
+    bool empty() const { return count == 0; }
+    bool has(std::size_t field) const { return places_[field] >= 0; }
+    // A term; no candidate has one that `has` denies: it is its default everywhere.
+    const double* column(std::size_t field) const { return numbers_.data() + static_cast<std::size_t>(places_[field]) * count; }
+    const double* cost() const { return column(kCost); }
+    double term(std::size_t field, std::size_t at) const { return has(field) ? column(field)[at] : field == kMultiplier ? 1.0 : 0.0; }
+
+    // `multiplier`: of each candidate; empty: none.
+    static Costs in_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights,
+                           const std::vector<double>& multiplier);
+    static Costs in_ms(const RankNumbers& ranks, const Question& question, const Weights& weights,
+                       const std::vector<double>& multiplier);
+    // Costs of another's making, without terms.
+    static Costs given(const std::vector<double>& costs);
+
+private:
+    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates), numbers_(columns * candidates) {
+        places_.fill(-1);
+    }
+    double* place(std::size_t field, int column) {
+        places_[field] = column;
+        return numbers_.data() + static_cast<std::size_t>(column) * count;
+    }
+    void multiply(const std::vector<double>& multiplier);
+
+    std::array<int, kFields> places_{};
+    std::vector<double> numbers_;
+};
+
+// Sets `out` to the blocks credited to each rank for what it holds.
+void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out);
+
+constexpr std::size_t kTimeTerms = 8;
+// Sets `out` to wait, prefill, lateness, stall, decode, slowdown, cost and credit, `ranks.count` numbers each. The credit is there.
+void time_terms(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out);
+
+}  // namespace kv

@@ -1,0 +1,106 @@
+// How fast ranks compute, and how long answers are: tests/reference/rates.py has the rules. Knows nothing of Python.
+#pragma once
+
+#include <limits>
+
+#include "costs.hpp"
+#include "rows.hpp"
+
+namespace kv {
+
+constexpr double kSecondsMax = 600.0;
+constexpr double kOutputTokens = 128.0;  // of an answer, before any is known
+constexpr std::size_t kPendingMax = 65'536;
+
+// What is known of an outcome: `kv_protocol.journal.OutcomeKnown`.
+struct Outcome {
+    double now_s = 0;
+    bool is_ok = false;
+    std::optional<double> ttft_s, itl_s;  // mean seconds between tokens
+    i64 output_tokens = 0;                 // 0: not known
+};
+
+// One factor of a model, which all its ranks share, and the mean of their own beside it.
+struct SharedFactor {
+    double shared = 1.0;
+    i64 measured = 0;
+    double weighted = 0.0;
+    i64 weights = 0;
+
+    double mean() const { return weights != 0 ? weighted / static_cast<double>(weights) : 1.0; }
+    double learn(double own, i64 of_rank, double ratio);
+    void left(double own, i64 of_rank);
+};
+
+// What the reference engine would need in the place of a decision's winner.
+struct Expected {
+    std::string model;
+    Held rank;
+    double ttft_s, itl_s;
+};
+
+class Rates {
+public:
+    struct Model {
+        SharedFactor prefill, decode;
+        double output_tokens = kOutputTokens;
+        i64 answers = 0;
+    };
+    // The factors of some ranks as they are used now, and the expected tokens of an answer.
+    struct Columns {
+        double* prefill;
+        double* decode;
+        double output_tokens = 0;
+        bool is_learnt = false;
+    };
+
+    explicit Rates(Ranks& ranks) : ranks_(ranks), known_(ranks) {}
+
+    void column(std::string_view model, const u32* rows, std::size_t count, double now_s, bool is_whole, Columns& out);
+    void decided(std::string_view decision_id, Expected expected);
+    void ended(std::string_view decision_id, const Outcome& outcome);
+    void forget(std::string_view worker_id);
+    void restore_learnt(const std::string& model, double prefill, double decode, double output_tokens, i64 answers);
+
+    struct RankFigures {
+        RankKey rank;
+        double prefill, decode;
+        i64 prefills, decodes;  // measurements
+    };
+    std::vector<RankFigures> factors() const;
+    // Of each model: mean factors of its ranks, expected tokens of an answer, answers.
+    struct Learnt {
+        std::string model;
+        double prefill, decode, output_tokens;
+        i64 answers;
+    };
+    std::vector<Learnt> learnt() const;
+    i64 refused_total = 0;
+
+    void model_rows(Parts& parts) const;
+    void restore_model(Unpack& in);
+    void rank_rows(Parts& parts) const;
+    void restore_rank(Unpack& in);
+    void expected_rows(Parts& parts) const;
+    void restore_expected(Unpack& in);
+
+private:
+    using ModelRef = std::shared_ptr<Model>;
+    struct Rank {
+        std::string name;
+        ModelRef model;
+        double prefill = 1.0, decode = 1.0;
+        i64 prefills = 0, decodes = 0;
+        double measured_s = -std::numeric_limits<double>::infinity();
+    };
+    bool is_possible(double seconds);
+    ModelRef model(const std::string& name);
+
+    Ranks& ranks_;
+    OrderedMap<ModelRef> models_;
+    RankMap<Rank> known_;
+    OrderedMap<Expected> pending_;
+    std::vector<const Rank*> asked_;
+};
+
+}  // namespace kv

@@ -1,0 +1,278 @@
+// Rows of a checkpoint and records of the journal in msgpack, written as msgspec writes them: the shortest form of each number.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ranks.hpp"
+
+namespace kv {
+
+// The blocks of a request, which the folds share.
+using Chain = std::shared_ptr<const std::vector<u64>>;
+
+class Pack {
+public:
+    std::string out;
+
+    void nil() { byte(0xc0); }
+    void array(std::size_t count) { sized(count, 0x90, 16, 0xdc); }
+    void put(bool value) { byte(value ? 0xc3 : 0xc2); }
+    void put(double value) {
+        u64 bits = 0;
+        std::memcpy(&bits, &value, sizeof bits);
+        byte(0xcb);
+        big(bits, 8);
+    }
+    void put(u64 value) {
+        if (value < 0x80) {
+            byte(static_cast<unsigned>(value));
+        } else {
+            const unsigned log = value <= 0xFF ? 0 : value <= 0xFFFF ? 1 : value <= 0xFFFF'FFFF ? 2 : 3;
+            byte(0xcc + log);
+            big(value, 1U << log);
+        }
+    }
+    void put(u32 value) { put(static_cast<u64>(value)); }
+    void put(i64 value) {
+        if (value >= 0) {
+            put(static_cast<u64>(value));
+        } else if (value >= -32) {
+            byte(static_cast<unsigned>(value) & 0xFF);
+        } else {
+            const unsigned log = value >= -0x80 ? 0 : value >= -0x8000 ? 1 : value >= -0x8000'0000LL ? 2 : 3;
+            byte(0xd0 + log);
+            big(static_cast<u64>(value), 1U << log);
+        }
+    }
+    void put(std::string_view text) {
+        if (text.size() >= 32 && text.size() <= 0xFF) {
+            byte(0xd9);
+            byte(static_cast<unsigned>(text.size()));
+        } else {
+            sized(text.size(), 0xa0, 32, 0xda);
+        }
+        out.append(text);
+    }
+    void put(const std::string& text) { put(std::string_view(text)); }
+    void put(const char* text) { put(std::string_view(text)); }
+    void put(const RankKey& key) { row(key.worker_id, key.dp_rank); }
+    void put(const Held& rank) { put(rank.key()); }
+    void put(const Chain& chain) {
+        bytes(chain == nullptr ? std::string_view{}
+                               : std::string_view(reinterpret_cast<const char*>(chain->data()), chain->size() * sizeof(u64)));
+    }
+    template <typename Value>
+    void put(const std::optional<Value>& value) {
+        value.has_value() ? put(*value) : nil();
+    }
+    template <typename Value>
+    void put(const std::vector<Value>& values) {
+        array(values.size());
+        for (const Value& each : values) {
+            put(each);
+        }
+    }
+    void bytes(std::string_view data) {
+        const unsigned log = data.size() <= 0xFF ? 0 : data.size() <= 0xFFFF ? 1 : 2;
+        byte(0xc4 + log);
+        big(data.size(), 1U << log);
+        out.append(data);
+    }
+    template <typename... Fields>
+    void row(const Fields&... fields) {
+        array(sizeof...(fields));
+        (put(fields), ...);
+    }
+
+private:
+    void byte(unsigned value) { out.push_back(static_cast<char>(value)); }
+    void big(u64 value, unsigned size) {
+        for (unsigned at = size; at-- > 0;) {
+            byte(static_cast<unsigned>(value >> (8 * at)) & 0xFF);
+        }
+    }
+    void sized(std::size_t count, unsigned fixed, std::size_t fixed_max, unsigned wide) {
+        if (count < fixed_max) {
+            byte(fixed | static_cast<unsigned>(count));
+        } else {
+            const bool is_long = count > 0xFFFF;
+            byte(wide + is_long);
+            big(count, is_long ? 4 : 2);
+        }
+    }
+};
+
+// Throws `std::invalid_argument` where the next value is another than the one asked for.
+class Unpack {
+public:
+    explicit Unpack(std::string_view data) : left_(data) {}
+
+    bool is_over() const { return left_.empty(); }
+    std::size_t array() {
+        const unsigned kind = next();
+        return (kind & 0xF0) == 0x90 ? kind & 0x0F : kind == 0xdc ? big(2) : kind == 0xdd ? big(4) : wrong();
+    }
+    template <typename... Fields>
+    void row(Fields&... fields) {
+        if (array() != sizeof...(fields)) {
+            wrong();
+        }
+        (take(fields), ...);
+    }
+    void take(bool& value) {
+        const unsigned kind = next();
+        value = kind == 0xc3 || (kind != 0xc2 && wrong());
+    }
+    void take(u64& value) {
+        const unsigned kind = next();
+        value = kind < 0x80 ? kind : kind >= 0xcc && kind <= 0xcf ? big(1U << (kind - 0xcc)) : wrong();
+    }
+    void take(i64& value) {
+        const unsigned kind = peek();
+        if (kind >= 0xe0) {
+            value = static_cast<i64>(next()) - 0x100;
+        } else if (kind >= 0xd0 && kind <= 0xd3) {
+            next();
+            const unsigned size = 1U << (kind - 0xd0);
+            const u64 bits = big(size) << (64 - 8 * size);
+            value = static_cast<i64>(bits) >> (64 - 8 * size);
+        } else {
+            u64 found = 0;
+            take(found);
+            value = found >> 63 ? static_cast<i64>(wrong()) : static_cast<i64>(found);
+        }
+    }
+    void take(double& value) {
+        if (peek() != 0xcb) {  // an integer in place of a float
+            i64 whole = 0;
+            take(whole);
+            value = static_cast<double>(whole);
+            return;
+        }
+        next();
+        const u64 bits = big(8);
+        std::memcpy(&value, &bits, sizeof value);
+    }
+    void take(std::string& text) {
+        const unsigned kind = next();
+        text = cut((kind & 0xE0) == 0xa0 ? kind & 0x1F : kind >= 0xd9 && kind <= 0xdb ? big(1U << (kind - 0xd9)) : wrong());
+    }
+    void take(RankKey& key) { row(key.worker_id, key.dp_rank); }
+    void take(Chain& chain) {
+        const unsigned kind = next();
+        const std::string_view data = cut(kind >= 0xc4 && kind <= 0xc6 ? big(1U << (kind - 0xc4)) : wrong());
+        if (data.size() % sizeof(u64) != 0) {
+            wrong();
+        }
+        auto blocks = std::make_shared<std::vector<u64>>(data.size() / sizeof(u64));
+        if (!data.empty()) {
+            std::memcpy(blocks->data(), data.data(), data.size());
+        }
+        chain = std::move(blocks);
+    }
+    template <typename Value>
+    void take(std::optional<Value>& value) {
+        value.reset();
+        if (peek() == 0xc0) {
+            next();
+        } else {
+            take(value.emplace());
+        }
+    }
+    template <typename Value>
+    void take(std::vector<Value>& values) {
+        const std::size_t count = array();
+        values.clear();
+        for (std::size_t at = 0; at < count; ++at) {
+            take(values.emplace_back());
+        }
+    }
+
+private:
+    [[noreturn]] static u64 wrong() { throw std::invalid_argument("a row has another form"); }
+    unsigned peek() const { return left_.empty() ? static_cast<unsigned>(wrong()) : static_cast<unsigned char>(left_[0]); }
+    unsigned next() { return static_cast<unsigned char>(cut(1)[0]); }
+    std::string_view cut(u64 size) {
+        if (size > left_.size()) {
+            wrong();
+        }
+        const std::string_view found = left_.substr(0, static_cast<std::size_t>(size));
+        left_.remove_prefix(found.size());
+        return found;
+    }
+    u64 big(unsigned size) {
+        u64 value = 0;
+        for (const char each : cut(size)) {
+            value = value << 8 | static_cast<unsigned char>(each);
+        }
+        return value;
+    }
+
+    std::string_view left_;
+};
+
+// Writes rows as the lists that a checkpoint's parts have: one ends with the row that reaches `kPartBytes`, or has as many rows.
+class Parts {
+public:
+    static constexpr std::size_t kPartBytes = 32 * 1024, kPartRows = 256;
+
+    template <typename... Fields>
+    void row(const Fields&... fields) {
+        rows_.row(fields...);
+        ended();
+    }
+    // A row that is packed already.
+    void packed(std::string_view row) {
+        rows_.out.append(row);
+        ended();
+    }
+    // No row follows.
+    void over() { cut(); }
+    // Whole parts, oldest first.
+    std::deque<std::string> parts;
+
+private:
+    void ended() {
+        ++count_;
+        if (rows_.out.size() >= kPartBytes || count_ == kPartRows) {
+            cut();
+        }
+    }
+    void cut() {
+        std::string part(5, '\xdd');
+        for (unsigned at = 0; at < 4; ++at) {
+            part[1 + at] = static_cast<char>(count_ >> (24 - 8 * at) & 0xFF);
+        }
+        parts.push_back(part + rows_.out);
+        rows_.out.clear();
+        count_ = 0;
+    }
+
+    Pack rows_;
+    std::size_t count_ = 0;
+};
+
+// Writes the next rows of a table as it was; false: there are no more.
+using MoreRows = std::function<bool(Parts&)>;
+
+// Writes the rows that `write` makes of each of `rows`, some at a time.
+template <typename Row, typename Write>
+MoreRows more_rows(std::vector<Row> rows, Write write) {
+    return [rows = std::move(rows), write, at = std::size_t{0}](Parts& parts) mutable {
+        for (; parts.parts.empty() && at < rows.size(); ++at) {
+            write(parts, rows[at]);
+        }
+        return at < rows.size();
+    };
+}
+
+}  // namespace kv

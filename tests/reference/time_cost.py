@@ -1,0 +1,115 @@
+"""The cost of a candidate in milliseconds: what all requests together wait longer if the request goes there.
+
+    uncached = max(0, ISL - credited blocks * B)                    credited blocks: as in `cost.py`
+    wait     = p * queued tokens * PREFILL_TOKEN                    for the prompts queued before
+    prefill  = p * (uncached * PREFILL_TOKEN + pairs * PREFILL_PAIR),   pairs = uncached * (ISL - uncached / 2)
+    lateness = (wait + prefill)^2 / lateness_s                      a late first token is worse than two early ones
+    stall    = prefill * active requests                            they get no token meanwhile
+    decode   = d * O * (STEP + (active requests + 1) * STEP_SEQUENCE + (blocks in use with it) * B * STEP_KV_TOKEN)
+    slowdown = d * O * active requests * (STEP_SEQUENCE + N * B * STEP_KV_TOKEN)   of their steps, by its decoding
+    cost     = (ttft_weight * (wait + prefill + lateness) + stall + decode + slowdown) * constraint_multiplier
+
+B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and capitals the reference engine's constants
+(`rates.py`). O: expected tokens of the answer, as learnt for the model, at most the request's limit; the client's own
+estimate is preferred. A prefill worker decodes nothing: it has neither stall, decode nor slowdown. A decode worker gets
+the prompt's KV: it has decode and slowdown alone. There is no spill gate: a queue has its price.
+
+Every number results from the same steps in the same order as in C++, so that all machines agree on each bit.
+"""
+
+from collections.abc import Sequence
+
+from kv_protocol.decision import CostTerms
+from router.decision.policy import CostParameters
+from router.decision.view import RouteRequest
+from tests.reference.cost import credited_blocks
+from tests.reference.rates import (
+    FIRST_S,
+    PREFILL_PAIR_S,
+    PREFILL_TOKEN_S,
+    STEP_KV_TOKEN_S,
+    STEP_S,
+    STEP_SEQUENCE_S,
+    Expected,
+)
+from tests.reference.view import Row
+
+TOKEN_MS, PAIR_MS = 1e3 * PREFILL_TOKEN_S, 1e3 * PREFILL_PAIR_S
+STEP_MS, SEQUENCE_MS, KV_TOKEN_MS = 1e3 * STEP_S, 1e3 * STEP_SEQUENCE_S, 1e3 * STEP_KV_TOKEN_S
+
+
+def terms_in_ms(
+    rows: Sequence[Row],
+    request: RouteRequest,
+    parameters: CostParameters,
+    multipliers: Sequence[float],
+    output_tokens: float,
+) -> list[CostTerms]:
+    """Return the terms of every candidate; `output_tokens` of an answer are expected of the model."""
+    if request.expected_osl:
+        output_tokens = float(request.expected_osl)
+    if request.max_tokens:
+        output_tokens = min(output_tokens, float(request.max_tokens))
+    credits_ = credited_blocks(rows, request, parameters)
+    return [
+        _terms(row, credit, request, parameters, multiplier, output_tokens)
+        for row, credit, multiplier in zip(rows, credits_, multipliers, strict=True)
+    ]
+
+
+def _terms(
+    row: Row,
+    credit: float,
+    request: RouteRequest,
+    parameters: CostParameters,
+    multiplier: float,
+    output_tokens: float,
+) -> CostTerms:
+    (p, d), tokens, block_size = row.factors, float(request.isl_tokens), float(request.block_size)
+    own_blocks, active = float(-(-request.isl_tokens // request.block_size)), float(row.active_requests)
+    wait = prefill = lateness = stall = decode = slowdown = 0.0
+    if request.phase != "decode":
+        uncached = max(0.0, tokens - credit * block_size)
+        pairs = uncached * (tokens - uncached * 0.5)
+        wait = float(row.queued_tokens) * TOKEN_MS * p
+        prefill = (uncached * TOKEN_MS + pairs * PAIR_MS) * p
+        until_first = wait + prefill
+        lateness = until_first * until_first / (1e3 * parameters.lateness_s)
+    if request.phase != "prefill":
+        kv_tokens = (float(row.active_blocks - row.shared_blocks) + own_blocks) * block_size
+        step = STEP_MS + (active + 1.0) * SEQUENCE_MS + kv_tokens * KV_TOKEN_MS
+        own_ms = SEQUENCE_MS + own_blocks * block_size * KV_TOKEN_MS
+        stall = prefill * active
+        decode = step * output_tokens * d
+        slowdown = active * own_ms * output_tokens * d
+    cost = (wait + prefill + lateness) * parameters.ttft_weight + stall + decode + slowdown
+    return CostTerms(
+        overlap_credit_blocks=credit,
+        constraint_multiplier=multiplier,
+        cost=cost * multiplier,
+        wait_ms=wait,
+        prefill_ms=prefill,
+        lateness_ms=lateness,
+        stall_ms=stall,
+        decode_ms=decode,
+        slowdown_ms=slowdown,
+    )
+
+
+def expected_latency(row: Row, request: RouteRequest) -> Expected:
+    """Return the latencies that the reference engine would have at the rank, to be compared with the measured ones.
+
+    The TTFT is 0, and nothing is learnt from it, for a decode worker: its prompts are computed elsewhere.
+    """
+    uncached = float(max(0, request.isl_tokens - row.expected * request.block_size))
+    pairs = uncached * (float(request.isl_tokens) - uncached * 0.5)
+    ttft_s = FIRST_S + (float(row.queued_tokens) + uncached) * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S
+    blocks = row.active_blocks - row.shared_blocks + -(-request.isl_tokens // request.block_size)
+    step_s = STEP_S + (float(row.active_requests) + 1.0) * STEP_SEQUENCE_S
+    return Expected(
+        request.decision_id,
+        request.model,
+        row.rank,
+        0.0 if request.phase == "decode" else ttft_s,
+        step_s + float(blocks * request.block_size) * STEP_KV_TOKEN_S,
+    )
