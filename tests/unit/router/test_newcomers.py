@@ -27,8 +27,14 @@ def join(folded: RouterState, event: WorkerRegistered, now_s: float = GATHER_S) 
 
 def used(folded: RouterState, worker_id: str, blocks: int) -> None:
     """The engine of the worker's first rank reports so many blocks in use."""
-    counts = {"running_requests": 0, "waiting_requests": 0, "used_blocks": blocks, "total_blocks": BLOCKS}
-    report = LoadReport(instance=f"{worker_id}-1", iteration=1, **counts)
+    report = LoadReport(
+        instance=f"{worker_id}-1",
+        iteration=1,
+        running_requests=0,
+        waiting_requests=0,
+        used_blocks=blocks,
+        total_blocks=BLOCKS,
+    )
     folded.apply(LoadApplied(now_s=NOW_S, worker_id=worker_id, dp_rank=0, report=report))
 
 
