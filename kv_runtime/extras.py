@@ -43,6 +43,14 @@ def require(extra: str, program: str, what: str) -> None:
         sys.exit(f"{program}: {what} needs {DISTRIBUTION}[{extra}]: {install_command(extra)}")
 
 
+def require_built(program: str, package: str) -> None:
+    """End the process with one sentence and exit status 1 if the package lacks its C++ extension."""
+    try:
+        import_module(package)
+    except ImportError as error:
+        sys.exit(f"{program}: {error}")
+
+
 def reach_tools() -> None:
     """Make `bench` and `dashboards` importable in this process and in those that it starts."""
     tools = str(_TOOLS)

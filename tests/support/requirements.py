@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -68,6 +69,7 @@ def lay_out(directory: Path, *extras: str) -> None:
     """Make `directory` what site-packages is after `pip install 'kv-router[extras]'`: links, and our own metadata."""
     for package in OURS:
         _link(ROOT / package, directory / package)
+    _put_extension(directory, "router", "_fold")
     tools = directory / "kv_runtime" / "tools"
     for package in ("bench", "dashboards"):
         _link(ROOT / package, tools / package)
@@ -85,6 +87,16 @@ def _link(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for each in source.iterdir():
         (target / each.name).symlink_to(each)
+
+
+def _put_extension(directory: Path, package: str, name: str) -> None:
+    """Link what was built here of the package's C++."""
+    found = find_spec(f"{package}.native.{name}")
+    native = directory / package / "native"
+    native.unlink()
+    _link(ROOT / package / "native", native)
+    if found is not None and found.origin is not None:
+        (native / Path(found.origin).name).symlink_to(found.origin)
 
 
 def _top_level(distribution: metadata.Distribution) -> set[Path]:
