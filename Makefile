@@ -56,12 +56,11 @@ system: $(READY)  ## real servers and sockets, fleets of real processes, command
 	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e tests/system/clients
 
 # On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
-WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,affinity approximate breakers chains \
-  costs_differential http_against_h11 journal_bounds ledger load_table_differential named_tuples_differential newcomers \
-  overlap_columns planner predictions prefix_encoding replay replay_from_checkpoints replication request_queue \
-  routed_tree_differential savings_from_journals text_prefix top_rows view_cache) \
-  $(patsubst %,tests/unit/router/test_%.py,data_plane decide disaggregated garbage herding ledger picker_server \
-  pools_selection rates request_machine responses routing state time_cost tracing trust) \
+WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,breakers core_differential http_against_h11 \
+  journal_bounds named_tuples_differential overlap_columns planner prefix_encoding replay replay_from_checkpoints replication \
+  request_queue savings_from_journals text_prefix top_rows view_cache) \
+  $(patsubst %,tests/unit/router/test_%.py,data_plane decide disaggregated garbage herding picker_server \
+  pools_selection rates_store request_machine responses routing state time_cost tracing trust) \
   $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death journal_commands openai_sdk overlap_is_what_the_worker_reuses \
   worker_death)
 
