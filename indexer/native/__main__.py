@@ -6,7 +6,7 @@ from indexer.native import extension
 
 _MISSING = """\
 **********************************************************************
-*  The C++ extension is not there. Everything runs, in Python.       *
+*  The C++ extension is not there. The router does not start.        *
 *  To see why: .venv/bin/pip install -v --no-deps -e .               *
 **********************************************************************"""
 
