@@ -1,6 +1,11 @@
 """Which ranks are newcomers, until when, and how large the slice of full misses of each is."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank
@@ -27,14 +32,13 @@ def join(folded: RouterState, event: WorkerRegistered, now_s: float = GATHER_S) 
 
 def used(folded: RouterState, worker_id: str, blocks: int) -> None:
     """The engine of the worker's first rank reports so many blocks in use."""
-    report = LoadReport(
-        instance=f"{worker_id}-1",
-        iteration=1,
-        running_requests=0,
-        waiting_requests=0,
-        used_blocks=blocks,
-        total_blocks=BLOCKS,
-    )
+    counts: dict[str, Any] = {
+        "running_requests": 0,
+        "waiting_requests": 0,
+        "used_blocks": blocks,
+        "total_blocks": blocks,
+    }
+    report = LoadReport(instance=f"{worker_id}-1", iteration=1, **counts)
     folded.apply(LoadApplied(now_s=NOW_S, worker_id=worker_id, dp_rank=0, report=report))
 
 
@@ -159,3 +163,21 @@ def test_each_rank_of_a_worker_has_its_own_slice(dp_ranks: tuple[int, ...]) -> N
     assert held_back(folded) == []
     missed(folded, rank("new/0"))
     assert held_back(folded) == ["new/0"]
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 99), max_size=200))
+@settings(deadline=None)
+def test_a_newcomer_gets_at_most_its_slice_of_any_stretch(founders: int, joining: int, wishes: list[int]) -> None:
+    folded, ranks = joined(*(worker(f"w{at}", 1 << 20) for at in range(founders))), founders + joining
+    used(folded, "w0", 1 << 20)
+    for at in range(joining):
+        join(folded, worker(f"n{at}", 1 << 20))
+    names = [*(f"w{at}/0" for at in range(founders)), *(f"n{at}/0" for at in range(joining))]
+    got = Counter[str]()
+    for count, wish in enumerate(wishes, start=1):
+        spent = held_back(folded)
+        allowed = [name for name in names if name not in spent]
+        winner = allowed[-1 - wish % len(allowed)]
+        missed(folded, rank(winner))
+        got[winner] += 1
+        assert all(2 * ranks * times <= count for name, times in got.items() if name.startswith("n"))

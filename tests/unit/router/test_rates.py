@@ -1,0 +1,236 @@
+"""What is learnt of ranks' speed and of answers' lengths; a rank whose timings lie gets neither all nor none."""
+
+import math
+from collections import Counter, deque
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.codec import pack_u64
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, OutcomeKnown
+from router.decision.decide import decide
+from router.decision.policy import Policy, RateSpread
+from router.decision.state import RouterState
+from router.decision.view import RateColumns
+from router.native.engine import OUTPUT_TOKENS
+from tests.reference.rates import ALIKE, FORGET_S, MAX, SECONDS_MAX
+from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route, row, view
+
+NOW_S = 1.0
+HERE, THERE = rank("w0/0"), rank("w1/0")
+
+
+def workers() -> RouterState:
+    """Return a state of three workers of a model, and one of another; w0 and w1 are the first."""
+    return joined(*(registered(f"w{at}") for at in range(3)), registered("x", model="n", served_names=("n",)))
+
+
+def ended(decision_id: str, ttft_s: float, itl_s: float, output_tokens: int = 101, **changed: Any) -> OutcomeKnown:
+    """Return an outcome whose later tokens came `itl_s` apart."""
+    fields: dict[str, Any] = {
+        "now_s": NOW_S,
+        "outcome": "ok",
+        "duration_s": ttft_s + itl_s * (output_tokens - 1),
+    } | changed
+    return OutcomeKnown(decision_id=decision_id, ttft_s=ttft_s, output_tokens=output_tokens, itl_s=itl_s, **fields)
+
+
+def decided(folded: RouterState, at: WorkerRank, **changed: Any) -> tuple[float, float]:
+    """A request "d" goes to an idle rank; return the times that the reference engine would need."""
+    request = route(decision_id="d", **changed)
+    role: Any = "decode" if request.phase == "decode" else "aggregated"
+    verdict = decide(view(row(str(at), role=role)), request, Policy(), 1)
+    folded.core.expect(verdict)
+    return folded.core.expected_s(verdict, verdict.place)
+
+
+def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1, output_tokens: int = 101) -> None:
+    """The rank needs `slower` times as long as the reference engine."""
+    for _ in range(times):
+        ttft_s, itl_s = decided(folded, at)
+        folded.apply(ended("d", ttft_s * slower, itl_s * slower, output_tokens))
+
+
+def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S, spread: RateSpread = "whole") -> RateColumns:
+    """Return what a decision reads of all ranks of the model."""
+    rates = folded.decide(route(model=model), ask, now_s, 1, Policy.current(rate_spread=spread)).view.rates
+    assert rates is not None
+    return rates
+
+
+def near(number: float) -> Any:
+    return pytest.approx(number, rel=0.02)
+
+
+def test_at_first_all_ranks_are_like_the_reference_engine() -> None:
+    found = columns(workers())
+    assert (found.prefill.tolist(), found.decode.tolist()) == ([1.0] * 3, [1.0] * 3)
+    assert (found.output_tokens, found.is_learnt) == (OUTPUT_TOKENS, False)
+
+
+def test_a_ranks_factors_come_near_what_is_measured() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=2.5, times=200)
+    factors = folded.rate_factors()[HERE]
+    assert (factors.prefill, factors.decode, factors.prefills, factors.decodes) == (near(2.5), near(2.5), 200, 200)
+
+
+def test_a_rank_without_measurements_is_taken_to_be_like_the_others_of_its_model() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=3.0, times=200)
+    found = columns(folded)
+    assert (found.prefill[1], found.decode[1]) == (near(3.0), near(3.0))
+    assert columns(folded, "n").prefill.tolist() == [1.0]
+
+
+def test_ranks_that_differ_by_chance_are_taken_to_be_alike() -> None:
+    folded = workers()
+    for at, slower in ((HERE, 1.1), (THERE, 0.9)):
+        learn(folded, at, slower=slower, times=200)
+    assert columns(folded).prefill.tolist() == [near(1.0)] * 3
+
+
+@pytest.mark.parametrize(("spread", "apart"), [("whole", 3.0), ("lessened", 3.0 / ALIKE**2)])
+def test_ranks_that_differ_by_much_are_not(spread: RateSpread, apart: float) -> None:
+    folded = workers()
+    for _ in range(200):
+        learn(folded, HERE, slower=3.0)
+        learn(folded, THERE, slower=1.0)
+    slow, fast, _ = columns(folded, spread=spread).prefill
+    assert slow / fast == pytest.approx(apart, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("believed", "taken"), [(1.25, 1.0), (1.5, 1.45), (1.5625, 1.5625), (1.9, 1.9), (0.8, 1.0), (0.64, 0.64)]
+)
+def test_a_factor_counts_in_full_from_the_square_of_alike_on(believed: float, taken: float) -> None:
+    folded, measured = workers(), 1 << 60
+    rank_rates = (HERE, MODEL, believed, 1.0, measured, measured, NOW_S)
+    for table, each in (("model_rates", (MODEL, *(1.0, 1, 0.0, 0) * 2, 1.0, 1)), ("rank_rates", rank_rates)):
+        folded.core.restore(table, msgspec.msgpack.encode([each]))
+    found = columns(folded)
+    assert (found.prefill[0], found.decode[0]) == (pytest.approx(taken), 1.0)
+
+
+def test_what_one_rank_shows_of_the_model_counts_for_all_its_ranks() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=0.2, times=4)
+    learn(folded, THERE, slower=0.2, times=100)
+    here, there, unknown = columns(folded).prefill
+    assert here == there == unknown
+
+
+def test_a_worker_that_left_leaves_its_models_factors() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=3.0, times=200)
+    folded.apply(FleetApplied(now_s=NOW_S, event=WorkerLeft(worker_id="w0", instance="w0-1")))
+    assert folded.rate_factors() == {}
+    assert columns(folded).prefill.tolist() == [near(3.0)] * 2
+
+
+def test_one_stray_measurement_moves_a_factor_little() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=1.0, times=200)
+    learn(folded, HERE, slower=1000.0)
+    assert columns(folded).prefill[0] < 1.13
+
+
+def test_the_length_of_answers_is_learnt_by_model() -> None:
+    folded = workers()
+    learn(folded, HERE, slower=1.0, times=300, output_tokens=41)
+    assert columns(folded).output_tokens == near(41)
+    assert columns(folded, "n").output_tokens == OUTPUT_TOKENS
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, SECONDS_MAX * 2])
+def test_an_impossible_latency_is_counted_and_not_learnt(seconds: float) -> None:
+    folded = workers()
+    _, itl_s = decided(folded, HERE)
+    folded.apply(msgspec.structs.replace(ended("d", seconds, itl_s), duration_s=None, came_whole=True))
+    assert columns(folded).prefill[0] == 1.0
+    assert folded.core.rates_refused_total == 1
+
+
+def test_a_failed_request_teaches_nothing() -> None:
+    folded = workers()
+    decided(folded, HERE)
+    folded.apply(ended("d", 9.0, 9.0, outcome="failed"))
+    assert (folded.rate_factors(), folded.learnt(), folded.core.rates_refused_total) == ({}, (), 0)
+
+
+def test_a_decode_worker_teaches_nothing_of_prompts() -> None:
+    folded = workers()
+    assert decided(folded, HERE, phase="decode")[0] == 0.0
+    folded.apply(ended("d", 9.0, 1.0))
+    found = columns(folded)
+    assert (found.prefill[0], found.decode[0] > 1.0) == (1.0, True)
+
+
+measurements = st.tuples(st.sampled_from((HERE, THERE)), st.floats(allow_nan=True), st.floats(allow_nan=True))
+
+
+@settings(deadline=None)
+@given(st.lists(measurements, max_size=300))
+def test_factors_keep_within_their_bounds_whatever_is_measured(told: list[tuple[WorkerRank, float, float]]) -> None:
+    folded = workers()
+    for at, ttft_s, itl_s in told:
+        decided(folded, at)
+        folded.apply(msgspec.structs.replace(ended("d", ttft_s, 1.0), itl_s=itl_s, came_whole=True))
+    found = columns(folded)
+    assert all(1 / MAX <= factor <= MAX for factor in (*found.prefill, *found.decode))
+
+
+def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[float]:
+    """Return each of four ranks' share of the requests while one seems to be `liar` times as slow as it is.
+
+    Ten requests of 2,000 tokens a second, which share nothing; each rank works on those of the last 40 that it got.
+    The clock steps by `step_s` after a third of them, and back after two thirds.
+    """
+    folded, lately, got = (
+        joined(*(registered(f"w{at}") for at in range(4)), lease_s=1e9),
+        deque[OutcomeKnown](),
+        Counter[int](),
+    )
+    for number in range(requests):
+        now_s = 1e4 + number / 10 + step_s * (requests < 3 * number < 2 * requests)
+        asked = route(2000, decision_id=f"d{number}", sequence_hashes=pack_u64(range(125 * number, 125 * number + 125)))
+        verdict = folded.decide(asked, ask, now_s, number, Policy.current())
+        folded.take(verdict)
+        got[verdict.place] += 1
+        slower = 1.0 if verdict.place else liar
+        ttft_s, itl_s = folded.core.expected_s(verdict, verdict.place)
+        lately.append(ended(f"d{number}", ttft_s * slower, itl_s * slower, now_s=now_s))
+        if len(lately) > 40:
+            folded.apply(lately.popleft())
+    return [got[place] / requests for place in range(4)]
+
+
+def is_fair(found: list[float]) -> bool:
+    return all(0.001 < share < 0.9 for share in found)
+
+
+@pytest.mark.parametrize("liar", [1e-4, 0.01, 0.1, 10.0, 100.0, 1e4, math.nan, -1.0])
+def test_a_rank_whose_timings_lie_gets_neither_all_requests_nor_none(liar: float) -> None:
+    found = shares(liar)
+    assert is_fair(found), found
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_nor_does_it_if_the_clock_steps(step_s: float) -> None:
+    found = shares(100.0, requests=900, step_s=step_s)
+    assert is_fair(found), found
+
+
+def test_a_rank_that_was_slow_once_is_soon_taken_to_be_like_the_others() -> None:
+    folded = workers()
+    for at, slower in ((HERE, 3.0), (THERE, 1.0)):
+        learn(folded, at, slower=slower, times=200)
+    slow = columns(folded).prefill[0]
+    later_slow, later_other, _ = columns(folded, now_s=NOW_S + 2 * FORGET_S).prefill
+    assert slow > 1.1 * later_slow
+    assert later_slow == later_other
