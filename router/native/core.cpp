@@ -75,6 +75,7 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
 }
 
 std::shared_ptr<View> Core::look_again(const View& view, const Policy& policy, const Request& request, bool predicts) {
+    check(view);
     auto again = std::make_shared<View>(view);
     if (policy.is_timed && again->numbers.prefill.empty()) {
         read_rates(*again, policy, request);
@@ -119,7 +120,14 @@ std::pair<double, double> Core::expected_s(const View& view, const Request& requ
 
 // ---------------------------------------------------------------------------------------------------------------- what happens
 
+void Core::check(const View& view) const {
+    if (view.standing->ranks != ranks_) {
+        throw std::invalid_argument("verdict: found one of another core, allowed this core's");
+    }
+}
+
 void Core::take(const Verdict& verdict) {
+    check(*verdict.view);
     const View& view = *verdict.view;
     const Request& request = *verdict.request;
     const u32 winner = verdict.winner();

@@ -165,6 +165,8 @@ public:
 
     // ------------------------------------------------------------------------------------------------ what happens
     void take(const Verdict& verdict);
+    // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
+    void check(const View& view) const;
     // Learns from a decision's outcome, of whichever core the decision is; nothing is promised.
     void expect(const Verdict& verdict);
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);

@@ -119,6 +119,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              })
         .def("prefill_factors",
              [](PyCore& core, const Verdict& verdict) {
+                 core.check(*verdict.view);
                  const std::vector<u32>& rows = verdict.view->standing->rows;
                  std::vector<double> prefill(rows.size()), decode(rows.size());
                  Rates::Columns columns{prefill.data(), decode.data()};

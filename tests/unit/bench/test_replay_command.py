@@ -22,4 +22,4 @@ def test_the_command_states_the_machine_the_hot_path_and_the_figure() -> None:
     assert told["decisions"] == told["equal"] == 20 + IN_FLIGHT * RANKS
     assert told.keys() >= {"machine", "hot_path", "cpu_s", "s_per_100000"}
     words = CliRunner().invoke(replay, arguments).stdout
-    assert "for 100,000 (target at 8 ranks, 128 blocks: 20 s)" in words
+    assert "for 100,000 (target at 8 ranks, 128 blocks: 4 s)" in words

@@ -12,7 +12,7 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import RouteRequest, View
-from tests.unit.router.samples import Row, chain, rank, route, row, view
+from tests.unit.router.samples import Row, chain, rank, route, row, state, view
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
 
@@ -246,3 +246,9 @@ def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
 def test_no_more_of_a_prompt_is_promised_as_cached_than_a_cache_can_give() -> None:
     verdict = decisions.decide(view(row("w0/0", predicted_blocks=9)), route(32), KV, 1)
     assert (verdict.expected_blocks, verdict.promise.uncached_tokens) == (9, 16)
+
+
+def test_what_another_state_decided_is_not_taken() -> None:
+    verdict = decisions.decide(view(row("w0/0")), route(32), KV, 1)
+    with pytest.raises(ValueError, match="of another core"):
+        state().take(verdict)

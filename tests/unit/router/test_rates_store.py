@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -78,9 +77,6 @@ async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Pa
     life = Life(tmp_path)
     assert life.rates == former.rates
     assert life.rates[0].prefill == pytest.approx(2.0, rel=0.02)
-    verdict = decide(view(row()), route(), Policy(mode="round-robin"), 1)
-    factors = np.frombuffer(life.routing.state.core.prefill_factors(verdict))
-    assert factors.tolist() == [life.rates[0].prefill], "of a rank that was not measured"
 
 
 async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
