@@ -49,7 +49,6 @@ MODULES = (
     "router.pools.tries",
     "router.request.calls",
     "router.queue.admission",
-    "router.fleet.breakers",
     "router.fleet.calibration",
     "router.decision.eligibility",
     "router.request.latency",

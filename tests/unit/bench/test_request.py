@@ -22,7 +22,7 @@ from bench.request.stages import (
 from router.compiled import MODULES
 
 TAKE = "router.decision.routing:Routing.take"
-BOOK = "router.fleet.breakers:Breakers.follow"
+BOOK = "router.fleet.calibration:Calibration.note"
 READ = "router.server.client_connection:ClientConnection.data_received"
 NAMED = [name for names in STAGES.values() for name in names]
 
