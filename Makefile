@@ -18,11 +18,9 @@ help:  ## what can be made
 
 ## Every day
 demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (KEEP=1 keeps it up)
-	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo $(if $(KEEP),--keep)
 
 observe: $(READY) prometheus  ## the demo, kept up under requests, with Prometheus and Alertmanager on loopback
-	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo --observe
 
 test: native lint imports  ## lint, types, import contracts, tests (5 minutes on 2 cores)
@@ -164,7 +162,7 @@ bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python >= 3.11 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@command -v c++ >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq g++; } \
-	  || echo "no C++ compiler, and none could be installed: the index will run in Python"
+	  || echo "no C++ compiler, and none could be installed: only worker-agent will run"
 	@test -e $(READY) || echo '#include <xxhash.h>' | c++ -fsyntax-only -x c++ - 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq libxxhash-dev; } \
 	  || echo "no xxhash.h, and it could not be installed: the extension cannot hash prompts, the xxhash package does"

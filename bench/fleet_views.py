@@ -65,7 +65,7 @@ class Process:
     """The process that is measured."""
 
     def __init__(self, ranks: int, blocks: int, seed: int) -> None:
-        self.fleet = DecisionFleet(DecisionShape(ranks, 64, "native", in_flight=1), seed)
+        self.fleet = DecisionFleet(DecisionShape(ranks, 64, in_flight=1), seed)
         self.fold = self.fleet.index
         random = Random(seed)  # noqa: S311 - a workload, not a secret
         systems = [_chain(random, _SYSTEM_BLOCKS) for _ in range(_SYSTEMS)]
@@ -74,7 +74,7 @@ class Process:
         clock, index = SystemClock(), cast("EmbeddedIndex", self.fold)  # which has what is asked of it
         tail = TailOfDecisions(self.fleet.routing)
         self.live = Live(self.fleet.routing, index, clock, tail, RoutedCounts(), ring_bytes_max=32 << 20)
-        explorer = PrefixExplorer(self.fold, clock, in_threads=True, heat=self._heat)
+        explorer = PrefixExplorer(self.fold, clock, heat=self._heat)
         log: Any = None
         plane = ControlPlane(
             self.fleet.routing, None, log, watched=[*LiveRoutes(self.live, clock).routes(), *tree_routes(explorer)]

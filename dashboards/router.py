@@ -240,26 +240,12 @@ RUNNING = Row(
     (
         Panel(
             title="Versions",
-            description="kvrouter_build_info: version, index and hot path of each router. index python, or a hot path "
-            "that is interpreted in an installation: the wheel was built without a compiler.",
+            description="kvrouter_build_info: version and hot path of each router; a checkout interprets its hot path.",
             queries=(
-                Query(
-                    f"sum by (version, index, hot_path) ({selected('build_info')})",
-                    "{{version}}, index {{index}}, hot path {{hot_path}}",
-                ),
+                Query(f"sum by (version, hot_path) ({selected('build_info')})", "{{version}}, hot path {{hot_path}}"),
             ),
             kind="stat",
             unit="none",
-            width=12,
-        ),
-        Panel(
-            title="Indexes",
-            description="kvrouter_index_info: native (C++) or python, of routers and stand-alone indexes. python under "
-            "index.implementation auto: native_index_missing in the log says why.",
-            queries=(Query(f"sum by (implementation) ({selected('index_info')})", "{{implementation}}"),),
-            kind="stat",
-            unit="none",
-            width=12,
         ),
     ),
 )

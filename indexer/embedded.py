@@ -2,12 +2,12 @@
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
 index.columns(chain, ranks)                   overlap of one moment, no await
-hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++ if built
+hash_blocks(ids, block_size, seed)            a prompt's sequence hashes
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -16,11 +16,11 @@ from indexer.follow.follower import FollowerLimits
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
 from indexer.follow.status_writer import StatusWriter
-from indexer.index.implementations import ImplementationName, make_index, native_index
 from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native.block_hashes import hash_blocks
+from indexer.native.index import NativeIndex, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress
@@ -42,9 +42,6 @@ from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSp
 from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import Family
 from kv_runtime.tracing.service import EventTracing
-
-if TYPE_CHECKING:
-    from indexer.native.index import NativeIndex
 
 __all__ = [
     "READERS_MAX",
@@ -125,8 +122,6 @@ class LogHealth(NamedTuple):
 class ReadIndex:
     """The index that another process follows the log with: `EmbeddedIndex` for a process that only asks it."""
 
-    implementation: ImplementationName = "native"
-
     def __init__(self, shared: SharedIndex, number: int, log: EventLog, beats: Callable[[], int]) -> None:
         """This process is reader `number` of `shared`; nothing else in it may write to that.
 
@@ -179,19 +174,14 @@ class EmbeddedIndex:
         `tracing`: None: applied messages have no spans.
 
         With `shared` this process is the writer of that index; its readers see this one once it has caught up.
-
-        Raises:
-            ConfigurationError: the native index is configured but was not built.
         """
-        self.implementation: ImplementationName = "native"
-        """The implementation: native or python."""
         self._shared: NativeIndex | None = None
         self._is_published = False
         if shared is None:
-            self.implementation, index = make_index(settings)
+            index = make_index(settings)
         else:
             shared.region.begin_writing()
-            index = self._shared = native_index(settings, shared.region)
+            index = self._shared = make_index(settings, shared.region)
         self._fold = IndexFold(
             index,
             FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
@@ -282,7 +272,7 @@ class EmbeddedIndex:
 
     def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:
         """Return pages of the prefix tree, with the heat of these requests."""
-        return PrefixExplorer(self._fold, self._clock, in_threads=self.implementation == "native", heat=heat)
+        return PrefixExplorer(self._fold, self._clock, heat=heat)
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""
@@ -302,6 +292,6 @@ class EmbeddedIndex:
 
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""
-        yield from index_families(self._fold, self._feed, self.implementation)
+        yield from index_families(self._fold, self._feed)
         yield from keeper_families(self._keeper.statistics())
         yield from log_families(self._event_log.statistics())

@@ -1,5 +1,6 @@
-"""Ends the process with one sentence if the extra `router` is missing; imported before modules that need it."""
+"""Ends the process with one sentence without the extra `router` or the C++ core; imported before what needs them."""
 
-from kv_runtime.extras import require
+from kv_runtime.extras import require, require_built
 
 require("router", "indexer", "the index")
+require_built("indexer", "indexer.native")

@@ -21,9 +21,9 @@ import numpy as np
 from indexer.follow.fold_views import RankView
 from indexer.follow.status import StaleReason, without_log
 from indexer.follow.status_writer import DOUBTS, SharedNames
-from indexer.index.implementations import sharing_core
 from indexer.index.overlap_columns import STATUS_COLUMNS_MAX, OverlapColumns, StreamStatus
 from indexer.index.prefix_index import Hashes
+from indexer.native._core import Reader, SharedRegion
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.config.loading import ConfigurationError
@@ -31,8 +31,6 @@ from kv_runtime.config.sections import IndexSection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from indexer.native._core import Reader
 
 READERS_MAX = 64
 _COLUMNS_MIN = 64
@@ -47,15 +45,14 @@ class SharedIndex:
         """Reserve address space for what `settings` allow; `readers`: 1..READERS_MAX.
 
         Raises:
-            ConfigurationError: the index is not native, has no limit of memory, or there is no such address space.
+            ConfigurationError: the index has no limit of memory, or there is no such address space.
         """
         if settings.memory_bytes_max == 0:
             raise ConfigurationError(
                 ["index.memory_bytes_max: found 0 (no limit), an index that processes share needs a limit"]
             )
-        shared_region = sharing_core(settings)
         try:
-            self.region = shared_region(readers, settings.memory_bytes_max)
+            self.region = SharedRegion(readers, settings.memory_bytes_max)
         except (MemoryError, RuntimeError) as error:
             found = f"index.memory_bytes_max: found {settings.memory_bytes_max}, for which this machine has no shared"
             raise ConfigurationError([f"{found} address space ({error})"]) from error
@@ -94,7 +91,7 @@ class _Columns:
 class IndexReader:
     """What a router asks of an index, answered from the memory that the index's writer shares. For one thread."""
 
-    def __init__(self, reader: "Reader") -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._columns: dict[int, _Columns] = {}
         self._slot_of: dict[WorkerRank, int] = {}
@@ -102,8 +99,6 @@ class IndexReader:
         self._names_version = 0
         self._is_behind = False
         self._allocate(_COLUMNS_MIN)
-
-    implementation = "native"
 
     def _allocate(self, columns: int) -> None:
         """Allocate the matrix for `Reader.match`; its last column belongs to no rank and stays 0."""

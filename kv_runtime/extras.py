@@ -43,12 +43,17 @@ def require(extra: str, program: str, what: str) -> None:
         sys.exit(f"{program}: {what} needs {DISTRIBUTION}[{extra}]: {install_command(extra)}")
 
 
-def require_built(program: str, package: str) -> None:
-    """End the process with one sentence and exit status 1 if the package lacks its C++ extension."""
-    try:
-        import_module(package)
-    except ImportError as error:
-        sys.exit(f"{program}: {error}")
+def require_built(program: str, *packages: str) -> None:
+    """End the process with one sentence and exit status 1 if one of the packages cannot be imported.
+
+    Such a package has a C++ extension, and raises `ImportError` where that cannot be used.
+    """
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            command = f"pip install --force-reinstall --no-deps --no-cache-dir {DISTRIBUTION}"
+            sys.exit(f"{program}: {error}; where a C++17 compiler is: {command}")
 
 
 def reach_tools() -> None:

@@ -1,7 +1,6 @@
-"""Imported before anything that needs the extra `router` or the C++ extension: without them the process ends with one
-sentence."""  # noqa: D205, D209
+"""Ends the process with one sentence without the extra `router` or the C++ cores; imported before what needs them."""
 
 from kv_runtime.extras import require, require_built
 
 require("router", "router", "the router")
-require_built("router", "router.native")
+require_built("router", "indexer.native", "router.native")

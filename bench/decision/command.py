@@ -25,7 +25,6 @@ from bench.decision.request import REQUEST_STAGES, RequestCost, request_cost
 from bench.report import machine_line, percentile
 from bench.routing.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
-from indexer.index.implementations import ImplementationName
 from kv_runtime.clock import SystemClock
 from router.compiled import hot_path
 from router.config import JournalSection
@@ -41,10 +40,8 @@ if TYPE_CHECKING:
 
 STAGES = ("hash", "match", "decide", "record", "total", "cpu")
 TARGETS_US = {"total p50": 100.0, "total p99": 300.0, "match p50": 20.0}
-"""At 64 ranks and 512 blocks, with the native index."""
-_TARGET_SHAPE = DecisionShape(64, 512, "native", "kv")
-_PYTHON_CELLS_MAX = 64 * 512
-"""Ranks times blocks: beyond it the index in Python is not measured; it is there where the native one is not."""
+"""At 64 ranks and 512 blocks."""
+_TARGET_SHAPE = DecisionShape(64, 512, "kv")
 _SEED = 1
 
 
@@ -136,14 +133,6 @@ def missed(cell: Timed) -> list[str]:
     ]
 
 
-def shapes(
-    ranks: Sequence[int], blocks: Sequence[int], implementations: Sequence[ImplementationName], mode: str
-) -> list[DecisionShape]:
-    """Return the cells, smallest first."""
-    every = (DecisionShape(of, at, which, mode) for which in implementations for of in ranks for at in blocks)
-    return [each for each in every if each.implementation != "python" or each.ranks * each.blocks <= _PYTHON_CELLS_MAX]
-
-
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in value.split(","))
@@ -154,20 +143,16 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.command()
 @click.option("--ranks", callback=_numbers, default="8,64,512", show_default=True, help="fleet sizes")
 @click.option("--blocks", callback=_numbers, default="32,512,4096", show_default=True, help="full blocks of a prompt")
-@click.option("--index", "which", type=click.Choice(("both", "native", "python")), default="both", show_default=True)
 @click.option("--mode", type=click.Choice(sorted(MODES.keys() - {"direct"})), default="kv", show_default=True)
 @click.option("--decisions", type=click.IntRange(min=10), default=1000, show_default=True, help="a cell")
 @click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")
-def decision(
-    ranks: tuple[int, ...], blocks: tuple[int, ...], which: str, mode: str, decisions: int, *, is_json: bool
-) -> None:
+def decision(ranks: tuple[int, ...], blocks: tuple[int, ...], mode: str, decisions: int, *, is_json: bool) -> None:
     """Measure a decision from token ids to verdict, by stage: in this process, without a network.
 
     A fleet whose ranks hold parts of 64 prompts, and work on 12 requests each, is asked to place one request after
-    another. The exit status is 1 where a target is missed: 64 ranks and 512 blocks, native index.
+    another. The exit status is 1 where a target is missed: 64 ranks and 512 blocks.
     """
-    implementations = cast("tuple[ImplementationName, ...]", ("native", "python") if which == "both" else (which,))
-    cells = [measured(shape, decisions) for shape in shapes(ranks, blocks, implementations, mode)]
+    cells = [measured(DecisionShape(of, at, mode), decisions) for of in ranks for at in blocks]
     misses = [miss for cell in cells for miss in missed(cell)]
     if is_json:
         click.echo(json.dumps({"machine": _where(), "misses": misses, "cells": [_as_json(each) for each in cells]}))
@@ -179,13 +164,13 @@ def decision(
 
 def _requests(cells: Sequence[Timed]) -> Table:
     table = Table(title="a request after its prompt: us, p50 of each stage, mean CPU of all", title_justify="left")
-    for name in ("index", "ranks", "blocks", *REQUEST_STAGES, "cpu"):
-        table.add_column(name, justify="left" if name == "index" else "right")
+    for name in ("ranks", "blocks", *REQUEST_STAGES, "cpu"):
+        table.add_column(name, justify="right")
     for cell in cells:
         shape, found = cell.shape, cell.request
         if found is not None:
             times = [f"{found.p50_us[stage]:.1f}" for stage in REQUEST_STAGES]
-            table.add_row(shape.implementation, str(shape.ranks), str(shape.blocks), *times, f"{found.cpu_us:.1f}")
+            table.add_row(str(shape.ranks), str(shape.blocks), *times, f"{found.cpu_us:.1f}")
     return table
 
 
@@ -203,11 +188,11 @@ def _show(cells: Sequence[Timed], misses: Sequence[str]) -> None:
     console = Console() if Console().is_terminal else Console(width=150)
     console.print(f"{cells[0].decisions} decisions a cell, block size {BLOCK_SIZE}. {_where()}", highlight=False)
     table = Table(title="us, p50 / p99", title_justify="left")
-    for name in ("index", "ranks", "blocks", *STAGES):
-        table.add_column(name, justify="left" if name == "index" else "right")
+    for name in ("ranks", "blocks", *STAGES):
+        table.add_column(name, justify="right")
     for cell in cells:
         times = [f"{cell.p50_us[stage]:.1f} / {cell.p99_us[stage]:.0f}" for stage in STAGES]
-        table.add_row(cell.shape.implementation, str(cell.shape.ranks), str(cell.shape.blocks), *times)
+        table.add_row(str(cell.shape.ranks), str(cell.shape.blocks), *times)
     console.print(table)
     console.print(_requests(cells))
     for miss in misses:

@@ -12,13 +12,12 @@ from bench.routing.virtual_router import LEASE_S, VirtualClock, VirtualIndex
 from bench.routing.virtual_worker import MODEL, TEXT, describe, registered
 from indexer.embedded import hash_blocks
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived
-from indexer.index.implementations import ImplementationName, make_index
+from indexer.native.index import NativeIndex
 from kv_protocol.codec import unpack_u64
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
-from kv_runtime.config.sections import IndexSection
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
@@ -36,11 +35,10 @@ _TOKEN_BYTES = 4
 
 
 class DecisionShape(NamedTuple):
-    """How many ranks there are, of how many full blocks a prompt is, and which index serves."""
+    """How many ranks there are, and of how many full blocks a prompt is."""
 
     ranks: int
     blocks: int
-    implementation: ImplementationName
     mode: str = "kv"
     in_flight: int = IN_FLIGHT
     """Promised requests a rank."""
@@ -54,7 +52,7 @@ class DecisionFleet:
         self._shape = shape
         self.clock = VirtualClock()
         self.clock.now_s = 1.0
-        self.index = VirtualIndex(make_index(IndexSection(implementation=shape.implementation))[1])
+        self.index = VirtualIndex(NativeIndex())
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S))
         policy = Policy.current(mode=shape.mode)
         self.routing = Routing(

@@ -105,7 +105,7 @@ def replay_time(messages: list[bytes]) -> ReplayTime:
 @click.option("--json", "as_json", is_flag=True, help="print the figures as one JSON object")
 def replay(*, decisions: int, ranks: int, blocks: int, as_json: bool) -> None:
     """Replay: the CPU time in which the decisions of a journal are taken again."""
-    found = replay_time(journal_of(DecisionShape(ranks, blocks, "native"), decisions))
+    found = replay_time(journal_of(DecisionShape(ranks, blocks), decisions))
     figures = {**found._asdict(), "s_per_100000": found.s_per_100000, "hot_path": hot_path()}
     if as_json:
         click.echo(json.dumps({"machine": machine_line(), **figures}))

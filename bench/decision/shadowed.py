@@ -87,8 +87,8 @@ def _settle(shadows: Shadows) -> None:
 @click.option("--blocks", type=click.IntRange(2), default=128, show_default=True, help="full blocks of a prompt")
 @click.option("--json", "as_json", is_flag=True, help="print the figures as one JSON object")
 def shadows(*, decisions: int, blocks: int, as_json: bool) -> None:
-    """Measure what shadow policies cost a request: with 8 and with 64 ranks, live mode kv, native index."""
-    cells = [shadow_cost(DecisionShape(ranks, blocks, "native"), decisions) for ranks in (8, 64)]
+    """Measure what shadow policies cost a request: with 8 and with 64 ranks, live mode kv."""
+    cells = [shadow_cost(DecisionShape(ranks, blocks), decisions) for ranks in (8, 64)]
     if as_json:
         found = {"machine": machine_line(), "hot_path": hot_path(), "cells": [each._asdict() for each in cells]}
         click.echo(json.dumps(found))

@@ -27,7 +27,7 @@ from bench.routing.virtual_engine import FORESEEN_MAX
 from bench.routing.virtual_router import LEASE_S, VirtualClock, VirtualIndex
 from bench.routing.virtual_worker import MODEL, TEXT, describe, instance_of, registered
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived
-from indexer.index.reference import ReferenceIndex
+from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
@@ -77,7 +77,7 @@ class DisaggFleet:
     def __init__(self, layout: Layout, setting: DisaggSetting, requests: Sequence[TraceRequest]) -> None:
         self._setting, self._requests = setting, requests
         self._clock, self._hashes = VirtualClock(), TraceHashes(setting.block_size)
-        self.index = VirtualIndex(ReferenceIndex())
+        self.index = VirtualIndex(NativeIndex())
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S))
         self._routing = Routing(
             self.state, self.index, self._clock, setting.policy, seed=setting.seed, lease_s=LEASE_S, decisions_max=1

@@ -5,7 +5,7 @@ import asyncio
 from bench.events.child import Answer, Commands, serve
 from indexer.follow.checkpoint import encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.index.implementations import make_index
+from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.snapshot_store import SnapshotStore, extent_of
 from kv_protocol import subjects
@@ -34,7 +34,7 @@ class SnapshotRole:
     async def begin(self) -> Answer:
         """Start to read the log."""
         self._log = await EventLog.connect(self._url, name="keeper")
-        self._fold = IndexFold(make_index(IndexSection())[1])
+        self._fold = IndexFold(make_index(IndexSection()))
         self._snapshots = SnapshotStore(self._log, NatsSection().snapshots_bytes_max)
         self._feed = IndexFeed(self._fold, self._log, self._clock, self._snapshots, FleetGate())
         await self._feed.start()

@@ -13,7 +13,7 @@ from bench.routing.canonical_stream import CanonicalStream
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_router import VirtualClock, VirtualIndex, VirtualRouter, route_request_of
 from indexer.follow.inputs import BatchArrived
-from indexer.index.reference import ReferenceIndex
+from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
@@ -36,7 +36,7 @@ class Routed(Placer):
     """One life of a router before `workers` engines of one description; equal seeds, equal choices."""
 
     def __init__(self, placement: Placement, description: EngineDescription, workers: int, seed: int) -> None:
-        self._clock, self._index = VirtualClock(), VirtualIndex(ReferenceIndex())
+        self._clock, self._index = VirtualClock(), VirtualIndex(NativeIndex())
         self._ranks = [WorkerRank(f"w{number}", 0) for number in range(workers)]
         self._index.begin(self._ranks)
         self._block_size = description.block_size

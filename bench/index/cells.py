@@ -115,13 +115,13 @@ class ColdMatchCell:
 
 
 class HashCell:
-    """The blocks of one prompt are hashed: from a buffer by the extension, else in Python, or by the peer."""
+    """The blocks of one prompt are hashed: from a buffer by the extension, from a list in Python, or by the peer."""
 
     def __init__(self, name: str, shape: str, *, tokens: int, block_size: int, calls: int) -> None:
         prompt = list(range(tokens))
         if name == "peer":  # only local hashes, without the chain
             call = partial(import_module("dynamo._core").compute_block_hash_for_seq, prompt, block_size)
-        elif name == "native" and shape == "buffers":
+        elif shape == "buffers":
             packed = array("I", prompt).tobytes()
             call = partial(import_module("indexer.native.block_hashes").hash_blocks, packed, block_size)
         else:

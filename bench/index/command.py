@@ -39,9 +39,6 @@ def _core() -> int:
 
 
 @click.command("index", context_settings={"show_default": True})
-@click.option(
-    "--implementation", type=click.Choice(("native", "python")), default="native", help="which of our indexes"
-)
 @click.option("--peer-python", envvar=PEER_PYTHON, help=f"an interpreter with ai-dynamo-runtime; also ${PEER_PYTHON}")
 @click.option("--only", callback=_groups, default=",".join(GROUPS), help="groups of cells")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, help="turns of every seat; medians are shown")
@@ -78,7 +75,6 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         interpreters = Interpreters(
             python=sys.executable,
             peer_python=flags["peer_python"] or sys.executable,
-            subject=flags["implementation"],
             core=flags["core"],
         )
         try:
@@ -97,7 +93,6 @@ def _plan(flags: dict[str, Any], schedule: Path) -> tuple[IndexPlan, str]:
     plan = IndexPlan(
         scale=_QUICK_SCALE if is_quick else flags["scale"],
         rounds=_QUICK_ROUNDS if is_quick else flags["rounds"],
-        is_native=flags["implementation"] == "native",
         is_huge=flags["huge"],
         shape=ScheduleShape(block_size=int(flags["block_size"])),
     )
@@ -119,7 +114,6 @@ def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> Ind
     return IndexFacts(
         machine=machine(),
         commit=commit(),
-        implementation=flags["implementation"],
         peer=f"ai-dynamo-runtime {peer}",
         core=flags["core"],
         rounds=plan.rounds,

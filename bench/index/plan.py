@@ -73,7 +73,6 @@ class IndexPlan(NamedTuple):
 
     scale: float = 1.0
     rounds: int = 7
-    is_native: bool = True
     is_huge: bool = False
     schedule: str | None = None
     shape: ScheduleShape = ScheduleShape()
@@ -120,8 +119,6 @@ def _cold(plan: IndexPlan) -> Iterator[IndexCell]:
 
 
 def _shared(plan: IndexPlan) -> Iterator[IndexCell]:
-    if not plan.is_native:
-        return
     seats = ("buffers", "shared")
     stored = {"index_blocks": plan.blocks(LARGE_BLOCKS), "sizes": [(64, plan.blocks(1 << 18))]}
     yield IndexCell("shared", "events of 64 blocks", "events", stored, seats, plan.rounds)
@@ -148,9 +145,6 @@ def _memory(plan: IndexPlan) -> Iterator[IndexCell]:
 
 
 def _bulk(plan: IndexPlan) -> Iterator[IndexCell]:
-    if not plan.is_native:  # the Python index takes 10 times the memory, and minutes
-        return
-
     more = plan.blocks(1 << 19)
 
     def bulk_parameters(blocks: int, capacity_blocks: int) -> dict[str, int]:

@@ -27,7 +27,6 @@ class IndexFacts(NamedTuple):
 
     machine: str
     commit: str
-    implementation: str
     peer: str
     core: int
     rounds: int
@@ -37,7 +36,7 @@ class IndexFacts(NamedTuple):
     def lines(self) -> Iterator[str]:
         """Yield them as lines of text."""
         yield f"{self.machine}; all on core {self.core}" if self.core >= 0 else f"{self.machine}; not pinned to a core"
-        yield f"commit {self.commit}; index: {self.implementation}; peer: {self.peer}"
+        yield f"commit {self.commit}; peer: {self.peer}"
         yield f"medians of {self.rounds} rounds, scale {self.scale:g}; trace: {self.trace}"
         yield "ranks are registered with their capacity, as the service does, but for memory and where a row says so"
 

@@ -29,16 +29,15 @@ class BenchFailed(Exception):
 
 
 class Interpreters(NamedTuple):
-    """What runs the processes: ours and the peer's, which of our indexes, and the core they share (-1: any)."""
+    """What runs the processes: ours and the peer's, and the core they share (-1: any)."""
 
     python: str
     peer_python: str
-    subject: str
     core: int
 
 
 class SubjectProcess:
-    """A process with a subject in it: native, shared, python or peer. It ends with `close`.
+    """A process with a subject in it: native, shared or peer. It ends with `close`.
 
     Raises:
         SubjectAbsent: its interpreter is not there, or has no such subject.
@@ -186,5 +185,4 @@ class Runner:
         interpreters = self._interpreters
         if process == "peer":
             return SubjectProcess(interpreters.peer_python, "peer", interpreters.core)
-        subject = "shared" if process == "shared" else interpreters.subject
-        return SubjectProcess(interpreters.python, subject, interpreters.core)
+        return SubjectProcess(interpreters.python, "shared" if process == "shared" else "native", interpreters.core)

@@ -58,15 +58,11 @@ class Subject(Protocol):
 
 
 class Ours:
-    """One of our indexes: native, shared or python. `shape` is buffers, lists or messages."""
+    """Our index: native, or native and shared. `shape` is buffers, lists or messages."""
 
-    def __init__(self, implementation: str, shape: str) -> None:
-        module, name = {
-            "shared": ("bench.index.subjects", "shared_index"),
-            "native": ("indexer.native.index", "NativeIndex"),
-            "python": ("indexer.index.reference", "ReferenceIndex"),
-        }[implementation]
-        self._make = getattr(import_module(module), name)
+    def __init__(self, name: str, shape: str) -> None:
+        native = import_module("indexer.native.index")
+        self._make = {"native": native.NativeIndex, "shared": shared_index}[name]
         self._shape = shape
         self._hashes: Callable[[bytes], Any] = numbers if shape == "lists" else bytes
         self._codec = import_module("kv_protocol.codec")
@@ -179,5 +175,5 @@ def _peer_event(rank: int, data: str) -> IndexCall:
 
 
 def subject(name: str, shape: str) -> Subject:
-    """Return the subject native, shared, python or peer with hashes as `shape`."""
+    """Return the subject native, shared or peer with hashes as `shape`."""
     return PeerTree() if name == "peer" else Ours(name, shape)

@@ -23,7 +23,7 @@ from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
 from bench.routing.virtual_router import RecorderOf, VirtualClock, VirtualIndex, VirtualRouter, route_request_of
 from bench.routing.virtual_worker import describe
 from indexer.follow.inputs import BatchArrived
-from indexer.index.reference import ReferenceIndex
+from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
@@ -150,7 +150,7 @@ class VirtualFleet:
             for number in range(shape.workers)
         ]
         self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}
-        self.index = VirtualIndex(ReferenceIndex())
+        self.index = VirtualIndex(NativeIndex())
         ranks = [engine.rank for engine in self.engines]
         self.index.begin(ranks)
         self._start: Callable[[], VirtualRouter] = lambda: VirtualRouter(

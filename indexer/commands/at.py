@@ -12,8 +12,8 @@ from indexer.commands.options import connected, ranks_option, read_hashes, run_t
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
-from indexer.index.implementations import make_index
 from indexer.index.prefix_views import PrefixView
+from indexer.native.index import make_index
 from indexer.service.history import moment_at, seq_at
 from indexer.service.moment import Moment
 from indexer.service.moment_server import serve_moment
@@ -109,7 +109,7 @@ def at(
     query = _Query(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
 
     async def work() -> Moment:
-        fold = IndexFold(make_index(settings.index)[1], memory_bytes_max=settings.index.memory_bytes_max)
+        fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
         log = await connected(settings)
         try:
             there = seq if seq is not None else await seq_at(log, time_ns or 0)

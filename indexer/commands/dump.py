@@ -21,7 +21,7 @@ from indexer.commands.options import (
 from indexer.commands.state_lines import SHAPES, Shape, state_lines
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold
-from indexer.index.implementations import make_index
+from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
@@ -70,7 +70,7 @@ def dump(
     async def from_snapshot(to: IO[bytes], name: str) -> bool:
         log = await connected(settings)
         try:
-            fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)[1]))).fold
+            fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)))).fold
         finally:
             await log.close()
         for rank in _chosen(ranks, fold.ranks()):

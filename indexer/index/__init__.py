@@ -1,1 +1,1 @@
-"""The prefix index: its interface, the implementation in Python, snapshots; `indexer/native` is the one in C++."""
+"""The prefix index as Python sees it: its interface, its snapshots, checks of arguments. `indexer/native` is it."""

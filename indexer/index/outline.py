@@ -4,7 +4,7 @@
     children    the nodes behind a node's last block; those of the root begin sequences, or have no known parent
     heat        the sum of the requests that went through the node or what is behind it
 
-An outline never changes. Both implementations of the index make equal ones (`PrefixIndex.outline`).
+An outline never changes (`PrefixIndex.outline` makes it).
 """
 
 from collections.abc import Sequence

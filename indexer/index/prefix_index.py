@@ -1,4 +1,4 @@
-"""The interface of a prefix index; the reference and the native tree pass the same contract suite.
+"""The interface of a prefix index; the index and its reference in the tests pass one contract suite.
 
     changes       register, store, remove, clear, drop, load, apply_batch       time is an argument
     queries       overlaps, match, match_many      ranks' overlap with a prefix

@@ -1,4 +1,4 @@
-"""The snapshot format: the whole state of an index, the same for every implementation. Little-endian.
+"""The snapshot format: the whole state of an index. Little-endian.
 
     frame  = b"KVROUTER" | version u32 = 1 | reserved u32 = 0 | body length u64 | xxh3_64(body) u64 | body
     body   = ranks:  count u32, then each u32, ascending

@@ -1,11 +1,11 @@
-"""Hashes of a prompt's blocks, by the C++ core where it was built."""
+"""Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's header."""
 
 import sys
 from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-from indexer import native
+from indexer.native import core
 from kv_protocol.codec import pack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import BASE_SEED, chain, local_block_hashes, pack_tokens, unpack_tokens
@@ -28,8 +28,7 @@ def hash_blocks(
     checked_block_size(block_size)
     checked_u64("seed", seed)
     data = _u32s(tokens)
-    core = native.load()
-    if core is not None and core.HAS_XXHASH:
+    if core.HAS_XXHASH:
         return core.hash_blocks(data, block_size, seed, is_eagle)
     return pack_u64(chain(local_block_hashes(unpack_tokens(bytes(data)), block_size, seed=seed, is_eagle=is_eagle)))
 

@@ -4,6 +4,7 @@ Thread-safe: each call holds a lock; `apply_batch`, `load`, `repair`, `dump`, `s
 `restore` release the interpreter.
 """
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
@@ -26,6 +27,7 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
+from kv_runtime.config.sections import IndexSection
 
 
 class NativeIndex(Tree):
@@ -99,6 +101,17 @@ class NativeIndex(Tree):
     def statistics(self) -> IndexStatistics:
         """Return the present state and the counts."""
         return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))
+
+
+def make_index(settings: IndexSection, region: SharedRegion | None = None) -> NativeIndex:
+    """Return an empty index with the limits of `settings`."""
+    return NativeIndex(
+        parked_blocks_max=settings.parked_blocks_max,
+        parked_ttl_s=settings.parked_ttl_s,
+        memory_bytes_max=settings.memory_bytes_max,
+        seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
+        region=region,
+    )
 
 
 class NativeOutline:

@@ -1,4 +1,4 @@
-// Parked blocks: stored blocks whose parent is not in the tree. The native twin of indexer/index/parked_blocks.py.
+// Parked blocks: stored blocks whose parent is not in the tree. The tests' reference: tests/reference/index/parked.py.
 #pragma once
 
 #include <list>

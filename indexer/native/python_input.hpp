@@ -1,5 +1,5 @@
 // From what Python hands in to plain memory. What is not plainly right is given to the checks in indexer/index/buffers.py,
-// which say what is wrong in the same words for every implementation, or know how to read it after all.
+// which say what is wrong in the same words as for the tests' reference, or know how to read it after all.
 #pragma once
 
 #include <vector>

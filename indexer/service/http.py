@@ -129,7 +129,7 @@ class IndexApi:
         return json_response(body, status=200 if ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "index": self._index.implementation})
+        return json_response({"version": version("kv-router")})
 
 
 def _limit_of(request: web.Request) -> int | None:

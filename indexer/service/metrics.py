@@ -25,8 +25,8 @@ _STREAM_COUNTS = (
 )
 
 
-def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Iterator[Family]:
-    """Yield all families of one index; `implementation` is its name."""
+def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
+    """Yield all families of one index."""
     statistics = fold.statistics()
     streams = [((rank.worker_id, str(rank.dp_rank)), stream) for rank, stream in statistics.streams.items()]
     blocks = [
@@ -57,12 +57,6 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
     )
     unread = float(bool(feed.catching_up()))
     yield gauge("index_catching_up", "1 until the index has read the log that existed at its start", (), [((), unread)])
-    yield gauge(
-        "index_info",
-        "1 for the index implementation that serves: native (C++) or python",
-        ("implementation",),
-        [((implementation,), 1.0)],
-    )
     yield from _size_families(statistics)
     yield from _count_families(statistics, feed)
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold
-from indexer.index.implementations import make_index
+from indexer.native.index import make_index
 from indexer.service.history import moment_at, seq_at
 from indexer.service.moment import Moment, MomentProgress
 from indexer.service.prefix_explorer import PrefixExplorer
@@ -37,12 +37,11 @@ async def serve_moment(settings: IndexerSettings, log: EventLog, time_ns: int, p
     """
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    implementation, index = make_index(settings.index)
-    fold = IndexFold(index, memory_bytes_max=settings.index.memory_bytes_max)
+    fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
     moment = await until(ended, _restored(log, time_ns, fold))
     if moment is None:
         return
-    explorer = PrefixExplorer(fold, SystemClock(), in_threads=implementation == "native", is_past=True)
+    explorer = PrefixExplorer(fold, SystemClock(), is_past=True)
     app = web.Application(middlewares=[openai_errors])
     app.add_routes(tree_routes(explorer))
     server = HttpServer(app, "localhost", 0)

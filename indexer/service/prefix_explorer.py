@@ -1,15 +1,14 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
 An outline (`index/outline.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
-dropped `IDLE_S` after its last use. Holders are those of the moment of the question. Of a native index another thread
-never holds the lock for longer than one slice of the outline or one node takes; the index in Python is not for threads:
-it is walked on the event loop, and refused beyond `PYTHON_BLOCKS_MAX` blocks.
+dropped `IDLE_S` after its last use. Holders are those of the moment of the question. That thread never holds the
+index's lock for longer than one slice of the outline or one node takes.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,18 +28,12 @@ CHAIN_BLOCKS_MAX = 4096
 CHAIN_END_BLOCKS_MAX = 1 << 16
 """How far behind a block the end of its node is looked for."""
 PATH_MAX = 64
-PYTHON_BLOCKS_MAX = 50_000
 
 HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
 """Returns the requests of late, the newest by what they weigh."""
-_T = TypeVar("_T")
 _Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _Holders = tuple[int, list[tuple[int, list[int]]]]
 """How many ranks hold a node's first block; slot and depths of the deepest of them."""
-
-
-class TreeTooLarge(Exception):
-    """The index is in Python, and has more blocks than the event loop may walk over."""
 
 
 class TreeQuery(NamedTuple):
@@ -112,28 +105,20 @@ class PrefixExplorer:
         fold: IndexFold,
         clock: Clock,
         *,
-        in_threads: bool,
         heat: HeatSource | None = None,
         is_past: bool = False,
     ) -> None:
-        """`in_threads`: the index may be used from several threads.
-
-        `is_past`: the index does not change, and does not know when its blocks were stored.
-        """
-        self._fold, self._clock, self._heat, self._in_threads = fold, clock, heat, in_threads
+        """`is_past`: the index does not change, and does not know when its blocks were stored."""
+        self._fold, self._clock, self._heat = fold, clock, heat
         self._is_past = is_past
         self._made: _Made | None = None
         self._making = asyncio.Lock()
         self._drop: asyncio.TimerHandle | None = None
 
     async def page(self, query: TreeQuery) -> TreePage | None:
-        """Return the page; None if the index has no block `behind`, or it is newer than the outline.
-
-        Raises:
-            TreeTooLarge: the index is in Python and too large.
-        """
+        """Return the page; None if the index has no block `behind`, or it is newer than the outline."""
         made = await self._current()
-        found = await self._run(lambda: _found(self._fold, made.outline, query))
+        found = await asyncio.to_thread(_found, self._fold, made.outline, query)
         if found is None:
             return None
         return self._shown(made, query, found)
@@ -151,16 +136,10 @@ class PrefixExplorer:
         self._made = None
 
     async def _make(self) -> _Made:
-        blocks = self._fold.block_count()
-        if not self._in_threads and blocks > PYTHON_BLOCKS_MAX:
-            raise TreeTooLarge(f"index: found {blocks} blocks, allowed {PYTHON_BLOCKS_MAX} without the native index")
         requests = None if self._heat is None else await self._heat()
         at_s, began_s = self._clock.now(), perf_counter()
-        outline = await self._run(lambda: self._fold.outline(requests or ()))
+        outline = await asyncio.to_thread(self._fold.outline, requests or ())
         return _Made(outline, at_s, perf_counter() - began_s, None if requests is None else len(requests))
-
-    async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(work) if self._in_threads else work()
 
     def _shown(self, made: _Made, query: TreeQuery, found: _Found) -> TreePage:
         now_s, outline = self._clock.now(), made.outline

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from aiohttp import web
 
 from indexer.index.outline import OUTLINE_ORDERS
-from indexer.service.prefix_explorer import PrefixExplorer, TreeQuery, TreeTooLarge
+from indexer.service.prefix_explorer import PrefixExplorer, TreeQuery
 from kv_protocol.openai.errors import as_json
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.http.answers import BadRequest, error_response, json_response
@@ -49,10 +49,7 @@ def tree_routes(explorer: PrefixExplorer, past: PastTree | None = None) -> Seque
 async def tree_page(explorer: PrefixExplorer, parameters: Mapping[str, str]) -> web.Response:
     """Return the page that the parameters ask for, or an error response; raise `BadParameter`."""
     query = tree_query(parameters)
-    try:
-        found = await explorer.page(query)
-    except TreeTooLarge as error:
-        return error_response(503, str(error), "server_error", code="tree_too_large")
+    found = await explorer.page(query)
     if found is None:
         message = f"behind: found {query.behind}, allowed a block that the index has had for some seconds"
         return error_response(404, message, "invalid_request_error", param="behind")

@@ -156,9 +156,6 @@ class ControlSection(Section):
 class IndexSection(Section):
     """The prefix index and the streams that feed it."""
 
-    implementation: Literal["auto", "native", "python"] = Field(
-        "auto", description="what holds the prefixes: native (C++), python, or auto: native where it was built"
-    )
     memory_bytes_max: int = Field(
         4 << 30,
         ge=0,

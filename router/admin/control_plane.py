@@ -145,7 +145,6 @@ class ControlPlane:
         self._trace_link, self._differs = trace_link, differs
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
-        self._implementation = "native" if index is None else index.implementation  # only a native one is shared
         self._gate = FleetGate() if gate is None else gate
         self._planner, self._shadows, self._savings = planner, shadows, savings
         self._watched, self._moments, self._kept = watched, moments, kept
@@ -396,7 +395,7 @@ class ControlPlane:
         return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "index": self._implementation, "hot_path": hot_path()})
+        return json_response({"version": version("kv-router"), "hot_path": hot_path()})
 
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:

@@ -42,7 +42,7 @@ from kv_runtime.tracing.service import events_of, opened_event_tracing
 from router.admin.control_plane import ControlPlane
 from router.admin.metrics import trust_families
 from router.cli.router_parts import RouterParts, ServingPlace, state_settings, watches
-from router.cli.serve import EXPECTED, INDEX_NAMES, connected, embedded_nats, text_and_policies
+from router.cli.serve import EXPECTED, connected, embedded_nats, text_and_policies
 from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_store import PolicyStore
@@ -129,7 +129,7 @@ class _Processes:
         click.echo(f"control plane  http://{settings.control.host}:{port_of(self._control)}")
         click.echo(f"event log      {without_user(self._log_url)}")
         click.echo(f"processes      {settings.data.processes} serve, 1 has the index")
-        click.echo(f"running        index: {INDEX_NAMES['native']}, hot path: {hot_path()}")
+        click.echo(f"hot path       {hot_path()}")
 
     def _close(self) -> None:
         """Leave the sockets to the processes: with the last of them they are closed."""

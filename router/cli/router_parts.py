@@ -159,7 +159,7 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        endpoints = Endpoints(serving, index_name=self._index.implementation, passed_paths=settings.data.passed_paths)
+        endpoints = Endpoints(serving, passed_paths=settings.data.passed_paths)
         self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
         self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
@@ -171,11 +171,6 @@ class RouterParts:
         self._moments = None if own is None else Moments(log.url, settings.nats, settings.index, self._clock)
         self.control = self._control_of(own, gate)
         self._project()
-
-    @property
-    def index_name(self) -> str:
-        """The index that is in use."""
-        return self._index.implementation
 
     def _opened_index(self) -> EmbeddedIndex | ReadIndex:
         """Return the index of this process, or that of another process as it is read here."""
@@ -308,7 +303,7 @@ class RouterParts:
 
     def _project(self) -> None:
         families = [
-            lambda: build_families(self._index.implementation),
+            build_families,
             lambda: state_families(self._routing.state, self._feeds),
             lambda: trust_families(self._routing),
             lambda: policy_families(self._routing),

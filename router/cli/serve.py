@@ -36,7 +36,6 @@ from router.workers.service import stated_directory
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
-INDEX_NAMES = {"native": "C++", "python": "Python"}
 EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError, TooFewFiles)
 """Errors that end a process with one line."""
 
@@ -70,7 +69,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         if router.picker_address:
             click.echo(f"picker on      {router.picker_address}")
         click.echo(f"event log      {without_user(router.log_url)}")
-        click.echo(f"running        index: {INDEX_NAMES[router.index_name]}, hot path: {hot_path()}")
+        click.echo(f"hot path       {hot_path()}")
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 
 
@@ -97,7 +96,6 @@ async def _opened(
         control_url=f"http://{settings.control.host}:{router.control.port}",
         log_url=url,
         mode=policies.initial.mode,
-        index_name=router.index_name,
         parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
         drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
         picker_address=f"{settings.picker.host}:{router.picker.port}" if router.picker else "",

@@ -290,11 +290,6 @@ _ROUTERS: _Entries = {
         "the router and these workers do not read the same log: it will never send them anything",
         "the same `nats.url` for routers and agents",
     ),
-    "index.python": (
-        "warning",
-        "the Python index serves: events cost 9 to 30 times the CPU of the C++ index, blocks several times its memory",
-        "install a wheel that was built with a C++17 compiler, and leave `index.implementation` at `auto`",
-    ),
     "router.interpreted": (
         "note",
         "the router's hot path is interpreted: a small request costs about 1.7 times the CPU; checkouts run so",

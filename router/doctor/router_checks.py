@@ -5,7 +5,6 @@ router.not_ready     /ready is 503
 router.open          a control plane beyond loopback answers without a token
 worker.open          an agent does
 router.other_fleet   it knows none of the living workers: it reads another log
-index.python         the Python index serves, the slow one
 router.interpreted   the hot path is not machine code
 index.full           ranks were refused, or lack blocks, for lack of memory
 index.nearly_full    the index takes more than `FULL_RATIO` of its memory
@@ -62,12 +61,9 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
 def _build(router: RouterSeen) -> Iterator[Finding]:
     for name in router.after.metrics:
         if name.startswith(_BUILD):
-            version, index, hot_path = name.removeprefix(_BUILD).removesuffix("}").split(",")
-            found = f"version {version}: index: {index}, hot path: {hot_path}"
-            if index == "python":
-                yield Finding("index.python", router.control.url, found)
+            version, hot_path = name.removeprefix(_BUILD).removesuffix("}").split(",")
             if hot_path == "interpreted":
-                yield Finding("router.interpreted", router.control.url, found)
+                yield Finding("router.interpreted", router.control.url, f"version {version}, hot path: {hot_path}")
 
 
 def _index(router: RouterSeen, bounds: Bounds) -> Iterator[Finding]:

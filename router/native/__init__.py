@@ -1,7 +1,7 @@
 """The router's fold in C++ (`core.hpp`): it is built with the index's extension (`indexer/native/`).
 
-The router does not run without it: importing this module fails with one sentence if it is missing, damaged, of another
-machine, or built from sources with another interface.
+The router does not run without it: importing this module fails if it is missing, damaged, of another machine, or
+built from sources with another interface.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ _PACKAGES = ("indexer", "kv_protocol", "kv_runtime", "router")
 try:
     from router.native import _fold as built
 except ImportError as error:
-    raise ImportError(f"the router's C++ extension is missing: pip install 'kv-router[router]' ({error})") from error
+    raise ImportError(f"the router's C++ extension is missing ({error})") from error
 if getattr(built, "INTERFACE", 0) != INTERFACE:
-    raise ImportError("the router's C++ extension is of another version: pip install 'kv-router[router]'")
+    raise ImportError("the router's C++ extension is of another version")
 
 
 def make_named_tuples_directly() -> None:

@@ -44,13 +44,12 @@ _OWN_STAGES = 2
 
 
 class OpenedRouter(NamedTuple):
-    """A router in this process: its addresses and its event log's; its mode and index; its parts, to be run."""
+    """A router in this process: its addresses and its event log's; its mode; its parts, to be run."""
 
     data_url: str
     control_url: str
     log_url: str
     mode: str
-    index_name: str
     parts: list[Part]
     drain_s: float
     picker_address: str = ""

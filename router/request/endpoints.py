@@ -40,11 +40,11 @@ _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 
 
 class Endpoints:
-    """The data plane's service. `index_name` is shown to clients."""
+    """The data plane's service."""
 
-    def __init__(self, serving: Serving, *, index_name: str, passed_paths: Sequence[str] = ()) -> None:
+    def __init__(self, serving: Serving, *, passed_paths: Sequence[str] = ()) -> None:
         """`passed_paths` are open besides, where a worker states them (`passed.py`)."""
-        self._serving, self._index_name, self._passed_paths = serving, index_name, passed_paths
+        self._serving, self._passed_paths = serving, passed_paths
         self._endpoints: dict[str, tuple[str, Endpoint]] = {
             **dict.fromkeys(PATHS.values(), ("POST", self._serve)),
             "/v1/route": ("POST", self._decide_only),
@@ -113,7 +113,7 @@ class Endpoints:
         answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
-        answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
+        answer(exchange, {"version": version("kv-router"), "hot_path": hot_path()})
 
 
 class DecisionOnly(RequestReader):

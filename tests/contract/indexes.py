@@ -7,13 +7,13 @@ import numpy as np
 from typing_extensions import Buffer
 
 from indexer.index.prefix_index import Depths, Hashes, PrefixIndex
-from indexer.index.reference import ReferenceIndex
 from indexer.native._core import SharedRegion
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock, block_columns
 from kv_protocol.splitmix import splitmix64
+from tests.reference.index.index import ReferenceIndex
 
 GPU, HOST, DISK, EXTERNAL = TIERS
 U64_MAX = 2**64 - 1

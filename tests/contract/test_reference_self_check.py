@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.index.reference import ReferenceIndex
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import GPU, load, with_ranks
+from tests.reference.index.index import ReferenceIndex
 from tests.support.planting import inside
 
 Plant = Callable[[ReferenceIndex], object]

@@ -267,7 +267,6 @@ def test_a_change_in_two_steps_is_found() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"implementation": "python"}, r"index\.implementation: found python; an index that processes share is native"),
         ({"memory_bytes_max": 0}, r"index\.memory_bytes_max: found 0 \(no limit\)"),
         ({"memory_bytes_max": 1 << 44}, r"index\.memory_bytes_max: found 17592186044416, .* address space"),
     ],

@@ -24,11 +24,11 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import read_message
 from indexer.follow.rank_stream import FollowedRank
-from indexer.index.reference import ReferenceIndex
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from tests.reference.index.index import ReferenceIndex
 from tests.simulation.broker import EVENTS, FLEET
 from tests.simulation.connection import BrokerAway, Connection, Talk
 from tests.simulation.keeper import Keeper, Place, state_of

@@ -135,7 +135,7 @@ def _spans() -> Iterator[MadeFamily]:
 
 
 def _index() -> Iterator[MadeFamily]:
-    yield from _of_function(index_families, 3)
+    yield from _of_function(index_families, 2)
     yield from _of_function(keeper_families)
     yield from _log()
 
@@ -146,8 +146,8 @@ def _router() -> Iterator[MadeFamily]:
     for metrics in (Weighing(), DecisionMetrics(()), WorkerMetrics(router_state.fleet)):
         yield from _of_object(metrics)
     yield from _of_object(RequestMetrics(CollectorRegistry(), router_state))
+    yield from _of_function(build_families, 0)
     for make in (
-        build_families,
         trust_families,
         policy_families,
         rate_families,

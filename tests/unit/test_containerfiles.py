@@ -19,7 +19,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - what must not be there
 SECRET = re.compile(r"(?i)token|password|secret|credential|api_?key")
 NO_REGISTRY = ("NewConnectionError", "Failed to resolve", "Max retries exceeded")
 COMMANDS = {"router.Containerfile": "router", "agent.Containerfile": "worker-agent"}
-WITHOUT_COMPILER = {"router": (1, "router: the router's C++ extension is missing: "), "worker-agent": (0, "")}
+WITHOUT_COMPILER = {"router": (1, "router: the index's C++ extension is missing ("), "worker-agent": (0, "")}
 """Exit status, and begin of the error, where the wheel was built without a compiler, as it is here, to be quick."""
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 

@@ -5,7 +5,7 @@ from inspect import signature
 import pytest
 
 from indexer.follow.follower import FollowerLimits
-from indexer.index.reference import ReferenceIndex
+from indexer.native.index import NativeIndex
 from kv_protocol.body_limits import BodyLimits
 from kv_runtime.config.sections import BodyBoundsSection, IndexSection, Section
 
@@ -15,7 +15,7 @@ from kv_runtime.config.sections import BodyBoundsSection, IndexSection, Section
     [
         (BodyBoundsSection, BodyLimits, {"prompt_bytes_max", "options_bytes_max", "values_max"}),
         (IndexSection, FollowerLimits, {"gap_s", "behind_s", "answer_s"}),
-        (IndexSection, ReferenceIndex, {"parked_blocks_max", "parked_ttl_s"}),
+        (IndexSection, NativeIndex, {"parked_blocks_max", "parked_ttl_s"}),
     ],
 )
 def test_a_section_has_the_defaults_of_what_it_configures(

@@ -1,36 +1,91 @@
-"""The extension is built, and serves."""
+"""The extensions are built, and serve; where one is not, `router` and `indexer` say so, and `worker-agent` runs."""
 
-import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from indexer.native import extension, load
-from indexer.native.index import NativeIndex
+from indexer.native.index import NativeIndex, make_index
 from kv_protocol.events import Tier
-from router import native as router_native
+from kv_runtime.config.sections import IndexSection
+
+INDEX, FOLD = "indexer.native._core", "router.native._fold"
+HIDING = {
+    "missing": "sys.modules[name] = None",
+    "damaged": "sys.meta_path.insert(0, Damage())",
+    "old": "sys.modules[name] = ModuleType(name)",
+}
+TYPED = """
+import runpy, sys
+from importlib.util import spec_from_file_location
+from types import ModuleType
+
+name, file = {name!r}, {file!r}
+
+class Damage:
+    def find_spec(self, asked, path=None, target=None):
+        return spec_from_file_location(name, file) if asked == name else None
+
+{hiding}
+sys.argv = [{program!r}, "--help"]
+runpy.run_module({program!r}, run_name="__main__")
+"""
+AGENT = """
+import sys
+sys.modules["indexer"] = sys.modules["router"] = None
+from worker_agent.__main__ import main
+print(*[command.imported().name for command in main.commands.values()])
+"""
 
 
-def test_it_is_there() -> None:
-    assert load() is extension()
+def ran(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_its_index_serves() -> None:
+def test_the_index_serves() -> None:
     index = NativeIndex()
     index.register(3)
     index.store(3, None, (1, 2), Tier.GPU, 0.0)
     assert index.overlaps((1, 2, 9)) == {3: (2, 2, 2, 2)}
 
 
-def test_the_router_ends_with_one_sentence_that_says_what_to_install_where_its_extension_is_missing() -> None:
-    hidden = "import sys; sys.modules['router.native._fold'] = None; import router.__main__"
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("router: the router's C++ extension is missing: pip install 'kv-router[router]'")
+def test_its_limits_are_those_of_configuration() -> None:
+    index = make_index(IndexSection(memory_bytes_max=1 << 20, parked_blocks_max=1, parked_ttl_s=3))
+    index.register(0)
+    index.store(0, 7, (1, 2), Tier.GPU, 0.0)
+    assert index.statistics().parked_blocks == 1
+    assert index.expire(2.9) == {0}, "one block too many"
+    assert index.expire(3.0) == {0}
+    index.store(0, None, range(100, 200_000), Tier.GPU, 4.0)
+    assert index.overfull() == {0}
+    assert index.statistics().memory_bytes <= 1 << 20
 
 
-def test_the_router_refuses_an_extension_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_native.built, "INTERFACE", router_native.INTERFACE + 1)
-    with pytest.raises(ImportError, match=r"of another version: pip install 'kv-router\[router\]'"):
-        importlib.reload(router_native)
+@pytest.mark.parametrize(
+    ("program", "name", "hidden", "said"),
+    [
+        ("router", FOLD, "missing", "the router's C++ extension is missing"),
+        ("router", FOLD, "damaged", "the router's C++ extension is missing"),
+        ("router", FOLD, "old", "the router's C++ extension is of another version"),
+        ("router", INDEX, "missing", "the index's C++ extension is missing"),
+        ("indexer", INDEX, "missing", "the index's C++ extension is missing"),
+        ("indexer", INDEX, "damaged", "the index's C++ extension is missing"),
+    ],
+)
+def test_a_program_without_its_extension_ends_with_one_line_that_says_what_to_install(
+    tmp_path: Path, program: str, name: str, hidden: str, said: str
+) -> None:
+    file = tmp_path / "extension.so"
+    file.write_bytes(b"\x7fELF, and no more")
+    ended = ran(TYPED.format(name=name, file=str(file), hiding=HIDING[hidden], program=program))
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+    assert ended.stderr.startswith(f"{program}: {said}")
+    assert "C++17 compiler" in ended.stderr
+    assert "pip install" in ended.stderr
+
+
+def test_the_agent_has_all_its_commands_without_router_and_indexer() -> None:
+    ended = ran(AGENT)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {"attach", "consolidate", "serve"} <= set(ended.stdout.split())

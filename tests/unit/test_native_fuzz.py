@@ -2,11 +2,11 @@
 
 import pytest
 
-from indexer.index.reference import ReferenceIndex
 from indexer.native.fuzz.agreement import differences
 from indexer.native.fuzz.programs import MakeIndex
 from indexer.native.fuzz.seeds import FUZZERS, inputs
 from kv_protocol.events import Tier
+from tests.reference.index.index import ReferenceIndex
 
 
 class ClearsAllTiers(ReferenceIndex):

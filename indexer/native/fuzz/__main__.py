@@ -1,7 +1,7 @@
 """`python -m indexer.native.fuzz seeds DIRECTORY`: write the seed inputs, a directory for each fuzzer.
 
-`python -m indexer.native.fuzz compare DIRECTORY ...`: run the inputs in such directories on the native and the Python
-index; exit status 1, and the names of the inputs, if they differ.
+`python -m indexer.native.fuzz compare DIRECTORY ...`: run the inputs in such directories on the index and the tests'
+reference; exit status 1, and the names of the inputs, if they differ.
 """
 
 import sys
@@ -11,16 +11,16 @@ from indexer.native.fuzz.seeds import FUZZERS, write
 
 
 def _compare(fuzzer: str, paths: list[Path]) -> int:
-    from indexer.index.reference import ReferenceIndex
     from indexer.native.fuzz.agreement import differences
     from indexer.native.index import NativeIndex
+    from tests.reference.index.index import ReferenceIndex
 
     bad = 0
     for path in paths:
         if found := differences(fuzzer, path.read_bytes(), ReferenceIndex, NativeIndex):
-            print(f"{path}: native and Python index differ in {', '.join(found)}")
+            print(f"{path}: index and reference differ in {', '.join(found)}")
             bad += 1
-    print(f"{fuzzer}: native and Python index agree on {len(paths) - bad} of {len(paths)} inputs")
+    print(f"{fuzzer}: index and reference agree on {len(paths) - bad} of {len(paths)} inputs")
     return bad
 
 

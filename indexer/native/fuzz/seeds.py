@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from indexer.index.reference import ReferenceIndex
 from indexer.index.snapshot import unseal
 from kv_protocol.codec import encode_message
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
 from kv_protocol.splitmix import splitmix64
+from tests.reference.index.index import ReferenceIndex
 
 FUZZERS = ("apply_batch", "restore")
 _INPUTS = 60

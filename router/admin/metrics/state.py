@@ -104,14 +104,13 @@ def trust_families(routing: Routing) -> Iterator[Family]:
     )
 
 
-def build_families(index: str) -> Iterator[Family]:
-    """Yield the running version, the `index` in use, and whether the hot path is machine code."""
-    values = (version("kv-router"), index, hot_path())
+def build_families() -> Iterator[Family]:
+    """Yield the running version, and whether the hot path is machine code."""
     yield gauge(
         "build_info",
-        "1 for the version, the index and the form of the hot path that this process runs",
-        ("version", "index", "hot_path"),
-        [(values, 1.0)],
+        "1 for the version and the form of the hot path that this process runs",
+        ("version", "hot_path"),
+        [((version("kv-router"), hot_path()), 1.0)],
     )
 
 

@@ -58,5 +58,5 @@ def test_a_sweep_that_is_killed_and_interrupted_goes_on_with_the_runs_that_are_l
     for each in map(run_of, third.values()):
         assert (each["figures"]["requests"], each["figures"]["failed"]) == (8, 0)
         assert (each["figures"]["isl_tokens"], each["figures"]["osl_tokens"]) == (64, 4)
-        assert '"index"' in each["versions"]["endpoint"]
+        assert '"version"' in each["versions"]["endpoint"]
     assert run_of(third[LAST[0]])["inputs"]["workers"] == 2

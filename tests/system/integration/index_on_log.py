@@ -9,8 +9,8 @@ from prometheus_client import generate_latest
 
 from indexer.embedded import EmbeddedIndex, SharedIndex, ensure_streams
 from indexer.follow.fold import IndexFold, RankView
-from indexer.index.implementations import make_index
 from indexer.index.prefix_index import PrefixIndex
+from indexer.native.index import make_index
 from indexer.service.feed import TICK_S
 from indexer.service.history import moment_at
 from kv_protocol.ids import WorkerRank
@@ -33,8 +33,8 @@ def gpu(blocks: int) -> tuple[int, int, int, int]:
 
 
 async def index_at(log: EventLog, seq: int, index: PrefixIndex | None = None) -> IndexFold:
-    """Return the fold after message `seq` of the log, in `index` (an empty one; None: the fastest there is)."""
-    fold = IndexFold(make_index(IndexSection())[1] if index is None else index)
+    """Return the fold after message `seq` of the log, in `index` (an empty one; None: a native one)."""
+    fold = IndexFold(make_index(IndexSection()) if index is None else index)
     return (await moment_at(log, seq, fold)).fold
 
 

@@ -83,7 +83,7 @@ async def elsewhere(_: web.Request) -> web.Response:
 
 PAGES: dict[str, Handler] = {
     "/ready": says({"ready": False, "reasons": ["no worker is fit", "w0/0: behind"]}, 503),
-    "/version": says({"version": "0.1.0", "index": "native"}),
+    "/version": says({"version": "0.1.0"}),
     "/v1/policy": says({"mode": "round-robin", "temperature": 0.0}),
     "/v1/workers": says({"workers": []}),
     "/v1/index": says({"ranks": []}),

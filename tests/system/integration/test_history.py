@@ -16,7 +16,6 @@ from indexer.follow.inputs import MessageArrived
 from indexer.follow.messages import read_message
 from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.reference import ReferenceIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshot_keeper as keeper
 from indexer.service.history import Available, NotRetained, moment_at, seq_at
@@ -26,6 +25,7 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.event_log import EventLog
+from tests.reference.index.index import ReferenceIndex
 from tests.system.integration.broker import eventually, running_broker
 from tests.system.integration.event_path import connected
 from tests.system.integration.index_on_log import NATS, Index, index_at, running_index

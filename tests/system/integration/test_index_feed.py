@@ -15,7 +15,6 @@ from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
 from indexer.follow.fold import RankView
-from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from indexer.service.feed import TICK_S
 from indexer.service.http import IndexApi
 from kv_protocol import subjects
@@ -37,9 +36,9 @@ from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.system.integration.serving import Api, serving
 
 NOTHING = (0, 0, 0, 0)
-SMALL = IndexSection(implementation="python", memory_bytes_max=1 << 20)
-SMALL_BLOCKS = (SMALL.memory_bytes_max - RANK_BYTES) // (NODE_BYTES + HOLDING_BYTES)
-"""As many blocks as there is room for, of one rank."""
+SMALL = IndexSection(memory_bytes_max=1 << 20)
+TOO_MANY_BLOCKS = 40_000
+"""More than there is room for, of one rank."""
 
 
 @pytest_asyncio.fixture
@@ -147,7 +146,7 @@ async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look
 ) -> None:
     with capture_logs() as lines:
         async with running_index(broker.url, settings=SMALL) as index:
-            await scripted.store(*range(2 * SMALL_BLOCKS))
+            await scripted.store(*range(TOO_MANY_BLOCKS))
             await index.until_at(scripted)
             await scripted.beat()
             await index.until_stale(scripted.rank, "overfull")
@@ -188,7 +187,7 @@ async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(brok
         serving(IndexApi(index.index).app(new_registry(), token="")) as api,
         serving(ControlPlane(routing_on(index), index.index, log).app(new_registry(), token="")) as router,
     ):
-        await first.store(*range(2 * SMALL_BLOCKS))
+        await first.store(*range(TOO_MANY_BLOCKS))
         await index.until_at(first)
         await first.beat()
         await index.until_stale(first.rank, "overfull")

@@ -15,7 +15,7 @@ from bench.index.data import ScheduledRequest, ScheduledStore, chain, pack, writ
 from bench.index.subjects import PeerTree, subject
 from router.__main__ import main
 
-TINY = ("--implementation", "python", "--peer-python", "no-such-python", "--quick", "--core", "-1")
+TINY = ("--peer-python", "no-such-python", "--quick", "--core", "-1")
 
 
 def typed(*arguments: str) -> Result:
@@ -79,14 +79,14 @@ def test_every_kind_of_work_finds_what_the_tables_look_for(tmp_path: Path, work:
     write_requests(
         file, iter([ScheduledRequest(1, 0, pack([1, 2]), b""), ScheduledRequest(1, 1, pack([1, 3]), pack([2]))])
     )
-    cell = make("python", {"work": work, "shape": shape, "parameters": small(file)[work]})
+    cell = make("native", {"work": work, "shape": shape, "parameters": small(file)[work]})
     for seed in (1, 2):
         assert set(cell.round(seed)) - {"limit"} == FOUND[work] - {"limit"}
     assert set(FOUND) == {*WORK, "hash", "limit"}
 
 
 def test_an_index_is_as_before_once_its_events_are_removed() -> None:
-    of = subject("python", "buffers")
+    of = subject("native", "buffers")
     cell = WORK["events"](of, index_blocks=1024, sizes=[(8, 512), (64, 1024)], is_leaf_first=True)
     cell.round(7)
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}

@@ -7,8 +7,8 @@ import pytest
 from bench.index.exact import SCENARIOS, scenario, storm
 from bench.index.plan import STORMS
 from bench.index.subjects import Ours
-from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
+from tests.reference.index.index import ReferenceIndex
 
 
 class ForgetsRemovals(ReferenceIndex):
@@ -26,7 +26,7 @@ PLANTED = (ForgetsRemovals, CountsOneTooMany)
 
 
 def subject(make: Callable[[], ReferenceIndex] = ReferenceIndex, shape: str = "lists") -> Ours:
-    of = Ours("python", shape)
+    of = Ours("native", shape)
     of._make = make
     return of
 

@@ -12,7 +12,7 @@ from bench.index.results import CPU, WALL, IndexResults
 from bench.index.verdicts import verdicts
 
 PLAN = IndexPlan(schedule="file", is_huge=True)
-FACTS = IndexFacts("a machine", "abc", "native", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
+FACTS = IndexFacts("a machine", "abc", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
 TIMED = {
     "match": ("match",),
     "cold match": ("match",),

@@ -11,7 +11,7 @@ RANKS = 2
 
 
 def test_every_decision_of_the_journal_comes_out_equal_also_after_many_heartbeats() -> None:
-    found = replay_time(journal_of(DecisionShape(RANKS, 4, "native"), 1500))
+    found = replay_time(journal_of(DecisionShape(RANKS, 4), 1500))
     assert (found.decisions, found.equal) == (1500 + IN_FLIGHT * RANKS,) * 2
     assert found.s_per_100000 > 0
 

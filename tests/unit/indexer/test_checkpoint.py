@@ -12,7 +12,6 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerGone
 from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
-from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Batch
@@ -20,6 +19,7 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import RecoverRequest
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of
 

@@ -18,7 +18,6 @@ from indexer.follow.inputs import (
     Question,
     WorkerGone,
 )
-from indexer.index.reference import ReferenceIndex
 from indexer.index.slots import RANKS_MAX
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Batch, Event, Stored, Tier
@@ -28,6 +27,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
+from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of

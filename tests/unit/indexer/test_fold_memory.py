@@ -23,8 +23,6 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import read_message
 from indexer.index.prefix_index import IndexStatistics
-from indexer.index.reference import ReferenceIndex
-from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from indexer.index.slots import REFUSED_NAMED_MAX
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
@@ -35,6 +33,8 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.dumped import dump_chunks
+from tests.reference.index.index import ReferenceIndex
+from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of
 

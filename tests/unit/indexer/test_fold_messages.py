@@ -19,7 +19,6 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import BatchSpan, read_message
 from indexer.index.prefix_index import RefusedEvent
-from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
@@ -29,6 +28,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
+from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 

@@ -22,7 +22,6 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
-from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored
@@ -32,6 +31,7 @@ from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
+from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
 from tests.unit.indexer.shared_fold import fold_of
 

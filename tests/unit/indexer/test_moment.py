@@ -5,10 +5,10 @@ import pytest
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived, BytesRefused
-from indexer.index.reference import ReferenceIndex
 from indexer.service.moment import Moment
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
+from tests.reference.index.index import ReferenceIndex
 
 A0 = WorkerRank("a", 0)
 NAME = "00000000000000000009-00000000000000000001"

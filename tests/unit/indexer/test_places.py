@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, HeartbeatArrived, WorkerCame, WorkerGone
-from indexer.index.reference import ReferenceIndex
 from indexer.index.slots import RANKS_MAX, RankSlots
 from indexer.native.index import NativeIndex
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
+from tests.reference.index.index import ReferenceIndex
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 PULSE = Heartbeat(instance="i", epoch=7, last_seq=0)

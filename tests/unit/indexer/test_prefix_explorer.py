@@ -12,7 +12,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived
 from indexer.index.outline import PassedRequest
-from indexer.index.reference import ReferenceIndex
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
 from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery
@@ -35,16 +34,16 @@ def stored(parent: int | None, blocks: Sequence[int], tier: Tier = Tier.GPU) -> 
 class Tree:
     """An index of three ranks: all hold the trunk, `a` what is left of its end, `c` what is right of it."""
 
-    def __init__(self, *, native: bool = True, heat: Sequence[PassedRequest] | None = None) -> None:
+    def __init__(self, *, heat: Sequence[PassedRequest] | None = None) -> None:
         self.clock = ManualClock(100.0)
-        self.fold = IndexFold(NativeIndex() if native else ReferenceIndex())
+        self.fold = IndexFold(NativeIndex())
         self._seqs: dict[WorkerRank, int] = {}
 
         async def passed() -> Sequence[PassedRequest]:
             return heat or ()
 
         source: Callable[[], Awaitable[Sequence[PassedRequest]]] | None = None if heat is None else passed
-        self.explorer = PrefixExplorer(self.fold, self.clock, in_threads=native, heat=source)
+        self.explorer = PrefixExplorer(self.fold, self.clock, heat=source)
         self.tell(A, stored(None, (*TRUNK, *LEFT)))
         self.tell(B, stored(None, tuple(TRUNK[:2])), stored(TRUNK[1], tuple(TRUNK[2:5]), Tier.HOST))
         self.tell(C, stored(None, (*TRUNK, *RIGHT)))
@@ -62,9 +61,8 @@ class Tree:
         return found
 
 
-@pytest.mark.parametrize("native", [True, False])
-async def test_a_page_has_the_nodes_behind_a_block_with_their_holders(native: bool) -> None:
-    tree = Tree(native=native)
+async def test_a_page_has_the_nodes_behind_a_block_with_their_holders() -> None:
+    tree = Tree()
     roots = await tree.page()
     [trunk] = roots.nodes
     assert (trunk.first, trunk.last, trunk.blocks, trunk.subtree_blocks) == (str(TRUNK[0]), str(TRUNK[-1]), 6, 13)
@@ -118,14 +116,6 @@ async def test_pages_of_many_askers_are_of_one_outline() -> None:
     tree = Tree()
     pages = await asyncio.gather(*(tree.page() for _ in range(8)))
     assert len({page.outline["took_s"] for page in pages}) == 1
-
-
-async def test_an_index_in_python_is_refused_beyond_what_the_event_loop_may_walk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(prefix_explorer, "PYTHON_BLOCKS_MAX", 12)
-    response = await tree_page(Tree(native=False).explorer, {})
-    assert (response.status, json.loads(response.text or "")["error"]["code"]) == (503, "tree_too_large")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from indexer.commands.state_lines import state_lines
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived, LogLost
 from indexer.follow.rank_state import RankState, decode_state, encode_state
-from indexer.index.reference import ReferenceIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
+from tests.reference.index.index import ReferenceIndex
 
 A0 = WorkerRank("a", 0)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from indexer.index.reference import ReferenceIndex
-from indexer.index.reference_nodes import Forest, Node
 from kv_protocol.events import Tier
+from tests.reference.index.index import ReferenceIndex
+from tests.reference.index.nodes import Forest, Node
 
 
 class TruncatesAtRemovals(ReferenceIndex):

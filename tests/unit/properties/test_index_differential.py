@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from indexer.index.reference import ReferenceIndex
 from tests.contract.indexes import IMPLEMENTATIONS
+from tests.reference.index.index import ReferenceIndex
 from tests.unit.properties.index_collisions import run_collisions
 from tests.unit.properties.index_scenario import run
 from tests.unit.properties.index_world import FAMILIES

@@ -135,9 +135,7 @@ class Plane:
             lambda: f"id-{next(number)}",
             tracer=tracer,
         )
-        self.server = HttpPlane(
-            Endpoints(self.serving, index_name="python", passed_paths=settings.data.passed_paths), limits
-        )
+        self.server = HttpPlane(Endpoints(self.serving, passed_paths=settings.data.passed_paths), limits)
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 

@@ -26,7 +26,7 @@ SERVING, NOT_SERVING = 1, 2
 
 
 def picker_of(plane: Plane, *, body_s: float = 30.0, body_total_s: float = 300.0, **settings: Any) -> EndpointPicker:
-    endpoints = Endpoints(plane.serving, index_name="python")
+    endpoints = Endpoints(plane.serving)
     limits = HttpLimits(
         body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0, body_s=body_s, body_total_s=body_total_s
     )

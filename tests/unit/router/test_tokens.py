@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from indexer import native
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     HASH_SCHEMES,
@@ -125,21 +123,11 @@ def test_the_hashes_are_those_of_its_full_blocks_with_its_salt_and_adapter(salt:
 
 @pytest.mark.parametrize("scheme", HASH_SCHEMES)
 @pytest.mark.parametrize("salt", [None, "tenant-1"])
-@pytest.mark.parametrize("is_built", [True, False])
-def test_with_the_extension_and_without_the_hashes_are_the_protocols(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, salt: str | None, is_built: bool
-) -> None:
-    if not is_built:
-        monkeypatch.setattr(native, "load", lambda: None)
+def test_the_hashes_of_every_scheme_are_the_protocols(scheme: str, salt: str | None) -> None:
     hashing, ids = Hashing(16, scheme), list(range(2**32 - 100, 2**32))
     expected = sequence_hashes(ids, 16, cache_salt=salt, is_eagle=hashing.is_eagle)
     assert prompt_of(completion(ids, cache_salt=salt), hashing).sequence_hashes == pack_u64(expected)
     assert len(expected) == 6
-
-
-def test_without_xxhash_in_the_extension_the_hashes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load", lambda: SimpleNamespace(HAS_XXHASH=False))
-    assert prompt_of(completion(list(range(11)))).sequence_hashes == pack_u64(sequence_hashes(range(11), 4))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from indexer.index.parked_blocks import ParkedBlocks
-from indexer.index.reference_holder import RankHolding
-from indexer.index.reference_nodes import Forest
-from indexer.index.reference_walks import walk
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS
+from tests.reference.index.holder import RankHolding
+from tests.reference.index.nodes import Forest
+from tests.reference.index.parked import ParkedBlocks
+from tests.reference.index.walks import walk
 
 
 def contradictions(

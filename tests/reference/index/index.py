@@ -1,7 +1,7 @@
-"""`ReferenceIndex`: the prefix index in plain Python, exact; the oracle of the native one and its fallback.
+"""`ReferenceIndex`: the prefix index in plain Python, exact.
 
-The rules are those of `prefix_index.py`; the data structures are in `reference_tree.py`. A match walks from the first
-block; a rank drops out at its first hole.
+The rules are those of `indexer/index/prefix_index.py`; the data structures are in `tree.py`. A match walks from the
+first block; a rank drops out at its first hole.
 """
 
 from array import array
@@ -25,18 +25,18 @@ from indexer.index.buffers import (
 )
 from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, RefusedEvent, Stretch
-from indexer.index.reference_check import contradictions
-from indexer.index.reference_nodes import ranks_of
-from indexer.index.reference_outline import ReferenceOutline, chain_from
-from indexer.index.reference_snapshot import saved
-from indexer.index.reference_tree import ReferenceTree
-from indexer.index.reference_walks import children_of, stretches
 from indexer.index.snapshot import read_body, seal, unseal, write_body
 from kv_protocol.codec import decode_frame, pack_u64, split_message
 from kv_protocol.digest import TierDigest, is_in_buckets
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns, parents_first
+from tests.reference.index.check import contradictions
+from tests.reference.index.nodes import ranks_of
+from tests.reference.index.outline import ReferenceOutline, chain_from
+from tests.reference.index.snapshot import saved
+from tests.reference.index.tree import ReferenceTree
+from tests.reference.index.walks import children_of, stretches
 
 
 class ReferenceIndex(ReferenceTree):

@@ -5,7 +5,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from indexer.index.prefix_index import PrefixOrder, Stretch
-from indexer.index.reference_nodes import Forest
+from tests.reference.index.nodes import Forest
 
 _MOST: dict[PrefixOrder, Callable[[Stretch], float]] = {
     "blocks": lambda stretch: stretch.blocks,

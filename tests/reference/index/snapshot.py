@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 
-from indexer.index.parked_blocks import ParkedBlocks
-from indexer.index.reference_holder import RankHolding
-from indexer.index.reference_nodes import Forest, Node
-from indexer.index.reference_walks import walk
 from indexer.index.snapshot import SavedParked, SavedRun, Snapshot
 from kv_protocol.events import TIERS
+from tests.reference.index.holder import RankHolding
+from tests.reference.index.nodes import Forest, Node
+from tests.reference.index.parked import ParkedBlocks
+from tests.reference.index.walks import walk
 
 
 def saved(forest: Forest, ranks: Iterable[int], parked: ParkedBlocks) -> Snapshot:
