@@ -69,7 +69,8 @@ def lay_out(directory: Path, *extras: str) -> None:
     """Make `directory` what site-packages is after `pip install 'kv-router[extras]'`: links, and our own metadata."""
     for package in OURS:
         _link(ROOT / package, directory / package)
-    _put_extension(directory, "router", "_fold")
+    for package, extension in (("indexer", "_core"), ("router", "_fold")):
+        _put_extension(directory, package, extension)
     tools = directory / "kv_runtime" / "tools"
     for package in ("bench", "dashboards"):
         _link(ROOT / package, tools / package)
