@@ -11,7 +11,7 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system compiled floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system wheel floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,11 +26,10 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 test: native lint imports  ## lint, types, import contracts, tests (5 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types unit
 
-ci: test system main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
-	@$(MAKE) --no-print-directory compiled WHEEL=build/quick-wheel MYPYC_OPT_LEVEL=0
+ci: test system wheel main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
 
 ## Slower suites
-nightly: test searches system clients compiled install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke mutants site  ## everything
+nightly: test searches system clients wheel install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke mutants site  ## everything
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -53,18 +52,10 @@ searches: $(READY)  ## all examples of all searches, the planted bugs that harne
 system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
 	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e tests/system/clients
 
-# On the wheel: what machine code does to requests, decisions and journals. Other commands run in `make system`.
-WHEEL_PATHS := tests/unit/router/http $(patsubst %,tests/unit/properties/test_%.py,breakers core_differential http_against_h11 \
-  journal_bounds named_tuples_differential overlap_columns planner prefix_encoding replay replay_from_checkpoints replication \
-  request_queue savings_from_journals text_prefix top_rows view_cache) \
-  $(patsubst %,tests/unit/router/test_%.py,data_plane decide disaggregated garbage herding picker_server \
-  pools_selection rates_store request_machine responses routing state time_cost tracing trust) \
-  $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death journal_commands openai_sdk overlap_is_what_the_worker_reuses \
-  worker_death)
-
-compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
+wheel: $(WHEEL)/.ready  ## sdist and wheel as pip makes them, and requests, decisions and journals with what is installed from it
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not planted and not interpreted' -n 4 --dist loadfile $(WHEEL_PATHS)
+	cd $(WHEEL)/tests && ../env/bin/python -m pytest $(EVERY_DAY) -n 4 $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
+	  journal_commands openai_sdk overlap_is_what_the_worker_reuses worker_death)
 
 install: $(WHEEL)/.ready  ## the wheel where there is no compiler, and without extras
 	$(BIN)/python -m pytest -m slow tests/system/install
@@ -75,7 +66,7 @@ define tests_with
 	@$(BIN)/uv pip install --quiet --python $(FLOORS)/$(1)/bin/python $(2) -r $(FLOORS)/tools.txt \
 	  "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
 	cd $(FLOORS)/tests && PYTHONPATH=$$(../$(1)/bin/python -c 'import kv_runtime; print(kv_runtime.__path__[0])')/tools \
-	  ../$(1)/bin/python -m pytest -q -m 'not slow and not interpreted' -n 4 --dist loadfile $(3)
+	  ../$(1)/bin/python -m pytest -q -m 'not slow' -n 4 --dist loadfile $(3)
 endef
 AGENT_TESTS := tests/unit/worker_agent tests/unit/kv_protocol tests/unit/kv_runtime tests/contract
 NUMPY_TESTS := tests/contract/test_prefix_index*.py $(patsubst %,tests/unit/kv_runtime/test_%.py,encoders ranked_tokens text)
@@ -179,13 +170,13 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
 # with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
 $(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py) router/web/assets/*)
-	@echo "building a wheel (about five minutes) ..."
+	@echo "building a wheel (about a minute) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build
 	@$(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) . > $(WHEEL)/build.log 2>&1 || { tail -40 $(WHEEL)/build.log; exit 1; }
 	@$(PYTHON) -m venv --without-pip $(WHEEL)/env
 	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
-	@cd $(WHEEL) && env/bin/python -m indexer.native && env/bin/python -m router.compiled compiled
+	@cd $(WHEEL) && env/bin/python -m indexer.native
 	@borrowed=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  packages=$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  printf '%s\n' "$$borrowed" "$$packages/kv_runtime/tools" > "$$packages/borrowed.pth"

@@ -240,10 +240,8 @@ RUNNING = Row(
     (
         Panel(
             title="Versions",
-            description="kvrouter_build_info: version and hot path of each router; a checkout interprets its hot path.",
-            queries=(
-                Query(f"sum by (version, hot_path) ({selected('build_info')})", "{{version}}, hot path {{hot_path}}"),
-            ),
+            description="kvrouter_build_info: version of each router.",
+            queries=(Query(f"sum by (version) ({selected('build_info')})", "{{version}}"),),
             kind="stat",
             unit="none",
         ),

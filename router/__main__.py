@@ -22,13 +22,11 @@ _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """Print the version, and what the hot path is made of."""
+    """Print the version."""
     if is_wanted and not context.resilient_parsing:
         from importlib.metadata import version
 
-        from router.compiled import hot_path
-
-        click.echo(f"kv-router {version('kv-router')} (hot path: {hot_path()})")
+        click.echo(f"kv-router {version('kv-router')}")
         context.exit()
 
 

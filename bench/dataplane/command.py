@@ -15,7 +15,6 @@ from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
-from router.compiled import hot_path
 
 _WIDTH = 200
 """Columns of a table that is not printed on a terminal."""
@@ -72,7 +71,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     plans, absent = found(flags["peers"], traced=flags["tracing"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
-    facts = DataplaneFacts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
+    facts = DataplaneFacts(machine(), commit(), shape, flags["quick"])
     found_all: list[DataplaneResults] = []
     try:
         with on_core(shape.cores[1]):

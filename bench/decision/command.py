@@ -26,7 +26,6 @@ from bench.report import machine_line, percentile
 from bench.routing.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
 from kv_runtime.clock import SystemClock
-from router.compiled import hot_path
 from router.config import JournalSection
 from router.decision.policies import MODES
 from router.decision.state import RouterState
@@ -175,7 +174,7 @@ def _requests(cells: Sequence[Timed]) -> Table:
 
 
 def _where() -> str:
-    return f"{machine_line()}; hot path {hot_path()}"
+    return machine_line()
 
 
 def _as_json(cell: Timed) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from bench.decision.fleet import DecisionFleet, DecisionShape
 from bench.report import machine_line
 from bench.routing.virtual_worker import TEXT
 from kv_protocol.journal import JournalBegan, WorkerHeard, decode_journal
-from router.compiled import hot_path
 from router.decision.routing import Lease
 from router.decision.state_settings import StateSettings
 from router.journal.continuity import Continuity
@@ -25,7 +24,7 @@ from router.journal.records import Recordable
 from router.journal.replay import Redecided, Replay
 
 TARGET_S_PER_100000 = 4.0
-"""At 8 ranks and 128 blocks, with the compiled hot path."""
+"""At 8 ranks and 128 blocks."""
 _IN_FLIGHT, _HEARTBEATS_EVERY = 16, 1000
 
 
@@ -106,10 +105,10 @@ def replay_time(messages: list[bytes]) -> ReplayTime:
 def replay(*, decisions: int, ranks: int, blocks: int, as_json: bool) -> None:
     """Replay: the CPU time in which the decisions of a journal are taken again."""
     found = replay_time(journal_of(DecisionShape(ranks, blocks), decisions))
-    figures = {**found._asdict(), "s_per_100000": found.s_per_100000, "hot_path": hot_path()}
+    figures = {**found._asdict(), "s_per_100000": found.s_per_100000}
     if as_json:
         click.echo(json.dumps({"machine": machine_line(), **figures}))
         return
-    click.echo(f"{machine_line()}\nhot path {hot_path()}, {ranks} ranks, {blocks} blocks")
+    click.echo(f"{machine_line()}; {ranks} ranks, {blocks} blocks")
     click.echo(f"{found.decisions} decisions, {found.equal} of them equal, in {found.cpu_s:.2f} s of CPU time")
     click.echo(f"{found.s_per_100000:.1f} s for 100,000 (target at 8 ranks, 128 blocks: {TARGET_S_PER_100000:.0f} s)")

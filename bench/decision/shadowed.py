@@ -14,7 +14,6 @@ import click
 
 from bench.decision.fleet import DecisionFleet, DecisionShape
 from bench.report import machine_line, percentile
-from router.compiled import hot_path
 from router.decision.verdict import Verdict
 from router.shadows.config import BUDGET_US, ShadowSection
 from router.shadows.service import Shadows
@@ -90,10 +89,10 @@ def shadows(*, decisions: int, blocks: int, as_json: bool) -> None:
     """Measure what shadow policies cost a request: with 8 and with 64 ranks, live mode kv."""
     cells = [shadow_cost(DecisionShape(ranks, blocks), decisions) for ranks in (8, 64)]
     if as_json:
-        found = {"machine": machine_line(), "hot_path": hot_path(), "cells": [each._asdict() for each in cells]}
+        found = {"machine": machine_line(), "cells": [each._asdict() for each in cells]}
         click.echo(json.dumps(found))
         return
-    click.echo(f"{machine_line()}\nhot path {hot_path()}, {blocks} blocks, {decisions} decisions a cell; us")
+    click.echo(f"{machine_line()}; {blocks} blocks, {decisions} decisions a cell; us")
     for each in cells:
         by_shadow = "  ".join(f"{name} {us:.1f}" for name, us in each.evaluate_us.items())
         click.echo(f"{each.ranks} ranks: offer {each.offer_us:.2f}  evaluate {by_shadow}")

@@ -15,7 +15,6 @@ from bench.request.results import RequestResults
 from bench.request.run import MeasuredAmount, RequestBench
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
-from router.compiled import hot_path
 
 _WIDTH = 200
 """Columns of a table that is not printed on a terminal."""
@@ -39,14 +38,13 @@ _QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3, "events_s": 1.0}
 def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure where the CPU time of one request goes: by stage, by system call; and that of a chunk and of KV events.
 
-    Routers are real processes with metrics, ledger and journal on, in modes kv and round-robin. Stages and function
-    calls need an interpreted router, or stages a compiled one and --perf; system calls need `strace` on PATH. The exit
-    status says whether the bench ran.
+    Routers are real processes with metrics, ledger and journal on, in modes kv and round-robin. System calls need
+    `strace` on PATH. The exit status says whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK
     amount = MeasuredAmount(cores=cores(), **{name: flags[name] for name in MeasuredAmount._fields if name != "cores"})
-    facts = RequestFacts(f"{machine()}; hot path {hot_path()}", commit(), amount)
+    facts = RequestFacts(machine(), commit(), amount)
     found: list[RequestResults] = []
     try:
         with on_core(amount.cores[1]):

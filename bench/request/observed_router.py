@@ -5,7 +5,7 @@
 
 `sample` looks at the stack of the main thread, which runs the event loop, every `SAMPLE_S` (`stages.Moment`). `trace`
 has every call and return of a Python function there (`stages.Step`). Nothing is observed at other times. Transports of
-clients and workers are wrapped, so that writes to sockets are functions of their own. The router has to be interpreted.
+clients and workers are wrapped, so that writes to sockets are functions of their own.
 """
 
 import asyncio

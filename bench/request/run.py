@@ -33,7 +33,6 @@ from bench.dataplane.systems import (
 from bench.events.run import Child
 from bench.request.call_path import call_path
 from bench.request.feed import events_use
-from bench.request.machine_stacks import machine_moments
 from bench.request.observed import Observed
 from bench.request.results import (
     LONG_CHUNKS,
@@ -50,7 +49,6 @@ from bench.request.results import (
 )
 from bench.request.stages import Moment, Step, calls_by_stage, own_shares, shares
 from bench.request.tools import ToolAbsent, counted_calls, sampled_objects
-from router.compiled import hot_path
 
 MODES = (KV, ROUND_ROBIN)
 _CONNECTIONS = 8
@@ -92,12 +90,11 @@ class RequestBench:
             workers = Backend(backend, backend.started["ports"])
             for mode in MODES:
                 self._plain[mode] = await self._started(cleanup, workers, mode, ("-m", "router"))
-                if hot_path() == "interpreted":
-                    directory = self._scratch / mode.replace(" ", "-")
-                    directory.mkdir()
-                    command = ("-m", "bench.request.observed_router", str(directory))
-                    running = self._observed[mode] = await self._started(cleanup, workers, mode, command)
-                    self._observing[mode] = Observed(pid_of(running), directory)
+                directory = self._scratch / mode.replace(" ", "-")
+                directory.mkdir()
+                command = ("-m", "bench.request.observed_router", str(directory))
+                running = self._observed[mode] = await self._started(cleanup, workers, mode, command)
+                self._observing[mode] = Observed(pid_of(running), directory)
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -126,13 +123,9 @@ class RequestBench:
             for mode, shape in cells:
                 use = await self._used(mode, shape, self._amount.seconds)
                 self.results.rounds.setdefault((mode, shape.name), []).append(use)
-        if not self._observed:
-            self.results.absent.append("function calls, and stages without --perf: the hot path is compiled")
-        for mode, shape in cells if self._observed or self._amount.uses_perf else ():
+        for mode, shape in cells:
             on_progress(f"stages, {mode}, {shape.name}")
-            stages = await (self._stages if self._observed else self._compiled_stages)(mode, shape)
-            if stages is not None:
-                self.results.stages[mode, shape.name] = stages
+            self.results.stages[mode, shape.name] = await self._stages(mode, shape)
         for mode in MODES:
             on_progress(f"tools and chunks, {mode}")
             await self._tools(mode)
@@ -160,7 +153,7 @@ class RequestBench:
         user, system = (after - then for after, then in zip(_ticks(running), ticks_before, strict=True))
         return CpuUse(cpu_us, cpu_us * system / max(user + system, 1e-9))
 
-    async def _stages(self, mode: str, shape: RequestShape) -> Stages | None:
+    async def _stages(self, mode: str, shape: RequestShape) -> Stages:
         running, observed = self._observed[mode], self._observing[mode]
         await observed.start("sample")
         await self._saturate(running, shape, self._amount.sample_s)
@@ -171,19 +164,6 @@ class RequestBench:
         calls = {stage: count / requests for stage, count in calls_by_stage(steps).items()}
         times = sum(each.times for each in moments)
         return Stages(shares(moments), own_shares(moments), times, calls, call_path(steps))
-
-    async def _compiled_stages(self, mode: str, shape: RequestShape) -> Stages | None:
-        running = self._plain[mode]
-
-        def work() -> Awaitable[float]:
-            return self._saturate(running, shape, self._amount.sample_s)
-
-        try:
-            moments = await machine_moments(pid_of(running), self._scratch, work)
-        except ToolAbsent as error:
-            self.results.absent.append(f"stages, {mode}, {shape.name}: {error}")
-            return None
-        return Stages(shares(moments), own_shares(moments), sum(each.times for each in moments), {}, None)
 
     async def _tools(self, mode: str) -> None:
         running = self._plain[mode]

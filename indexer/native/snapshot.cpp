@@ -10,7 +10,7 @@ namespace kv {
 
 namespace {
 
-constexpr u8 kHasParent = 1, kParentUnknown = 2;
+constexpr u8 kRunHasParent = 1, kParentUnknown = 2;
 constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4, kParkedBytes = 4 + 1 + 8 + 8;
 
 template <class T>
@@ -45,7 +45,7 @@ std::string Tree::snapshot() const {
     for (u32 run = next_in_walk(Runs::kRoot); run != Runs::kRoot; run = next_in_walk(run)) {
         const Run& own = runs_[run];
         const bool has_parent = own.parent != Runs::kRoot;
-        append(body, has_parent ? kHasParent : own.is_parent_unknown != 0 ? kParentUnknown : u8{0});
+        append(body, has_parent ? kRunHasParent : own.is_parent_unknown != 0 ? kParentUnknown : u8{0});
         append(body, has_parent ? blocks_.hash(runs_[own.parent].last()) : u64{0});
         append(body, numbers.at(own.set));
         append(body, own.last_stored_s);
@@ -181,11 +181,11 @@ private:
         if (flags > kParentUnknown) {
             throw Malformed(from, "flags " + text(flags) + ", allowed 0, 1 or 2");
         }
-        if (flags != kHasParent && parent != 0) {
+        if (flags != kRunHasParent && parent != 0) {
             throw Malformed(from + 1, "parent " + text(parent) + " of a run without a known one");
         }
-        const u32 above = flags == kHasParent ? tree_.find(parent) : kNone;
-        if (flags == kHasParent && above == kNone) {
+        const u32 above = flags == kRunHasParent ? tree_.find(parent) : kNone;
+        if (flags == kRunHasParent && above == kNone) {
             throw Malformed(from + 1, "parent " + text(parent) + " is in no run before");
         }
         if (set >= sets_.size()) {

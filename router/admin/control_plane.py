@@ -50,7 +50,6 @@ from kv_runtime.http.answers import error_response, json_response, large_json_re
 from kv_runtime.http.metrics import metrics_handler
 from router.admin.rows import event_flag, evidence_row, explained, trusted, worker_row
 from router.attribution.service import Savings
-from router.compiled import hot_path
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
@@ -395,7 +394,7 @@ class ControlPlane:
         return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "hot_path": hot_path()})
+        return json_response({"version": version("kv-router")})
 
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:

@@ -22,7 +22,6 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
 from router.config import RouterSettings
-from router.native import make_named_tuples_directly
 from router.pools.config import PoolsConfig, read_config
 from router.pools.json_values import PoolsConfigInvalid
 from router.pools.process import OpenRouter, PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
@@ -55,7 +54,6 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
             if check:
                 click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
             else:
-                make_named_tuples_directly()
                 run_process(lambda stop: _serve(wanted, open_router, stop))
         except refused as error:
             print_lines(*f"router: {error}".split("\n"), err=True)

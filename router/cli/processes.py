@@ -43,7 +43,6 @@ from router.admin.control_plane import ControlPlane
 from router.admin.metrics import trust_families
 from router.cli.router_parts import RouterParts, ServingPlace, state_settings, watches
 from router.cli.serve import EXPECTED, connected, embedded_nats, text_and_policies
-from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
@@ -129,7 +128,6 @@ class _Processes:
         click.echo(f"control plane  http://{settings.control.host}:{port_of(self._control)}")
         click.echo(f"event log      {without_user(self._log_url)}")
         click.echo(f"processes      {settings.data.processes} serve, 1 has the index")
-        click.echo(f"hot path       {hot_path()}")
 
     def _close(self) -> None:
         """Leave the sockets to the processes: with the last of them they are closed."""

@@ -24,11 +24,9 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from router.cli.pools import pools_command
 from router.cli.router_parts import RouterParts
-from router.compiled import hot_path
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
-from router.native import make_named_tuples_directly
 from router.pools.process import OpenedRouter
 from router.server.capacity import TooFewFiles
 from router.web.page import ROOT
@@ -49,7 +47,6 @@ def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, 
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
         given = given_paths(RouterSettings, assignments, flags)
-        make_named_tuples_directly()
         if settings.data.processes > 1:
             from router.cli.processes import run_processes  # noqa: PLC0415 - it imports this module
 
@@ -69,7 +66,6 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         if router.picker_address:
             click.echo(f"picker on      {router.picker_address}")
         click.echo(f"event log      {without_user(router.log_url)}")
-        click.echo(f"hot path       {hot_path()}")
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 
 

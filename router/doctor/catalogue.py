@@ -290,11 +290,6 @@ _ROUTERS: _Entries = {
         "the router and these workers do not read the same log: it will never send them anything",
         "the same `nats.url` for routers and agents",
     ),
-    "router.interpreted": (
-        "note",
-        "the router's hot path is interpreted: a small request costs about 1.7 times the CPU; checkouts run so",
-        "install a wheel that was built with a C++17 compiler: `pip install .`, not `pip install -e .`",
-    ),
     "index.full": (
         "warning",
         "prefixes that ranks hold are unknown: they are computed again",

@@ -5,7 +5,6 @@ router.not_ready     /ready is 503
 router.open          a control plane beyond loopback answers without a token
 worker.open          an agent does
 router.other_fleet   it knows none of the living workers: it reads another log
-router.interpreted   the hot path is not machine code
 index.full           ranks were refused, or lack blocks, for lack of memory
 index.nearly_full    the index takes more than `FULL_RATIO` of its memory
 breaker.open         a rank gets no requests
@@ -22,7 +21,6 @@ from router.doctor.findings import Finding, names
 FULL_RATIO = 0.9
 """Of the index's memory and of queues: the next burst takes the rest."""
 _JOURNAL = "kvrouter_journal_records_total"
-_BUILD = "kvrouter_build_info{"
 _REJECTED = "kvrouter_rejected_total"
 _AVOIDED = ("breaker", "busy")
 
@@ -50,20 +48,11 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
         if living and router.mode and living.isdisjoint(router.workers):
             words = f"it knows {names(list(router.workers)) or 'no worker'}; {names(sorted(living))} live on this log"
             yield Finding("router.other_fleet", router.control.url, words)
-        yield from _build(router)
         yield from _index(router, facts.bounds)
         yield from _avoided(router)
         yield from _queue(router, facts)
         if router.after.metrics and _JOURNAL not in router.after.metrics:
             yield Finding("journal.off", router.control.url, "journal.enabled is false")
-
-
-def _build(router: RouterSeen) -> Iterator[Finding]:
-    for name in router.after.metrics:
-        if name.startswith(_BUILD):
-            version, hot_path = name.removeprefix(_BUILD).removesuffix("}").split(",")
-            if hot_path == "interpreted":
-                yield Finding("router.interpreted", router.control.url, f"version {version}, hot path: {hot_path}")
 
 
 def _index(router: RouterSeen, bounds: Bounds) -> Iterator[Finding]:

@@ -1,9 +1,7 @@
 from collections.abc import Sequence
 from typing import overload
 
-INTERFACE: int = 8
-
-def make_directly(made: type) -> None: ...
+INTERFACE: int = 9
 
 class Policy:
     @property

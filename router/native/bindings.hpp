@@ -76,7 +76,6 @@ std::vector<Number> numbers_in(const nanobind::handle& given, const char* field,
     return numbers;
 }
 
-void bind_named_tuples(nanobind::module_& module);
 void bind_core(nanobind::module_& module);
 
 }  // namespace kv

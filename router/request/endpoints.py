@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.requests import RequestInvalid
-from router.compiled import hot_path
 from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
@@ -113,7 +112,7 @@ class Endpoints:
         answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
-        answer(exchange, {"version": version("kv-router"), "hot_path": hot_path()})
+        answer(exchange, {"version": version("kv-router")})
 
 
 class DecisionOnly(RequestReader):

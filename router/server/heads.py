@@ -226,7 +226,7 @@ def _joined(fields: list[tuple[bytes, bytes]]) -> Headers:
     return headers
 
 
-def _body_bytes(headers: Headers, http_1_1: bool) -> int:  # noqa: FBT001 - on the hot path
+def _body_bytes(headers: Headers, http_1_1: bool) -> int:  # noqa: FBT001 - called with a position
     length = headers.get(b"content-length")
     if b"transfer-encoding" in headers:
         coding = headers[b"transfer-encoding"]

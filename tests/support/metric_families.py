@@ -1,8 +1,7 @@
 """The metric families of every command, made by the functions that make them at a scrape.
 
 `COMMANDS` lists them as each process registers them. The statistics that they are made from are `NOTHING`: every
-family is there, with its labels, and has no samples. Functions that a wheel has as machine code check the types of
-their arguments, and get real statistics without entries. `tests/system/e2e/test_metrics_are_documented.py` compares the
+family is there, with its labels, and has no samples. `tests/system/e2e/test_metrics_are_documented.py` compares the
 lists with what real processes show.
 """
 

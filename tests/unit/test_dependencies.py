@@ -26,7 +26,6 @@ INCLUDED = {"": (), "router": (), "bench": ("bench",), "dev": ("dev", "bench")}
 """Extras that such a package may use beside its own."""
 ELSEWHERE = {
     "worker_agent/engines/trtllm/bindings.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
-    "router/compiled/__main__.py": {"mypy", "setuptools"},  # part of the build
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
     "kv_runtime/tracing/otlp.py": {"opentelemetry-sdk"},  # imported where traces are wanted
     "router/top/terminal.py": {"rich"},  # imported where screens are drawn

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from kv_runtime.telemetry import Family, counter, gauge
-from router.compiled import hot_path
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.fleet.breakers import BREAKER_STATES
@@ -105,12 +104,12 @@ def trust_families(routing: Routing) -> Iterator[Family]:
 
 
 def build_families() -> Iterator[Family]:
-    """Yield the running version, and whether the hot path is machine code."""
+    """Yield the running version."""
     yield gauge(
         "build_info",
-        "1 for the version and the form of the hot path that this process runs",
-        ("version", "hot_path"),
-        [((version("kv-router"), hot_path()), 1.0)],
+        "1 for the version that this process runs",
+        ("version",),
+        [((version("kv-router"),), 1.0)],
     )
 
 

@@ -162,7 +162,7 @@ async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[
     started = ("--processes", "2", "--port", str(port), "--control-port", str(control))
     async with Children() as children:
         router = await children.start_ours(
-            "router", "router", *started, ready="hot path", settings=(f"nats.port={nats}", *QUIET, *settings)
+            "router", "router", *started, ready="control plane", settings=(f"nats.port={nats}", *QUIET, *settings)
         )
         worker = (
             "worker_agent",

@@ -10,11 +10,11 @@ from tests.support.paths import ROOT
 from tests.system.install.environments import python_with
 
 BUILDER = ROOT / "build" / "wheel" / "builder" / "bin" / "python"
-"""The empty environment in which `make compiled` builds."""
+"""The empty environment in which `make wheel` builds."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not BUILDER.exists(), reason="build/wheel/builder is missing: `make compiled` makes it"),
+    pytest.mark.skipif(not BUILDER.exists(), reason="build/wheel/builder is missing: `make wheel` makes it"),
 ]
 
 
@@ -41,7 +41,7 @@ def python(build: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) ->
 def test_the_wheel_is_pure_and_the_build_says_why(build: tuple[Path, str]) -> None:
     wheel, printed = build
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "WARNING: this wheel has no machine code: of its commands worker-agent alone runs" in printed
+    assert "WARNING: this wheel has no C++: of its commands worker-agent alone runs" in printed
 
 
 @pytest.mark.parametrize("program", ["router", "indexer"])

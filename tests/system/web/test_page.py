@@ -284,7 +284,7 @@ async def test_the_page_asks_for_the_token_and_keeps_it_in_its_tab() -> None:
     ports = ("--port", "0", "--control-port", "0", "--set", "nats.port=0")
     async with Children() as children, chromium() as browser:
         command = ("router", "--mode", "kv", *ports)
-        router = await children.start_ours("router", *command, ready="hot path", settings=("control.token=a-token",))
+        router = await children.start_ours("router", *command, ready="event log", settings=("control.token=a-token",))
         url = (await router.line_with("control plane")).split()[-1]
         async with screen(browser, url) as shown:
             await shown.open()

@@ -10,7 +10,6 @@ from bench.request.command import request
 from bench.request.results import SHAPES
 from bench.request.run import MODES
 from bench.request.stages import LOOP, WRITES
-from router.compiled import hot_path
 
 
 @pytest.mark.slow
@@ -25,9 +24,6 @@ def test_a_quick_run_measures_every_request_and_names_what_is_absent(tmp_path: P
     assert not [line for line in found["absent"] if "failed" in line]
     assert found["events"]["batches_s"] > 0
     assert "### CPU us of a request" in markdown.read_text()
-    if hot_path() == "compiled":
-        assert any("the hot path is compiled" in line for line in found["absent"])
-        return
     for cell in found["cells"]:
         stages = cell["stages"]
         assert {"read", "parse", "send", "relay", "journal", WRITES} <= stages["calls"].keys()

@@ -210,7 +210,6 @@ class Oversleeping(ManualClock):
         self._at_s += seconds + self._late_s.pop(0)
 
 
-@pytest.mark.interpreted
 async def test_the_loops_lag_is_how_late_a_sleep_ends() -> None:
     clock, registry, stop = Oversleeping(0.0, 0.02, 0.3), new_registry(), asyncio.Event()
     async with asyncio.TaskGroup() as group:

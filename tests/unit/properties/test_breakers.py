@@ -176,7 +176,6 @@ class LetsEveryRequestProbe(Breakers):
             super().follow(event, now_s)
 
 
-@pytest.mark.interpreted
 @pytest.mark.planted
 def test_the_comparison_sees_a_planted_bug() -> None:
     @given(steps)

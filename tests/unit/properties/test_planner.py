@@ -40,7 +40,6 @@ def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a world that fails leaves sockets open
 @pytest.mark.planted
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

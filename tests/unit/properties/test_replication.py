@@ -153,7 +153,6 @@ def live_through_troubles(seeds: int) -> None:
         assert_alike(network, seed)
 
 
-@pytest.mark.interpreted
 @pytest.mark.planted
 def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     live_through_troubles(5)

@@ -288,7 +288,6 @@ class LosesWhoIsCancelledFirst(RequestQueue):
         return is_waiting
 
 
-@pytest.mark.interpreted
 @pytest.mark.planted
 def test_the_comparison_sees_a_planted_bug() -> None:
     @given(policies, steps)

@@ -127,7 +127,6 @@ FAILED = AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=0, outcome="failed", ph
 CAME_BACK: list[Step] = [(JOINED, 0.0, 0), (HEARD, 0.0, 0), (FAILED, 0.0, 0), *[(HEARD, 2.0, 0)] * 5]
 
 
-@pytest.mark.interpreted
 @pytest.mark.planted
 def test_not_heeding_the_time_of_breakers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(CAME_BACK) == []

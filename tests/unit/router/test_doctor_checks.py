@@ -258,10 +258,6 @@ CASES: dict[str, Case] = {
         facts(routers=(router(workers=("w7",)),)), ROUTER, "it knows w7; w0, w1 live on this log",
         facts(routers=(router(workers=("w1", "w7")),)),
     ),
-    "router.interpreted": Case(
-        with_metric("kvrouter_build_info{1.0,interpreted}", 1), ROUTER, "version 1.0, hot path: interpreted",
-        with_metric("kvrouter_build_info{1.0,compiled}", 1),
-    ),
     "index.full": Case(with_metric("kvrouter_index_overfull_ranks", 2), ROUTER, "2 ranks lack blocks"),
     "index.nearly_full": Case(
         with_metric("kvrouter_index_memory_bytes", 0.9 * (1 << 20)), ROUTER, "of 1048576 bytes",

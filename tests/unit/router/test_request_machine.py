@@ -52,7 +52,6 @@ from router.request.plan import RequestPlan
 from router.request.refusals import Refusal
 from router.request.usage import NO_USAGE, Usage
 
-pytestmark = pytest.mark.interpreted  # `Try` derives from a class that is compiled in a wheel
 STREAM = {b"content-type": b"text/event-stream"}
 USAGE = b'"usage": {"prompt_tokens": 9, "completion_tokens": 4}'
 NO_ROOM = refusals.unavailable("the queue is full", "queue_full")

@@ -147,7 +147,6 @@ async def test_while_bytes_flow_a_lease_lives_on_and_without_them_it_ends() -> N
     assert len(bench.state.tick(bench.clock.now())) == 1
 
 
-@pytest.mark.interpreted
 async def test_a_lease_is_not_renewed_for_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     lease = bench.take(route())
