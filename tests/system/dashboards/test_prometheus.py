@@ -74,6 +74,7 @@ ATTACHED = "no engine is attached"
 _IN_PROCESS = "simulated engines neither load, nor die, nor have logits processors and canaries"
 PUBLISHES = "no engine publishes its events"
 _MEDIA = "no worker takes or encodes media"
+_NATS_SERVER = "no process embeds the nats-server"
 WITHOUT_SERIES = {
     "engine_attached": ATTACHED,
     "engine_metrics_age_seconds": ATTACHED,
@@ -99,6 +100,8 @@ WITHOUT_SERIES = {
     "encode_requests_total": _MEDIA,
     "media_loaded_total": _MEDIA,
     "media_refused_total": _MEDIA,
+    "nats_server_restarts_total": _NATS_SERVER,
+    "nats_server_up": _NATS_SERVER,
     **dict.fromkeys(OF_ENGINES, ATTACHED),
 }
 """Metrics of which this fleet has no series, and why: their queries must be understood, and may have no answer."""
