@@ -20,6 +20,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, TaskSet, until
 from kv_runtime.text.loading import load_text
+from kv_runtime.text.model import Text
 
 WORKERS = 2
 BLOCK_SIZE = 64
@@ -175,17 +176,19 @@ class BackendRole:
         for server in self._servers:
             server.close()
 
-    async def _join(self, url: str) -> Answer:
-        """Register the workers at the router with this event log, and start their heartbeats."""
+    async def _join(self, url: str, text: str) -> Answer:
+        """Register the workers at the router with this event log, and start their heartbeats.
+
+        `text` is the setting `tokens.text` of that router.
+        """
         log = await EventLog.connect(url, name="bench-backend")
         self._logs.append(log)
-        for worker in self._registrations():
+        for worker in self._registrations(load_text(text)):
             await log.publish(subjects.fleet(MODEL, worker.worker_id), fleet.encode(worker))
         self._joined.put_nowait(log)
         return {}
 
-    def _registrations(self) -> list[WorkerRegistered]:
-        text = load_text("byte")
+    def _registrations(self, text: Text) -> list[WorkerRegistered]:
         return [
             WorkerRegistered(
                 worker_id=f"w{number}",
@@ -210,7 +213,7 @@ class BackendRole:
                 beating.spawn(self._beat_to(log, stop))
 
     async def _beat_to(self, log: EventLog, stop: asyncio.Event) -> None:
-        ranks = [(WorkerRank(worker.worker_id, 0), worker.instance) for worker in self._registrations()]
+        ranks = [(WorkerRank(f"w{number}", 0), f"bench-{number}") for number in range(WORKERS)]
         while not stop.is_set() and log.is_connected:
             for rank, instance in ranks:
                 heartbeat = Heartbeat(instance=instance, epoch=1, last_seq=0)

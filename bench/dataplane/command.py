@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.dataplane.report import DataplaneFacts, as_json, tables, verdict_table
 from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
-from bench.dataplane.systems import DIRECT, NGINX, PEERS, SystemPlan, found, on_core
+from bench.dataplane.systems import DIRECT, DYNAMO, NGINX, PEERS, SystemPlan, found, on_core
 from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
 from kv_runtime.process import run_process
@@ -22,6 +22,7 @@ _OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
 _QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}
 _QUICK_ONLY = {"held_chunks": 2, "left_times": 5}
 _TWO = 2
+_NAMED = (NGINX, *PEERS, DYNAMO)
 
 
 def cores() -> tuple[int, int]:
@@ -36,16 +37,21 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     named = []
     for value in values:
         name, _, path = value.partition("=")
-        if name not in (NGINX, *PEERS) or not path:
-            raise click.BadParameter(f"found {value!r}, allowed NAME=EXECUTABLE of {', '.join((NGINX, *PEERS))}")
+        if name not in _NAMED or not path:
+            raise click.BadParameter(f"found {value!r}, allowed NAME=EXECUTABLE of {', '.join(_NAMED)}")
         named.append((name, path))
     return named
 
 
 @click.command("dataplane", context_settings={"show_default": True})
 @click.option("--peer", "peers", multiple=True, callback=_named, help="NAME=EXECUTABLE of a peer that is not on PATH")
+@click.option(
+    "--text",
+    default="",
+    help="directory of a model: ours in mode kv with its tokenizer, too, and Dynamo, if --peer names it",
+)
 @click.option("--only", help="systems whose names contain one of these words, by commas; direct is always there")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, help="turns of every system; medians are shown")
+@click.option("--rounds", type=click.IntRange(min=1), default=9, help="turns of every system; medians are shown")
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=1.5, help="how long a cell of a round takes")
 @click.option("--rate", type=click.FloatRange(1, 10_000), default=200.0, help="requests a second at the modest rate")
 @click.option("--streams", type=click.IntRange(1, 8000), default=8000, help="streams at once, a chunk every 2 s")
@@ -61,14 +67,15 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
     Ours is a real `router` process with metrics, ledger and journal on. Back end and clients are processes of their
     own, on another core; all systems are up at once and take turns. CPU is the system's own, so that other programs on
-    the machine disturb little. Peers are no dependency: those on PATH or named with --peer take part. The exit status
+    the machine disturb little. Peers are no dependency: those on PATH or named with --peer take part; of Dynamo --peer
+    names the Python of an environment with ai-dynamo. The exit status
     says whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK
     more = _QUICK_ONLY if flags["quick"] else {}
     shape = MeasuredShape(cores=cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
-    plans, absent = found(flags["peers"], traced=flags["tracing"])
+    plans, absent = found(flags["peers"], traced=flags["tracing"], text=flags["text"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
     facts = DataplaneFacts(machine(), commit(), shape, flags["quick"])

@@ -1,7 +1,7 @@
 """Measures the data plane: all systems run at once, and a round measures every cell of each system in turn.
 
-    cells of a round    saturated (small, 40 KB), paced, streams (bursts, high rate): CPU of the system only, counted
-                        from before the first request to after the last answer
+    cells of a round    saturated (small, 40 KB), paced, streams of 8 chunks, chunks (bursts, high rate): CPU of the
+                        system only, counted from before the first request to after the last answer
     once at the end     many streams at once; a client that does not read; clients that leave; idle
 
 Back end and clients are separate processes, on another core than the system where there are two. Failed requests do
@@ -16,17 +16,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from bench.dataplane.systems import Backend, RunningSystem, SystemAbsent, SystemPlan, on_core, start
 from bench.events.run import Child
 from bench.report import percentile
 
 SMALL_BYTES, LARGE_BYTES = 300, 40_000
-SMALL, LARGE, PACED, BURST, HIGH_RATE = "small", "40 KB", "paced", "burst", "high rate"
+SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE = "small", "40 KB", "paced", "stream", "burst", "high rate"
 HELD, CRAWLED, LEFT, IDLE = "held", "crawled", "left", "idle"
 _CONNECTIONS = 8
-_BURST_CHUNKS = 200
+_STREAM_CHUNKS, _BURST_CHUNKS = 8, 200
 _HIGH_RATE_STREAMS, _HIGH_RATE_PAUSE_MS = 200, 5
 _HELD_PAUSE_MS, _RAMP_STREAMS_S = 2000, 2000.0
 _LEFT_PAUSE_MS = 1000
@@ -66,7 +66,7 @@ class DataplaneResults:
 
     def errors(self, system: str) -> int:
         """Return how many requests failed in all rounds, without those that were cut off on purpose."""
-        cells = (SMALL, LARGE, PACED, BURST, HIGH_RATE)
+        cells = (SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE)
         return int(sum(each["errors"] for cell in cells for each in self.rounds.get((system, cell), ())))
 
 
@@ -106,15 +106,16 @@ class Bench:
             except SystemAbsent as error:
                 self.results.absent.append(f"absent: {_in_short(str(error))}")
                 continue
-            if running.process is not None:
-                self._cleanup.push_async_callback(running.process.end)
+            for process in (running.workers, running.process):
+                if process is not None:
+                    self._cleanup.push_async_callback(process.end)
             self._running.append(running)
             self.results.systems.append(plan)
 
     @property
     def steps(self) -> int:
         """How many steps `run` takes."""
-        return len(self._running) * (self._shape.rounds + 1)
+        return len(self._running) * self._shape.rounds + sum(not each.plan.text for each in self._running)
 
     async def run(self, on_progress: Callable[[str], None]) -> DataplaneResults:
         """Measure all systems; `on_progress` gets the name of a system after each of its rounds."""
@@ -124,22 +125,28 @@ class Bench:
             for running in self._running:
                 await self._round(running)
                 on_progress(running.plan.name)
-        for running in self._running:
+        for running in (each for each in self._running if not each.plan.text):
             await self._once(running)
             on_progress(running.plan.name)
         return self.results
 
     async def _round(self, running: RunningSystem) -> None:
         seconds = self._shape.seconds
-        stream = {"chunks": _BURST_CHUNKS, "pause_ms": 0}
+        burst = {"chunks": _BURST_CHUNKS, "pause_ms": 0}
         many = {"chunks": int(1000 * seconds / _HIGH_RATE_PAUSE_MS), "pause_ms": _HIGH_RATE_PAUSE_MS}
         found = {
             SMALL: await self._saturated(running, SMALL_BYTES, seconds),
             LARGE: await self._saturated(running, LARGE_BYTES, seconds),
-            PACED: await self._paced(running),
-            BURST: await self._saturated(running, SMALL_BYTES, seconds, **stream),
-            HIGH_RATE: await self._saturated(running, SMALL_BYTES, seconds / 4, connections=_HIGH_RATE_STREAMS, **many),
         }
+        if not running.plan.text:
+            found |= {
+                PACED: await self._paced(running),
+                STREAM: await self._saturated(running, SMALL_BYTES, seconds, chunks=_STREAM_CHUNKS, pause_ms=0),
+                BURST: await self._saturated(running, SMALL_BYTES, seconds, per="events", **burst),
+                HIGH_RATE: await self._saturated(
+                    running, SMALL_BYTES, seconds / 4, connections=_HIGH_RATE_STREAMS, per="events", **many
+                ),
+            }
         for cell, figures in found.items():
             self.results.rounds[running.plan.name, cell].append(figures)
 
@@ -159,11 +166,12 @@ class Bench:
         seconds: float,
         *,
         connections: int = _CONNECTIONS,
+        per: Literal["requests", "events"] = "requests",
         **stream: int,
     ) -> Found:
         parameters = {"body_bytes": body_bytes, "connections": connections, "seconds": seconds, **stream}
         answer, figures = await self._metered(running, "saturate", **parameters)
-        done = answer["events"] if stream else answer["requests"]
+        done = answer[per]
         return figures | _over(figures, done) | {"rate": done / answer["seconds"], "errors": answer["errors"]}
 
     async def _paced(self, running: RunningSystem) -> Found:

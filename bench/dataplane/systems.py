@@ -4,6 +4,8 @@
             on request also with tracing on: no request sampled, or all, whose spans the back end takes unread
     nginx   one worker process, no buffering of answers, connections to workers kept alive: the cost of proxying only
     peers   each executable that is named or on PATH, in each of its policies
+    dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`): it knows no
+            others. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
 
 A system is a process and its children. The nats-server of our router, which stores the journal, is counted separately.
 """
@@ -23,12 +25,13 @@ from typing import NamedTuple
 import aiohttp
 import psutil
 
-from bench.dataplane.wire import PATH, requests
+from bench.dataplane.backend import BLOCK_SIZE, WORKERS
+from bench.dataplane.wire import MODEL, PATH, requests
 from bench.events.run import Child
 from bench.processes import ChildProcess, ProcessFailed
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
-OURS, NGINX, DIRECT = "router", "nginx", "direct"
+OURS, NGINX, DIRECT, DYNAMO = "router", "nginx", "direct", "dynamo"
 PEERS: dict[str, tuple[str, ...]] = {
     "sglang-router": ("launch",),
     "vllm-router": (),
@@ -38,7 +41,8 @@ PEERS: dict[str, tuple[str, ...]] = {
 _PEER_POLICIES = {ROUND_ROBIN: "round_robin", CACHE: "cache_aware"}
 _OUR_MODES = {ROUND_ROBIN: "round-robin", KV: "kv"}
 _NATS = "nats-server"
-_NO_DYNAMO = "Dynamo's frontend: not measured (it talks to workers of its own runtime alone, not to an OpenAI back end)"
+_MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-size", str(BLOCK_SIZE))
+"""Dynamo's workers: as many as ours, with as large blocks, that answer at once."""
 _READY_S, _POLL_S = 60.0, 0.1
 _ANSWER_S = 2.0
 _OK = 200
@@ -88,6 +92,7 @@ class SystemPlan(NamedTuple):
     """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`).
 
     `processes` of ours serve. `sampled`: the share of requests that ours traces; None: tracing is off.
+    `text` is the directory of a model with whose tokenizer prompts are hashed; empty: ours hashes their bytes.
     """
 
     kind: str
@@ -96,6 +101,7 @@ class SystemPlan(NamedTuple):
     command: tuple[str, ...] = ("-m", "router")
     processes: int = 1
     sampled: float | None = None
+    text: str = ""
 
     @property
     def name(self) -> str:
@@ -104,7 +110,8 @@ class SystemPlan(NamedTuple):
             return self.kind
         processes = "" if self.processes == 1 else f", {self.processes} processes"
         tracing = "" if self.sampled is None else f", {self.sampled:.0%} traced"
-        return f"{self.kind}, {self.policy}{processes}{tracing}"
+        tokenizer = ", tokenizer" if self.text and self.kind == OURS else ""
+        return f"{self.kind}, {self.policy}{processes}{tracing}{tokenizer}"
 
 
 UNSAMPLED, SAMPLED = SystemPlan(OURS, KV, sampled=0.0), SystemPlan(OURS, KV, sampled=1.0)
@@ -128,6 +135,8 @@ class RunningSystem(NamedTuple):
     port: int
     process: ChildProcess | None
     """None: clients talk to the workers directly."""
+    workers: ChildProcess | None = None
+    """Workers of its own."""
 
     def used(self) -> Used:
         """Return the use so far."""
@@ -147,14 +156,22 @@ def _cpu_s(pid: int) -> float:
     return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
 
 
-def found(named: Sequence[tuple[str, str]], *, traced: bool = False) -> tuple[list[SystemPlan], list[str]]:
+def found(
+    named: Sequence[tuple[str, str]], *, traced: bool = False, text: str = ""
+) -> tuple[list[SystemPlan], list[str]]:
     """Return the systems that can be measured, by name or on PATH, and a line for each that cannot.
 
-    `traced`: ours in mode kv with tracing on, too.
+    `traced`: ours in mode kv with tracing on, too. `text`: and with this model's tokenizer, as Dynamo.
     """
     ours = (SystemPlan(OURS, mode, processes=processes) for processes in (1, 2) for mode in _OUR_MODES)
     plans = [SystemPlan(DIRECT, ""), *ours, *((UNSAMPLED, SAMPLED) if traced else ())]
-    absent = [_NO_DYNAMO]
+    absent = []
+    if text:
+        plans.append(SystemPlan(OURS, KV, text=text))
+    if text and DYNAMO in dict(named):
+        plans.append(SystemPlan(DYNAMO, KV, dict(named)[DYNAMO], text=text))
+    else:
+        absent.append("dynamo: absent (it needs --text and --peer dynamo=PYTHON, a Python that has ai-dynamo)")
     for name in (NGINX, *PEERS):
         executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if executable is None:
@@ -188,17 +205,23 @@ async def start(
     """
     if plan.kind == DIRECT:
         return RunningSystem(plan, backend.ports[0], None)
-    process = {OURS: _ours, NGINX: _nginx}.get(plan.kind, _peer)(plan, backend, directory)
+    process = {OURS: _ours, NGINX: _nginx, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, directory)
+    workers = _dynamo_workers(plan) if plan.kind == DYNAMO else None
     try:
+        variables = _dynamo_variables(plan, directory) if plan.kind == DYNAMO else {}
+        if workers is not None:
+            await workers.start(group, variables)
         with on_core(cores[0]):
-            await process.start(group)
+            await process.start(group, variables)
         port = await _port(plan, process, backend, directory)
         await _until_answers(port, process)
         _move_nats(process.pid, cores[1])
     except (OSError, ProcessFailed) as error:
         await process.end()
+        if workers is not None:
+            await workers.end()
         raise SystemAbsent(f"{plan.name}: {error}") from error
-    return RunningSystem(plan, port, process)
+    return RunningSystem(plan, port, process, workers)
 
 
 def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
@@ -207,6 +230,8 @@ def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
     if plan.sampled is not None:
         collector = f"tracing.endpoint=http://127.0.0.1:{backend.ports[0]}"
         options += ["--set", collector, "--set", f"tracing.ratio={plan.sampled}"]
+    if plan.text:
+        options += ["--set", f"tokens.text={plan.text}", "--set", "tokens.encoder=fast"]
     return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 
@@ -227,6 +252,25 @@ def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
     command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(_free_port())]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
     return ChildProcess(plan.name, command)
+
+
+def _dynamo(plan: SystemPlan, _backend: Backend, directory: Path) -> ChildProcess:
+    options = ["--http-host", "127.0.0.1", "--http-port", _port_file(_own(plan, directory)), "--router-mode", "kv"]
+    return _dynamo_module(plan, "frontend", [*options, "--tokenizer", "fastokens", "--no-tokenizer-fallback"])
+
+
+def _dynamo_workers(plan: SystemPlan) -> ChildProcess:
+    return _dynamo_module(plan, "mocker", ["--model-path", plan.text, "--model-name", MODEL, *_MOCKER])
+
+
+def _dynamo_module(plan: SystemPlan, module: str, options: list[str]) -> ChildProcess:
+    command = [plan.executable, "-m", f"dynamo.{module}", "--discovery-backend", "file", *options]
+    return ChildProcess(f"{plan.name}, {module}", command)
+
+
+def _dynamo_variables(plan: SystemPlan, directory: Path) -> dict[str, str]:
+    """Return what lets its programs find each other by files, and keeps them off the network."""
+    return {"DYN_FILE_KV": str(_own(plan, directory) / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
 
 
 def _own(plan: SystemPlan, directory: Path) -> Path:
@@ -254,7 +298,7 @@ async def _port(plan: SystemPlan, process: ChildProcess, backend: Backend, direc
         return int((_own(plan, directory) / "port").read_text())
     address = (await process.line_with("router on")).split()[2]
     url = (await process.line_with("event log")).split()[2]
-    await backend.child.call("join", url=url)
+    await backend.child.call("join", url=url, text=plan.text or "byte")
     return int(address.rpartition(":")[2])
 
 

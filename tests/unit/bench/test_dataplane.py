@@ -17,6 +17,7 @@ from bench.dataplane.run import (
 from bench.dataplane.systems import (
     CACHE,
     DIRECT,
+    DYNAMO,
     KV,
     NGINX,
     OURS,
@@ -55,7 +56,7 @@ def test_targets_are_judged_against_the_best_peer() -> None:
     results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0, DIRECT: 1.0})
     held = {each.target: (each.measured, each.holds) for each in verdicts(results)}
     assert held[SMALL_PLAIN] == (0.5, True)
-    assert held["CPU of a chunk, high rate, over the best peer's"] == (0.5, True)
+    assert held["CPU of a chunk, high rate (router, round robin), over the best peer's"] == (0.5, True)
     assert held["latency added at a modest rate, p50, over the best peer's"] == (19 / 39, True)
     assert held["memory for a reader that does not read (router, round robin)"] == (0.5, True)
     assert held["memory for a reader that does not read (router, kv)"] == (None, None)
@@ -67,8 +68,19 @@ def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
         results.systems.append(plan)
         results.rounds[plan.name, SMALL].append({"cpu_us": cpu_us})
     held = {each.target: (each.measured, each.holds, each.told) for each in verdicts(results)}
-    assert held[SMALL_PLAIN] == (0.75, True, "against smg, round robin")
+    assert held[SMALL_PLAIN] == (0.75, False, "against smg, round robin")
     assert held[SMALL_AWARE] == (1.5, False, "against smg, cache-aware")
+
+
+def test_with_a_tokenizer_it_is_judged_beside_dynamo_by_the_median_of_the_rounds() -> None:
+    results = measured({OURS: 30.0, "smg": 10.0})
+    tokenizing, dynamo = SystemPlan(OURS, KV, text="model"), SystemPlan(DYNAMO, KV, "python", text="model")
+    results.systems += [tokenizing, dynamo]
+    results.rounds[tokenizing.name, LARGE] = [{"cpu_us": us} for us in (100.0, 300.0, 700.0)]
+    results.rounds[dynamo.name, LARGE] = [{"cpu_us": us} for us in (1000.0, 1000.0, 1000.0)]
+    held = {each.target: (each.measured, each.holds, each.told) for each in verdicts(results)}
+    beside_dynamo = held["CPU of a request of 40 KB (router, kv, tokenizer), over Dynamo's"]
+    assert beside_dynamo == (0.3, True, "against dynamo, kv")
 
 
 @pytest.mark.parametrize(("unsampled_us", "holds"), [(104.5, True), (105.5, False)])
