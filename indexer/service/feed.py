@@ -40,7 +40,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Readin
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 
-TICK_S = 0.25
+TICK_S = 0.5
 _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 
 _log = structlog.get_logger("indexer")

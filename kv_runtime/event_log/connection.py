@@ -64,6 +64,7 @@ class EventLog:
         self._window = SendWindow(self._client, WINDOW_MESSAGES, confirm_s)
         self._ensured: dict[str, StreamConfig] = {}
         self._readings: list[Reading] = []
+        self._listening: dict[str, list[OnMessage]] = {}
         self._unsubscribes: list[Callable[[], Awaitable[None]]] = []
         self._due = asyncio.Event()
         self._streams_doubtful = self._closing = False
@@ -370,12 +371,18 @@ class EventLog:
     async def listen(self, subject: str, on_message: OnMessage) -> None:
         """Call `on_message` with core NATS messages on `subject` from now on, one at a time.
 
-        Beyond `LISTEN_MESSAGES_MAX` or `LISTEN_BYTES_MAX` pending, further messages are dropped and counted.
+        All that listen to a subject share one subscription: a message goes to one after the other. Beyond
+        `LISTEN_MESSAGES_MAX` or `LISTEN_BYTES_MAX` pending, further messages are dropped and counted.
         """
-        deliver = self._guarded(on_message)
+        if subject in self._listening:
+            self._listening[subject].append(self._guarded(on_message))
+            return
+        readers = [self._guarded(on_message)]
 
         async def received(message: Msg) -> None:
-            await deliver(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
+            heard = LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers)
+            for deliver in readers:
+                await deliver(heard)
 
         with mapped(f"listen {subject}"):
             subscription = await self._client.subscribe(
@@ -385,6 +392,7 @@ class EventLog:
                 pending_bytes_limit=LISTEN_BYTES_MAX,
             )
             self._unsubscribes.append(subscription.unsubscribe)
+            self._listening[subject] = readers
             await self._flushed()
 
     async def _flushed(self) -> None:

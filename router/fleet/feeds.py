@@ -24,7 +24,7 @@ from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
 if TYPE_CHECKING:
     from router.doctor.findings import Finding
 
-TICK_S = 0.25
+TICK_S = 0.5
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]

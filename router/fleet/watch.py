@@ -20,7 +20,7 @@ from router.decision.routing import Routing
 from router.fleet.breakers import BreakerState
 from router.fleet.registry import SILENT_S
 
-LOOK_S = 0.25
+LOOK_S = 1.0
 
 _log = structlog.get_logger("router")
 

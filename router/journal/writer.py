@@ -41,7 +41,7 @@ from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 from router.journal.records import Recordable
 
-PERIOD_S = 0.05
+PERIOD_S = 0.5
 CHECKPOINT_GAP_S = 5.0
 """Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8
