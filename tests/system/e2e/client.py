@@ -1,11 +1,16 @@
 """What end-to-end tests ask of a router, and the barrier by which they wait for the index: sequences, never sleeps."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
 
+from kv_runtime.clock import SystemClock
+
 MODEL = "sim-8b"
+_JOURNAL_RECORDS = re.compile(r"^kvrouter_journal_(records_total|unpublished_records) (\S+)$", re.MULTILINE)
+_LOOK_S = 0.02
 
 
 class Answered(NamedTuple):
@@ -58,3 +63,14 @@ class Client:
         for rank in ranks:
             query = f"worker={worker_id}&dp_rank={rank['dp_rank']}&epoch={rank['epoch']}&seq={rank['seq']}&timeout_s=30"
             assert await self.control(f"/v1/index/position?{query}") == {"reached": True}
+
+    async def until_journal_is_written(self) -> None:
+        """Return once the log has all that the router has recorded so far."""
+        published, waiting = await self._journal_records()
+        while (await self._journal_records())[0] < published + waiting:
+            await SystemClock().sleep(_LOOK_S)
+
+    async def _journal_records(self) -> tuple[float, float]:
+        async with self.session.get(f"{self.control_url}/metrics") as response:
+            found = dict(_JOURNAL_RECORDS.findall(await response.text()))
+        return float(found["records_total"]), float(found["unpublished_records"])

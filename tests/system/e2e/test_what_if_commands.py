@@ -39,6 +39,7 @@ async def served(fleet: FleetProcesses, client: Client) -> AsyncIterator[FleetPr
     async with asyncio.timeout(20):
         while (await client.control("/v1/shadows"))["shadows"][0]["decisions"] < _REQUESTS:
             await SystemClock().sleep(0.02)
+    await client.until_journal_is_written()
     yield fleet
 
 
