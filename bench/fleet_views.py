@@ -30,7 +30,6 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.live.decision_rows import TailOfDecisions
-from router.live.fleet_columns import RoutedCounts
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 
@@ -73,7 +72,7 @@ class Process:
         self.trunk, self.prompt = systems[0][-1], b"".join(each.to_bytes(8, "little") for each in systems[0])
         clock, index = SystemClock(), cast("EmbeddedIndex", self.fold)  # which has what is asked of it
         tail = TailOfDecisions(self.fleet.routing)
-        self.live = Live(self.fleet.routing, index, clock, tail, RoutedCounts(), ring_bytes_max=32 << 20)
+        self.live = Live(self.fleet.routing, index, clock, tail, ring_bytes_max=32 << 20)
         explorer = PrefixExplorer(self.fold, clock, heat=self._heat)
         log: Any = None
         plane = ControlPlane(

@@ -62,7 +62,7 @@ from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
 from router.live.moments import Moments
-from router.live.passed_requests import PassedRequests, warmth
+from router.live.passed_requests import warmth
 from router.live.routes import list_limit, unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
@@ -111,7 +111,6 @@ class ControlPlane:
         trace_link: str = "",
         shadows: Shadows | None = None,
         savings: Savings | None = None,
-        passed: PassedRequests | None = None,
         heat: HeatSource | None = None,
         moments: Moments | None = None,
         kept: KeptPrompts | None = None,
@@ -125,7 +124,7 @@ class ControlPlane:
 
         Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
 
-        `passed` are this process's requests; `heat` those of all processes, if other ones have them.
+        `heat` are the requests of all processes, if other ones have them.
 
         `moments` answers for past moments of the index; without it there are none.
 
@@ -148,7 +147,6 @@ class ControlPlane:
         self._planner, self._shadows, self._savings = planner, shadows, savings
         self._watched, self._moments, self._kept = watched, moments, kept
         self._attached = attached
-        self._passed = passed or PassedRequests()
         self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
 
@@ -212,7 +210,7 @@ class ControlPlane:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         route = record.verdict.request
-        same_request = record.of_same_request(_OF_A_REQUEST_MAX)
+        same_request = self._routing.decisions.of_request(route.request_id, _OF_A_REQUEST_MAX)
         beside = {
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
             "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
@@ -343,10 +341,10 @@ class ControlPlane:
         return json_response({"reached": True})
 
     async def _heat_here(self) -> list[PassedRequest]:
-        return warmth(self._passed.newest(), self._routing.clock.now())
+        return warmth(self._routing.state.core.ends(), self._routing.clock.now())
 
     async def _passed_requests(self, _: web.Request) -> web.Response:
-        return json_response({"requests": self._passed.newest()})
+        return json_response({"requests": self._routing.state.core.ends()})
 
     async def _policy(self, _: web.Request) -> web.Response:
         return json_response(fields_of(self._routing.policy))

@@ -1,28 +1,11 @@
-"""What requests saved, by model, tenant, LoRA adapter and prefix family: a fold over decisions and outcomes. Pure.
+"""The names of what a router sums up of its requests' savings: `router/native/attribution.hpp` has the rules."""
 
-    decision that computes a prompt     kept until its outcome, at most `pending_max`; the oldest is dropped
-    outcome "ok"                        its saving is added to the total and to one row of each of `DIMENSIONS`
-    any other outcome                   counted as not answered: what a failed attempt computed is not known. Another
-                                        decision may have answered the same request
-    prompt that was not encoded         counted as unseen: neither its length nor its prefix is known
+from typing import Literal, NamedTuple
 
-The same records in the same order give the same sums, in a running router and from its journal.
-"""
-
-from collections import Counter
-from typing import ClassVar, Literal, NamedTuple
-
-from kv_protocol.journal import OutcomeKnown
-from router.attribution.savings import Placement, Sums, placement_of, saving_of
-from router.attribution.top_rows import TopRows
-from router.decision.verdict import Verdict
-from router.journal.records import Recordable
+from router.native import built
 
 Dimension = Literal["model", "tenant", "lora", "prefix"]
 DIMENSIONS: tuple[Dimension, ...] = ("model", "tenant", "lora", "prefix")
-NotCounted = Literal["not_answered", "unseen", "dropped", "not_repeated"]
-"""`not_repeated`: of a journal that lacks records before the decision, so that its candidates are not known."""
-NOT_COUNTED: tuple[NotCounted, ...] = ("not_answered", "unseen", "dropped", "not_repeated")
 
 
 class AttributionLimits(NamedTuple):
@@ -36,64 +19,58 @@ class AttributionLimits(NamedTuple):
     pending_max: int = 65_536
 
 
-class Attribution:
-    """All sums, of one router or of several; a recorder of what is applied to a router's state."""
+class Sums(NamedTuple):
+    """What some requests saved together, in tokens and in seconds of their ranks.
 
-    reads: ClassVar[tuple[type, ...]] = (Verdict, OutcomeKnown)
+    compared_requests    requests whose candidates were compared
+    reported_tokens      the part of `reused_tokens` that workers reported; the rest was predicted
+    learnt_s             the part of `saved_s` that is computed with a learnt factor
+    """
 
-    def __init__(self, limits: AttributionLimits) -> None:
-        self._limits = limits
-        self._pending: dict[str, Placement] = {}
-        self.total = Sums()
-        self.rows: dict[Dimension, TopRows] = {each: TopRows(limits.rows_max) for each in DIMENSIONS}
-        self.not_counted: Counter[NotCounted] = Counter(dict.fromkeys(NOT_COUNTED, 0))
+    requests: int
+    compared_requests: int
+    prompt_tokens: int
+    reused_tokens: int
+    reported_tokens: int
+    baseline_tokens: float
+    foregone_tokens: int
+    saved_s: float
+    learnt_s: float
+    baseline_s: float
+    evicted_blocks: float
 
-    @property
-    def pending(self) -> int:
-        """Decisions whose outcome is not known yet."""
-        return len(self._pending)
 
-    def record(self, what: Recordable) -> None:
-        """`what` was applied."""
-        if isinstance(what, Verdict):
-            self.decided(what)
-        elif isinstance(what, OutcomeKnown):
-            self.ended(what)
+class NamedRow(NamedTuple):
+    """One name's sums since its row began; before, the name had `missed` requests at most."""
 
-    def decided(self, verdict: Verdict) -> None:
-        """A decision is carried out."""
-        placement = placement_of(verdict, self._limits.family_blocks)
-        if placement is None:
-            return
-        if len(self._pending) >= self._limits.pending_max:
-            del self._pending[next(iter(self._pending))]
-            self.not_counted["dropped"] += 1
-        self._pending[verdict.request.decision_id] = placement
+    name: str
+    missed: int
+    sums: Sums
 
-    def ended(self, outcome: OutcomeKnown) -> Placement | None:
-        """The outcome of a decision is known; return the decision if it was counted."""
-        placement = self._pending.pop(outcome.decision_id, None)
-        if placement is None:
-            return None
-        if outcome.outcome != "ok" or not placement.isl_tokens:
-            self.not_counted["unseen" if outcome.outcome == "ok" else "not_answered"] += 1
-            return None
-        saving, rows = saving_of(placement, outcome), self.rows
-        self.total.add(saving)
-        rows["model"].count(placement.model, saving)
-        rows["tenant"].count(placement.tenant, saving)
-        rows["lora"].count(placement.lora, saving)
-        rows["prefix"].count(placement.prefix, saving)
-        return placement
 
-    def forget(self, decision_id: str) -> None:
-        """The outcome of a decision is of another period."""
-        self._pending.pop(decision_id, None)
+class TopRows(NamedTuple):
+    """The names with most requests, in that order, by name where equal, and all else together.
 
-    def charge(self, placement: Placement, blocks: float) -> None:
-        """Blocks were evicted after this decision, which was counted."""
-        self.total.evicted_blocks += blocks
-        self.rows["model"].charge(placement.model, blocks)
-        self.rows["tenant"].charge(placement.tenant, blocks)
-        self.rows["lora"].charge(placement.lora, blocks)
-        self.rows["prefix"].charge(placement.prefix, blocks)
+    A name without a row had `absent_max` requests at most.
+    """
+
+    rows: list[NamedRow]
+    other: Sums
+    absent_max: int
+
+
+def top_rows(found: built.Attribution, dimension: Dimension) -> TopRows:
+    """Return the present sums by name."""
+    rows, other, absent_max = found.top(DIMENSIONS.index(dimension))
+    named = [NamedRow(name, missed, Sums(*sums)) for name, missed, sums in rows]
+    return TopRows(sorted(named, key=lambda row: (-row.sums.requests, row.name)), Sums(*other), absent_max)
+
+
+def not_counted(found: built.Attribution, not_repeated: int = 0) -> dict[str, int]:
+    """Return the number of decisions that are in no sum, by cause.
+
+    `not_repeated`: those of a journal that lacks records before them, so that their candidates are not known.
+    """
+    not_answered, unseen, dropped, pending = found.not_counted()
+    causes = {"not_answered": not_answered, "unseen": unseen, "dropped": dropped, "not_repeated": not_repeated}
+    return {**causes, "pending": pending}

@@ -10,16 +10,15 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from router.attribution.attribution import DIMENSIONS, Attribution, Dimension
-from router.attribution.savings import Sums
-from router.attribution.top_rows import TopRows
+from router.attribution.attribution import DIMENSIONS, Dimension, Sums, TopRows, not_counted, top_rows
+from router.native import built
 
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of some requests: tokens, and seconds of a rank's prefill. `savings.py` has the formulas.
+    """Sums of some requests: tokens, and seconds of a rank's prefill. `attribution.hpp` has the formulas.
 
     `reported_tokens` is the part of `reused_tokens` that workers reported; the rest is predicted. `learnt_s` is the
     part of `saved_s` by a learnt rate; the rest is by the reference engine's. `routing_tokens` is reused minus
@@ -88,12 +87,13 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(
-    found: Attribution,
+    found: built.Attribution,
     source: Source,
     since: str,
     until: str,
     titles: Mapping[str, str] | None = None,
     *,
+    not_repeated: int = 0,
     removed_blocks: int | None = None,
 ) -> SavingsReport:
     """Return the present report; `titles` names prefix families by their hash."""
@@ -102,9 +102,11 @@ def report_of(
         source=source,
         since=since,
         until=until,
-        total=Figures(**_figures(found.total, has_evictions=has_evictions)),
-        by={each: _rows(found.rows[each], names if each == "prefix" else {}, has_evictions) for each in DIMENSIONS},
-        not_counted={**{str(why): count for why, count in found.not_counted.items()}, "pending": found.pending},
+        total=Figures(**_figures(Sums(*found.total()), has_evictions=has_evictions)),
+        by={
+            each: _rows(top_rows(found, each), names if each == "prefix" else {}, has_evictions) for each in DIMENSIONS
+        },
+        not_counted=not_counted(found, not_repeated),
         removed_blocks=removed_blocks,
     )
 
@@ -159,25 +161,16 @@ def _rows(top: TopRows, titles: Mapping[str, str], has_evictions: bool) -> Rows:
             title=titles.get(row.name, ""),
             **_figures(row.sums, has_evictions=has_evictions),
         )
-        for row in top.rows()
+        for row in top.rows
     ]
     other = Figures(**_figures(top.other, has_evictions=has_evictions))
     return Rows(rows=tuple(rows), other=other, absent_requests_max=top.absent_max)
 
 
 def _figures(sums: Sums, *, has_evictions: bool) -> dict[str, Any]:
-    return {
-        "requests": sums.requests,
-        "compared_requests": sums.compared_requests,
-        "prompt_tokens": sums.prompt_tokens,
-        "reused_tokens": sums.reused_tokens,
-        "reported_tokens": sums.reported_tokens,
-        "baseline_tokens": sums.baseline_tokens,
+    evicted_blocks = round(sums.evicted_blocks, _DIGITS) if has_evictions else None
+    differences = {
         "routing_tokens": sums.reused_tokens - sums.baseline_tokens,
-        "foregone_tokens": sums.foregone_tokens,
-        "saved_s": sums.saved_s,
-        "learnt_s": sums.learnt_s,
-        "baseline_s": sums.baseline_s,
         "routing_s": sums.saved_s - sums.baseline_s,
-        "evicted_blocks": round(sums.evicted_blocks, _DIGITS) if has_evictions else None,
     }
+    return {**sums._asdict(), **differences, "evicted_blocks": evicted_blocks}

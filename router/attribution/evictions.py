@@ -13,6 +13,7 @@ removal without placements near it is charged to none. Clears are no removals.
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from kv_protocol.codec import decode_message
 from kv_protocol.errors import MalformedMessage
@@ -20,8 +21,9 @@ from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from kv_protocol.subjects import rank_of
-from router.attribution.savings import Placement
+from router.native import built
 
+Placement = TypeVar("Placement")
 _NS_PER_S = 1_000_000_000
 BEFORE_S, AFTER_S = 1, 10
 """A decision is in the journal some 50 ms after it was taken, a removal in the log some ms after it was made."""
@@ -66,7 +68,7 @@ def count_removals(removals: Removals, subject: str, time_ns: int, data: bytes) 
             removals.add(rank, time_ns // _NS_PER_S, len(event.sequence_hashes))
 
 
-class _Placed:
+class _Placed(Generic[Placement]):
     """A placement, its second, and its new blocks that are not charged yet."""
 
     __slots__ = ("left", "placement", "second")
@@ -75,14 +77,14 @@ class _Placed:
         self.second, self.placement, self.left = second, placement, float(new_blocks)
 
 
-class Evictions:
+class Evictions(Generic[Placement]):
     """Charges removals to placements, of which it is told in any order; `settle` charges what is left."""
 
     def __init__(
         self, removals: Removals, charge: Callable[[Placement, float], None], placed_max: int = PLACED_MAX
     ) -> None:
         self._removals, self._charge, self._placed_max = removals, charge, placed_max
-        self._placed: dict[WorkerRank, list[_Placed]] = {}
+        self._placed: dict[WorkerRank, list[_Placed[Placement]]] = {}
         self._unsettled: dict[WorkerRank, deque[tuple[int, int]]] = {}
         self._count = 0
 
@@ -116,7 +118,7 @@ class Evictions:
             self._placed.clear()
         self._count = sum(map(len, self._placed.values()))
 
-    def _share(self, placed: list[_Placed], second: int, blocks: int) -> None:
+    def _share(self, placed: list[_Placed[Placement]], second: int, blocks: int) -> None:
         first = bisect_left(placed, second - AFTER_S, key=_second)
         behind = bisect_right(placed, second + BEFORE_S, key=_second)
         near = [each for each in placed[first:behind] if each.left > 0]
@@ -130,11 +132,11 @@ class Evictions:
             self._charge(each.placement, charged)
 
 
-def _second(placed: _Placed) -> int:
+def _second(placed: _Placed[Placement]) -> int:
     return placed.second
 
 
-def new_blocks(placement: Placement, outcome: OutcomeKnown) -> int:
+def new_blocks(placement: built.Placement, outcome: OutcomeKnown) -> int:
     """Return how many full blocks of prompt and answer the rank did not have."""
     reused = placement.predicted_tokens if outcome.cached_tokens is None else outcome.cached_tokens
     tokens = placement.isl_tokens + (outcome.output_tokens or 0)

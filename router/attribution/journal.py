@@ -10,10 +10,11 @@ from collections import OrderedDict
 from kv_protocol.decided import Decided
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
-from router.attribution.attribution import Attribution, AttributionLimits
+from router.attribution.attribution import AttributionLimits
 from router.attribution.evictions import Evictions, Removals, new_blocks
 from router.journal.continuity import Continuity
 from router.journal.replay import Redecided, Replay
+from router.native import built
 
 _NS_PER_S = 1_000_000_000
 
@@ -28,7 +29,9 @@ class JournalSavings:
         until_ns: int | None = None,
         removals: Removals | None = None,
     ) -> None:
-        self.attribution = Attribution(limits)
+        self.attribution = built.Attribution(*limits)
+        self.not_repeated = 0
+        """Decisions whose candidates are not known, because the journal lacks records before them."""
         self._evictions = None if removals is None else Evictions(removals, self.attribution.charge)
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of the decisions without an outcome, with removals alone."""
@@ -60,7 +63,7 @@ class JournalSavings:
                     self.attribution.decided(found.verdict)
                     self._place(record, time_ns)
                 elif is_inside:
-                    self.attribution.not_counted["not_repeated"] += 1
+                    self.not_repeated += 1
             elif isinstance(record, OutcomeKnown) and is_inside:
                 self._end(record)
             elif isinstance(record, OutcomeKnown):
@@ -78,7 +81,7 @@ class JournalSavings:
                 self._placed.popitem(last=False)
 
     def _end(self, outcome: OutcomeKnown) -> None:
-        placement = self.attribution.ended(outcome)
+        placement = self.attribution.ended(outcome.decision_id, outcome.outcome == "ok", outcome.cached_tokens)
         placed = self._placed.pop(outcome.decision_id, None)
         if self._evictions is not None and placement is not None and placed is not None:
             self._evictions.placed(*placed, placement, new_blocks(placement, outcome))

@@ -13,23 +13,23 @@ from aiohttp import web
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.attribution import Attribution
+from router.attribution.attribution import DIMENSIONS, Sums, not_counted, top_rows
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
-from router.attribution.savings import Sums
+from router.native import built
 
 SHOWN_MAX = 20
 _NS_PER_S = 1e9
 
 
 class Savings:
-    """Serves the sums of this router as report and metrics; `attribution` computes them."""
+    """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
-    def __init__(self, settings: ReportSection, clock: Clock, process: str = "") -> None:
+    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock, process: str = "") -> None:
         """`process`: the name of this one of several that are one router; empty: there is one."""
         self._settings, self._clock, self._process = settings, clock, process
         self._since = iso(clock.wall_ns())
-        self.attribution = Attribution(settings.limits())
+        self.attribution = core.attribution = built.Attribution(*settings.limits())
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""
@@ -53,11 +53,11 @@ def iso(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / _NS_PER_S, UTC).isoformat(timespec="milliseconds")
 
 
-def savings_families(found: Attribution, process: str = "") -> Iterator[Family]:
+def savings_families(found: built.Attribution, process: str = "") -> Iterator[Family]:
     """Yield the sums by name and process; `by="all"` is the total, which has no process."""
-    named = [(("all", "", ""), found.total)]
-    for dimension, top in found.rows.items():
-        named += [((dimension, row.name, process), row.sums) for row in top.rows()[:SHOWN_MAX]]
+    named = [(("all", "", ""), Sums(*found.total()))]
+    for dimension in DIMENSIONS:
+        named += [((dimension, row.name, process), row.sums) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
 
     def samples(field: str) -> list[Sample]:
         return [(at, float(getattr(sums, field))) for at, sums in named]
@@ -97,7 +97,7 @@ def savings_families(found: Attribution, process: str = "") -> Iterator[Family]:
         labels,
         samples("baseline_s"),
     )
-    reasons = [((reason,), float(count)) for reason, count in found.not_counted.items()]
+    reasons = [((reason,), float(count)) for reason, count in not_counted(found).items() if reason != "pending"]
     yield counter(
         "savings_not_counted",
         "Decisions that are in none of these sums, by reason; another may have answered the request",

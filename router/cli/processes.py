@@ -49,7 +49,6 @@ from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.fleet.feeds import RouterFeeds
 from router.live.evidence import event_log_routes
-from router.live.fleet_columns import RoutedCounts
 from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
@@ -224,7 +223,6 @@ class _IndexParts:
             shared=shared,
             tracing=events_of(self._tracing),
         )
-        self._routed = RoutedCounts()
         self._routing = Routing(
             RouterState(state_settings(settings, text), policies.modes),
             self._index,
@@ -233,7 +231,6 @@ class _IndexParts:
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=1,
-            recorder=self._routed,
         )
         self._gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, self._gate)
@@ -260,7 +257,6 @@ class _IndexParts:
             self._index,
             self._clock,
             TailOfProcesses(links, self._clock),
-            self._routed,
             ring_bytes_max=settings.live.history_bytes_max,
         )
         plane = ControlPlane(

@@ -143,9 +143,15 @@ def _of_journal(
         raise NothingRead(f"the journals on the event log have no message {within}")
     since = iso(since_ns if since_ns is not None else savings.first_ns)
     last = iso(until_ns if until_ns is not None else savings.last_ns)
-    removed = None if removals is None else removals.total
-    titles = settings.report.families
-    return report_of(savings.attribution, "journal", since, last, titles, removed_blocks=removed)
+    return report_of(
+        savings.attribution,
+        "journal",
+        since,
+        last,
+        settings.report.families,
+        not_repeated=savings.not_repeated,
+        removed_blocks=None if removals is None else removals.total,
+    )
 
 
 def _of_router(settings: RouterSettings, url: str) -> SavingsReport:

@@ -61,13 +61,10 @@ from router.journal.records import Recorders
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.decision_rows import TailOfDecisions
 from router.live.evidence import event_log_routes
-from router.live.fleet_columns import RoutedCounts
 from router.live.moments import Moments
-from router.live.passed_requests import PassedRequests
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.names import Names
-from router.planner.offered import LoadRecorder
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
@@ -143,13 +140,12 @@ class RouterParts:
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
-        self._offered = LoadRecorder(state.fleet, self._clock.now())
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
-        self._savings = Savings(settings.report, self._clock, "" if place is None else f"serving-{place.number}")
-        self._passed, self._routed = PassedRequests(), RoutedCounts()
-        self._origins = EventOrigins(state.fleet, self._index, self._clock)
+        process = "" if place is None else f"serving-{place.number}"
+        self._savings = Savings(settings.report, state.core, self._clock, process)
         self._routing = self._router(state, policies.initial)
-        self._planner = Planner(self._routing, self._offered.loads, settings.planner)
+        self._origins = EventOrigins(self._routing, self._index)
+        self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
@@ -223,7 +219,6 @@ class RouterParts:
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
             savings=self._savings,
-            passed=self._passed,
             moments=self._moments,
             watched=() if own is None or self._live is None else self._watched_routes(own, self._live),
         )
@@ -253,7 +248,6 @@ class RouterParts:
             index,
             self._clock,
             TailOfDecisions(self._routing),
-            self._routed,
             ring_bytes_max=self._settings.live.history_bytes_max,
             queued=lambda: self._admission.statistics().requests,
         )
@@ -282,15 +276,7 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=settings.journal.decisions_max,
-            recorder=Recorders(
-                self._offered,
-                self._savings.attribution,
-                self._passed,
-                self._routed,
-                self._origins,
-                *(each for each in (self._journal, self._replicas) if each is not None),
-                self._shadows,
-            ),
+            recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None), self._shadows),
         )
 
     def _picker_of(self, serving: Serving, endpoints: Endpoints) -> "EndpointPicker":

@@ -58,71 +58,43 @@ class Readiness(NamedTuple):
 
 
 class DecisionRecord:
-    """A verdict and, once known, its outcome. `before` and `after` are records of the same request, while kept."""
+    """A verdict and, once known, its outcome."""
 
-    __slots__ = ("after", "before", "outcome", "verdict")
+    __slots__ = ("outcome", "verdict")
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
         self.outcome: OutcomeKnown | None = None
-        self.before: DecisionRecord | None = None
-        self.after: DecisionRecord | None = None
 
     @property
     def decision(self) -> Decision:
         """Return the decision for people; not cheap."""
         return self.verdict.decision()
 
-    def of_same_request(self, count_max: int) -> "list[DecisionRecord]":
-        """Return the newest decisions for the same request id, eldest first."""
-        newest = self
-        while newest.after is not None:
-            newest = newest.after
-        found, at = list[DecisionRecord](), newest
-        while len(found) < count_max:
-            found.append(at)
-            if at.before is None:
-                break
-            at = at.before
-        return found[::-1]
-
 
 class DecisionLog:
-    """The newest decisions, by their ids and by their requests' ids."""
+    """The newest decisions, for people: who asks for one by its id looks at all."""
 
     def __init__(self, decisions_max: int) -> None:
-        self._decisions_max = decisions_max
-        self._records: deque[DecisionRecord] = deque()
-        self._of_decision: dict[str, DecisionRecord] = {}
-        self._newest_of_request: dict[str, DecisionRecord] = {}
+        self._records: deque[DecisionRecord] = deque(maxlen=decisions_max)
         self.added_total = 0
 
     def add(self, verdict: Verdict) -> DecisionRecord:
         """Keep a decision; drop the oldest if there are too many."""
-        if len(self._records) == self._decisions_max:
-            self._forget(self._records.popleft())
-        record, request = DecisionRecord(verdict), verdict.request
+        record = DecisionRecord(verdict)
         self.added_total += 1
         self._records.append(record)
-        self._of_decision[request.decision_id] = record
-        before = self._newest_of_request.get(request.request_id)
-        if before is not None:
-            record.before, before.after = before, record
-        self._newest_of_request[request.request_id] = record
         return record
-
-    def _forget(self, oldest: DecisionRecord) -> None:
-        request = oldest.verdict.request
-        if self._of_decision.get(request.decision_id) is oldest:
-            del self._of_decision[request.decision_id]
-        if oldest.after is not None:
-            oldest.after.before = None
-        else:
-            del self._newest_of_request[request.request_id]
 
     def find(self, any_id: str) -> DecisionRecord | None:
         """Return the decision with this id, or a request's last one."""
-        return self._of_decision.get(any_id) or self._newest_of_request.get(any_id)
+        by_id = (each for each in self._records if each.verdict.request.decision_id == any_id)
+        return next(by_id, None) or next(iter(self.of_request(any_id, 1)), None)
+
+    def of_request(self, request_id: str, count_max: int) -> list[DecisionRecord]:
+        """Return the newest decisions for the request, eldest first."""
+        found = (each for each in reversed(self._records) if each.verdict.request.request_id == request_id)
+        return list(islice(found, count_max))[::-1]
 
     @property
     def oldest(self) -> DecisionRecord | None:

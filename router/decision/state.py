@@ -191,8 +191,8 @@ class RouterState:
             if known.is_unstreamed:
                 self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
             self.breakers.follow(known.ending, now_s)
-        is_ok = known.outcome == "ok"
-        self.core.ended(lease_id, now_s, is_ok, known.ttft_s, known.mean_itl_s, known.output_tokens or 0)
+        latency, tokens = (known.ttft_s, known.mean_itl_s), (known.output_tokens or 0, known.cached_tokens)
+        self.core.ended(lease_id, now_s, known.outcome == "ok", *latency, *tokens)
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
@@ -234,7 +234,8 @@ class RouterState:
             self.core.left(worker_id)
         else:
             registration = worker.registration
-            self.core.registered(worker_id, registration.block_size, registration.total_kv_blocks)
+            group = registration.model, registration.role
+            self.core.registered(worker_id, group, registration.block_size, registration.total_kv_blocks)
 
     def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
         known = self.fleet.worker(event.worker_id)

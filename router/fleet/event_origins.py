@@ -11,18 +11,17 @@ A request shows nothing if its rank is not EXACT, or if a rank holds all blocks 
 
 import asyncio
 from collections import Counter, deque
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
 
 import structlog
 
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
-from router.decision.routing import OverlapIndex
+from router.decision.routing import OverlapIndex, Routing
 from router.decision.verdict import Verdict
-from router.fleet.registry import Fleet
 from router.fleet.trust import Disparity
-from router.journal.records import Recordable
 from router.prompt.chains import BLOCK_BYTES
 
 VOTES = 4
@@ -45,26 +44,15 @@ class _Sent(NamedTuple):
 
 
 class EventOrigins:
-    """A recorder of a router, and a part of its process."""
+    """Looks at the newest decisions of a router; a part of its process."""
 
-    reads: ClassVar[tuple[type, ...]] = (Verdict,)
-
-    def __init__(self, fleet: Fleet, index: OverlapIndex, clock: Clock) -> None:
-        self._fleet, self._index, self._clock = fleet, index, clock
+    def __init__(self, routing: Routing, index: OverlapIndex) -> None:
+        self._routing, self._index = routing, index
+        self._seen = routing.decisions.added_total
         self._sent: deque[_Sent] = deque(maxlen=_WATCHED_MAX)
         self._own: dict[WorkerRank, int] = {}
         """The epoch of each stream that is the rank's own."""
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
-
-    def record(self, what: Recordable) -> None:
-        """Keep a decision of which new blocks are expected at a rank that is still watched."""
-        if type(what) is not Verdict or self._own.get((verdict := what).winner) == verdict.epoch:
-            return
-        hashes = verdict.request.sequence_hashes
-        if verdict.trust == "EXACT" and verdict.request.phase != "decode" and not verdict.is_blank:
-            held = int(verdict.overlap[-1].max())
-            if len(hashes) > held * BLOCK_BYTES:
-                self._sent.append(_Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held))
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
         """Return that the worker's events are those of another one; empty as far as is known."""
@@ -78,14 +66,15 @@ class EventOrigins:
         """Look for the blocks of requests until `stop` is set."""
         while not stop.is_set():
             self.look()
-            await until(stop, self._clock.sleep(_PERIOD_S))
+            await until(stop, self._routing.clock.sleep(_PERIOD_S))
 
     def look(self) -> None:
         """Look once."""
-        now_s = self._clock.now()
-        ranks = tuple(rank for worker in self._fleet.workers() for rank in worker.registration.ranks)
+        now_s, workers = self._routing.clock.now(), self._routing.state.fleet.workers()
+        ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
         self._votes = {rank: votes for rank, votes in self._votes.items() if rank in ranks}
+        self._sent += reversed(list(islice(self._new(), _WATCHED_MAX)))
         waiting = list(self._sent)
         self._sent.clear()
         for sent in waiting:
@@ -93,6 +82,14 @@ class EventOrigins:
                 continue
             if now_s - sent.at_s < _AFTER_S or not self._is_judged(sent, ranks):
                 self._sent.append(sent)
+
+    def _new(self) -> Iterator[_Sent]:
+        """Yield decisions since the last look of which new blocks are expected at a watched rank, newest first."""
+        decisions = self._routing.decisions
+        new, self._seen = decisions.newest(decisions.added_total - self._seen), decisions.added_total
+        for verdict in (each.verdict for each in new):
+            if self._own.get(verdict.winner) != verdict.epoch and (sent := _sent(verdict)) is not None:
+                yield sent
 
     def _is_judged(self, sent: _Sent, ranks: tuple[WorkerRank, ...]) -> bool:
         depths = self._index.columns(sent.hashes, ranks).depths[-1].tolist()
@@ -107,3 +104,12 @@ class EventOrigins:
             if votes[found[0]] == VOTES:
                 _log.error("engine_events_of_another", worker=sent.rank.worker_id, found=str(found[0]))
         return bool(found)
+
+
+def _sent(verdict: Verdict) -> _Sent | None:
+    """Return the request if it shows something where its new blocks appear."""
+    if verdict.trust != "EXACT" or verdict.request.phase == "decode" or verdict.is_blank:
+        return None
+    hashes, held = verdict.request.sequence_hashes, int(verdict.overlap[-1].max())
+    is_new = len(hashes) > held * BLOCK_BYTES
+    return _Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held) if is_new else None

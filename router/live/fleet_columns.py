@@ -5,21 +5,17 @@ ranks      one entry each, worker by worker
 words      trust reasons, and why there is no new work, are numbers of `reasons`; models and roles likewise
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import LedgerApplied
-from kv_protocol.ledger import Routed
 from router.decision.routing import DecisionRecord, Routing
 from router.decision.state import RankLoad
-from router.decision.verdict import Verdict
 from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
-from router.journal.records import Recordable
 
 OBSERVED_MAX = 1000
 """Newest decisions that shares of reuse and latencies are of."""
@@ -33,31 +29,6 @@ _LOAD = (
     ("reported_waiting", "reported_waiting"),
     ("reported_used_blocks", "reported_used_blocks"),
 )
-
-
-class RoutedCounts:
-    """A recorder: the attempts routed to each rank, by this router and its replicas."""
-
-    reads: ClassVar[tuple[type, ...]] = (Verdict, LedgerApplied)
-
-    def __init__(self) -> None:
-        self.of_ranks = Counter[WorkerRank]()
-        self.total = 0
-
-    def record(self, what: Recordable) -> None:
-        """A promise counts."""
-        if type(what) is Verdict:
-            self._count(what.winner)
-        elif isinstance(what, LedgerApplied) and isinstance(what.event, Routed):
-            self._count(WorkerRank(what.event.worker_id, what.event.dp_rank))
-
-    def _count(self, rank: WorkerRank) -> None:
-        self.of_ranks[rank] += 1
-        self.total += 1
-
-    def keep_only(self, ranks: Iterable[WorkerRank]) -> None:
-        """Forget ranks that left the fleet."""
-        self.of_ranks = Counter({rank: self.of_ranks[rank] for rank in ranks if rank in self.of_ranks})
 
 
 class Observed(NamedTuple):
@@ -84,8 +55,8 @@ class _Words:
 class FleetColumns:
     """Makes the columns of one router's fleet."""
 
-    def __init__(self, routing: Routing, counts: RoutedCounts) -> None:
-        self._routing, self._counts = routing, counts
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
 
     def columns(
         self,
@@ -101,7 +72,6 @@ class FleetColumns:
         state, now_s = self._routing.state, self._routing.clock.now()
         workers = list(state.fleet.workers())
         ranks = [rank for worker in workers for rank in worker.registration.ranks]
-        self._counts.keep_only(ranks)
         loads = state.loads()
         models, roles, reasons = _Words(), _Words(), _Words()
         reasons.number("")
@@ -109,7 +79,7 @@ class FleetColumns:
             "at_s": round(self._routing.clock.wall_ns() / 1e9, 3),
             "requests": {
                 "in_flight": sum(load.active_requests for load in loads.values()),
-                "decided_total": self._counts.total,
+                "decided_total": state.core.attempts_total,
                 "queued": queued,
             },
             "log_connected": state.fleet.is_log_connected,
@@ -153,12 +123,12 @@ class FleetColumns:
         return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
 
     def _learnt(self, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
-        factors = self._routing.state.rate_factors()
+        factors, attempts = self._routing.state.rate_factors(), dict(self._routing.state.core.attempts())
         unknown, none = (None, None), Observed()
         return {
             "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
             "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
-            "decided_total": [self._counts.of_ranks[rank] for rank in ranks],
+            "decided_total": [attempts.get(rank, 0) for rank in ranks],
             **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
         }
 

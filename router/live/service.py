@@ -20,7 +20,7 @@ from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
-from router.live.fleet_columns import OBSERVED_MAX, FleetColumns, RoutedCounts, observed
+from router.live.fleet_columns import OBSERVED_MAX, FleetColumns, observed
 from router.live.marks import Looked, Mark, Marks
 from router.live.ring import RECENT_STEP_S, Ring
 
@@ -45,14 +45,13 @@ class Live:
         index: EmbeddedIndex,
         clock: Clock,
         tail: DecisionTail,
-        counts: RoutedCounts,
         *,
         ring_bytes_max: int,
         queued: Callable[[], int] | None = None,
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._clock, self._tail, self._queued = routing, index, clock, tail, queued
-        self._columns = FleetColumns(routing, counts)
+        self._columns = FleetColumns(routing)
         self._looks = Marks()
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(ring_bytes_max)

@@ -1,4 +1,4 @@
-#include "core.hpp"
+#include "attribution.hpp"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ constexpr i64 kCountMax = (i64{1} << 40) - 1;  // tokens or blocks of one reques
 Core::Core(const Settings& settings)
     : ledger(ranks, settings.lease_s), predictions(ranks), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
       sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), history(ranks), rates(ranks),
-      forecasts(ranks) {}
+      forecasts(ranks), attempts(ranks) {}
 
 // ---------------------------------------------------------------------------------------------------------------- what is read
 
@@ -158,6 +158,15 @@ void Core::take(const Verdict& verdict) {
         expect(verdict);
     }
     promise(std::move(promised), view.now_s, "");
+    if (!request.blocks->empty()) {
+        ends.emplace_back(request.blocks->back(), view.now_s);
+        if (ends.size() > kEndsMax) {
+            ends.pop_front();
+        }
+    }
+    if (attribution != nullptr) {
+        attribution->decided(verdict);
+    }
 }
 
 void Core::expect(const Verdict& verdict) {
@@ -174,6 +183,12 @@ void Core::promised(const RankKey& rank, Promise routed, double now_s, std::stri
 
 void Core::promise(Promise promise, double now_s, std::string_view origin) {
     const Worker* const worker = workers_.find(ranks.key(promise.row).worker_id);
+    ++attempts_total;
+    if (worker != nullptr) {
+        ++attempts.add(promise.row);
+        const i64 blocks = static_cast<i64>(promise.blocks->size()) + promise.extra_blocks;
+        offered.routed(worker->group, promise.uncached_tokens, blocks * worker->block_size, now_s);
+    }
     if (!promise.blocks->empty() || promise.uncached_tokens != 0) {
         if (worker != nullptr) {
             const double uncached_blocks = static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size);
@@ -213,6 +228,9 @@ void Core::ended(std::string_view decision_id, const Outcome& outcome) {
     finished(decision_id, outcome.now_s);
     forecasts.ended(decision_id, outcome);
     rates.ended(decision_id, outcome);
+    if (attribution != nullptr) {
+        attribution->ended(decision_id, outcome.is_ok, outcome.cached_tokens);
+    }
 }
 
 void Core::reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker) {
@@ -223,8 +241,15 @@ void Core::reported(const RankKey& rank, i64 running, i64 waiting, i64 used_bloc
     }
 }
 
-void Core::registered(const std::string& worker_id, i64 block_size, u64 total_blocks) {
-    workers_.put(worker_id, Worker{block_size, total_blocks});
+void Core::registered(const std::string& worker_id, Group group, i64 block_size, u64 total_blocks) {
+    workers_.put(worker_id, Worker{std::move(group), block_size, total_blocks});
+}
+
+void Core::left(const std::string& worker_id) {
+    workers_.erase(worker_id);
+    for (const u32 row : attempts.of(worker_id)) {
+        attempts.erase(row);
+    }
 }
 
 void Core::joined(const std::string& worker_id, const std::vector<i64>& dp_ranks, const std::string& model, u64 total_blocks,

@@ -11,6 +11,7 @@
 #include "history.hpp"
 #include "ledger.hpp"
 #include "newcomers.hpp"
+#include "offered.hpp"
 #include "predictions.hpp"
 #include "rates.hpp"
 #include "sessions.hpp"
@@ -45,8 +46,9 @@ struct Policy {
 
 // What a decision reads of a request, beside the ranks that it excludes.
 struct Request {
-    std::string decision_id, model, session_id;
+    std::string decision_id, model, session_id, tenant, lora;
     i64 isl_tokens, block_size, max_tokens, expected_osl;
+    i64 known_tokens;  // `isl_tokens`, or 0 if it is an estimate
     bool is_prefilled, is_decoded, is_pinned;
     std::optional<double> ttft_target_s, itl_target_s;
     Chain blocks;
@@ -133,6 +135,8 @@ private:
     std::optional<std::size_t> bound() const;
 };
 
+class Attribution;
+
 // A state at one moment: the parts of its tables.
 class Checkpoint {
 public:
@@ -177,9 +181,9 @@ public:
     void ended(std::string_view decision_id, const Outcome& outcome);
     void reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker);
     void unreported(const RankKey& rank) { ledger.unreport(ranks.find(rank)); }
-    void registered(const std::string& worker_id, i64 block_size, u64 total_blocks);
+    void registered(const std::string& worker_id, Group group, i64 block_size, u64 total_blocks);
     void joined(const std::string& worker_id, const std::vector<i64>& dp_ranks, const std::string& model, u64 total_blocks, double now_s);
-    void left(const std::string& worker_id) { workers_.erase(worker_id); }
+    void left(const std::string& worker_id);
     void forget(const std::string& worker_id, double now_s);
     void let_go(double now_s);
 
@@ -202,8 +206,17 @@ public:
     Forecasts forecasts;
     OrderedMap<u64> turns;  // decisions, by model
 
+    // ------------------------------------------------------------------------------------------------ for people, and in no checkpoint
+    static constexpr std::size_t kEndsMax = 8192;
+    OfferedLoads offered;
+    RankMap<u64> attempts;  // that were routed to ranks of the fleet, by this router and its replicas
+    u64 attempts_total = 0;
+    std::deque<std::pair<u64, double>> ends;   // last block of a prompt, and when it was routed here: the newest `kEndsMax`
+    std::shared_ptr<Attribution> attribution;  // none: nobody asks what requests saved
+
 private:
     struct Worker {
+        Group group;
         i64 block_size;
         u64 total_blocks;
     };

@@ -1,4 +1,5 @@
 // In C++: the fold of router/decision/state.py. All calls keep the GIL.
+#include "attribution.hpp"
 #include "core_bindings.hpp"
 
 namespace nb = nanobind;
@@ -140,6 +141,33 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              "verdict"_a, "place"_a);
 }
 
+void bind_core_sums(nb::class_<PyCore>& of) {
+    of.def_rw("attribution", &PyCore::attribution, nb::arg().none())
+        .def("offered",
+             [](const PyCore& core, i64 first) {
+                 std::vector<std::tuple<Group, i64, i64, i64, std::vector<std::pair<double, i64>>>> made;
+                 for (const auto& [group, sums] : core.offered.since(first)) {
+                     std::vector<std::pair<double, i64>> times;
+                     for (const auto& [step, count] : sums.steps) {
+                         times.emplace_back(OfferedLoads::work_s(step), count);
+                     }
+                     made.emplace_back(group, sums.requests, sums.uncached_tokens, sums.context_tokens, std::move(times));
+                 }
+                 return made;
+             },
+             "first"_a)
+        .def_ro("attempts_total", &PyCore::attempts_total)
+        .def("attempts",
+             [](const PyCore& core) {
+                 OfRanks<u64> made;
+                 for (const u32 row : core.attempts.rows()) {
+                     made.emplace_back(rank_tuple(core.ranks.key(row)), core.attempts[row]);
+                 }
+                 return made;
+             })
+        .def("ends", [](const PyCore& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
+}
+
 void bind_core_events(nb::class_<PyCore>& of) {
     of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
         .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
@@ -166,17 +194,18 @@ void bind_core_events(nb::class_<PyCore>& of) {
              [](PyCore& core, const std::string& lease_id, bool by_engine, double now_s) { core.expired(lease_id, by_engine, now_s); },
              "lease_id"_a, "by_engine"_a, "now_s"_a)
         .def("ended",
-             [](PyCore& core, const std::string& decision_id, double now_s, bool is_ok, Seconds ttft_s, Seconds itl_s, i64 output_tokens) {
-                 core.ended(decision_id, {now_s, is_ok, ttft_s, itl_s, output_tokens});
+             [](PyCore& core, const std::string& decision_id, double now_s, bool is_ok, Seconds ttft_s, Seconds itl_s, i64 output_tokens,
+                std::optional<i64> cached_tokens) {
+                 core.ended(decision_id, {now_s, is_ok, ttft_s, itl_s, output_tokens, cached_tokens});
              },
-             "decision_id"_a, "now_s"_a, "is_ok"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a)
+             "decision_id"_a, "now_s"_a, "is_ok"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a, "cached_tokens"_a.none())
         .def("reported",
              [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s,
                 bool is_of_worker) { core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, is_of_worker); },
              "worker_id"_a, "dp_rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a, "is_of_worker"_a)
         .def("unreported", [](PyCore& core, const std::string& worker_id, i64 dp_rank) { core.unreported({worker_id, dp_rank}); }, "worker_id"_a,
              "dp_rank"_a)
-        .def("registered", &PyCore::registered, "worker_id"_a, "block_size"_a, "total_blocks"_a)
+        .def("registered", &PyCore::registered, "worker_id"_a, "group"_a, "block_size"_a, "total_blocks"_a)
         .def("joined", &PyCore::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
         .def("left", &PyCore::left, "worker_id"_a)
         .def("forget", &PyCore::forget, "worker_id"_a, "now_s"_a)
@@ -193,16 +222,51 @@ void bind_core_events(nb::class_<PyCore>& of) {
              "table"_a, "rows"_a);
 }
 
+// In the order of `router.attribution.attribution.Sums`.
+auto tuple_of(const Sums& sums) {
+    return std::make_tuple(sums.requests, sums.compared_requests, sums.prompt_tokens, sums.reused_tokens, sums.reported_tokens,
+                           sums.baseline_tokens, sums.foregone_tokens, sums.saved_s, sums.learnt_s, sums.baseline_s, sums.evicted_blocks);
+}
+
+void bind_attribution(nb::module_& module) {
+    nb::class_<Placement>(module, "Placement")
+        .def_ro("isl_tokens", &Placement::isl_tokens)
+        .def_ro("block_size", &Placement::block_size)
+        .def_ro("predicted_tokens", &Placement::predicted_tokens);
+    nb::class_<Attribution>(module, "Attribution")
+        .def(nb::init<std::size_t, std::size_t, std::size_t>(), "rows_max"_a, "family_blocks"_a, "pending_max"_a)
+        .def("decided", &Attribution::decided, "verdict"_a)
+        .def("ended", &Attribution::ended, "decision_id"_a, "is_ok"_a, "cached_tokens"_a.none())
+        .def("forget", &Attribution::forget, "decision_id"_a)
+        .def("charge", &Attribution::charge, "placement"_a, "blocks"_a)
+        .def("total", [](const Attribution& of) { return tuple_of(of.total); })
+        .def("top",
+             [](const Attribution& of, std::size_t dimension) {
+                 const TopRows& top = of.of_names.at(dimension);
+                 std::vector<std::tuple<std::string, i64, decltype(tuple_of({}))>> rows;
+                 for (const auto& [name, row] : top.rows) {
+                     rows.emplace_back(name, row.missed, tuple_of(row.sums));
+                 }
+                 return std::make_tuple(rows, tuple_of(top.other), top.absent_max(of.rows_max));
+             },
+             "dimension"_a)
+        .def("not_counted", [](const Attribution& of) {
+            return std::make_tuple(of.not_answered, of.unseen, of.dropped, of.pending.size());
+        });
+}
+
 }  // namespace
 
 void bind_core(nb::module_& module) {
     bind_verdict(module);
+    bind_attribution(module);
     module.attr("FIRST_S") = kFirstS;
     module.attr("PREFILL_TOKEN_S") = kPrefillTokenS;
     module.attr("PREFILL_PAIR_S") = kPrefillPairS;
     module.attr("STEP_S") = kStepS;
     module.attr("STEP_SEQUENCE_S") = kStepSequenceS;
     module.attr("STEP_KV_TOKEN_S") = kStepKvTokenS;
+    module.attr("SLOT_S") = OfferedLoads::kSlotS;
     module.attr("OUTPUT_TOKENS") = kOutputTokens;
     nb::class_<Checkpoint>(module, "Checkpoint")
         .def("next",
@@ -227,6 +291,7 @@ void bind_core(nb::module_& module) {
              },
              "ranks"_a);
     bind_core_events(core);
+    bind_core_sums(core);
     bind_core_queries(core);
 }
 

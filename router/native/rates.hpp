@@ -18,6 +18,7 @@ struct Outcome {
     bool is_ok = false;
     std::optional<double> ttft_s, itl_s;  // mean seconds between tokens
     i64 output_tokens = 0;                 // 0: not known
+    std::optional<i64> cached_tokens;      // that the worker reported
 };
 
 // One factor of a model, which all its ranks share, and the mean of their own beside it.

@@ -47,15 +47,19 @@ Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{}
 
 // Of a `router.decision.view.RouteRequest`.
 std::shared_ptr<const Request> request_of(const nb::handle& given) {
-    static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), isl_tokens("isl_tokens"),
-        block_size("block_size"), max_tokens("max_tokens"), expected_osl("expected_osl"), pinned_worker("pinned_worker"),
-        ttft_target_s("ttft_target_s"), itl_target_s("itl_target_s"), sequence_hashes("sequence_hashes");
+    static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), tenant("tenant"),
+        lora("lora"), isl_tokens("isl_tokens"), known_tokens("known_tokens"), block_size("block_size"), max_tokens("max_tokens"),
+        expected_osl("expected_osl"), pinned_worker("pinned_worker"), ttft_target_s("ttft_target_s"), itl_target_s("itl_target_s"),
+        sequence_hashes("sequence_hashes");
     const nb::object of_phase = phase.of(given);
     auto made = std::make_shared<Request>();
     made->decision_id = text_of(decision_id.of(given));
     made->model = text_of(model.of(given));
     made->session_id = text_of(session_id.of(given));
+    made->tenant = text_of(tenant.of(given));
+    made->lora = text_of(lora.of(given));
     made->isl_tokens = nb::cast<i64>(isl_tokens.of(given));
+    made->known_tokens = nb::cast<i64>(known_tokens.of(given));
     made->block_size = nb::cast<i64>(block_size.of(given));
     made->max_tokens = nb::cast<i64>(max_tokens.of(given));
     made->expected_osl = nb::cast<i64>(expected_osl.of(given));
@@ -243,18 +247,6 @@ Seconds seconds_at(const std::vector<double>& column, std::size_t place) {
     return column.empty() ? Seconds{} : Seconds(column[place]);
 }
 
-// How many candidates there are, and the blocks that those beside the winner are expected to have: sum, sum of squares, most.
-std::tuple<std::size_t, i64, i64, i64> compared_blocks(const Verdict& verdict) {
-    i64 total = 0, squares = 0, most = 0;
-    for (const u32 place : verdict.candidates) {
-        const i64 blocks = place == verdict.place() ? 0 : verdict.view->numbers.expected(place);
-        total += blocks;
-        squares += blocks * blocks;
-        most = std::max(most, blocks);
-    }
-    return {verdict.candidates.size(), total, squares, most};
-}
-
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
@@ -317,14 +309,8 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("uncached_tokens", &Verdict::uncached_tokens)
         .def_prop_ro("ttft_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.ttft_s, verdict.place()); })
         .def_prop_ro("itl_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.itl_s, verdict.place()); })
-        .def_prop_ro("prefill_factor",
-                     [](const Verdict& verdict) {
-                         const std::vector<double>& factors = verdict.view->numbers.prefill;
-                         return factors.empty() ? 1.0 : factors[verdict.place()];
-                     })
         .def("column", &column, "name"_a)
         .def("factors", &factors, "name"_a)
-        .def("compared_blocks", &compared_blocks)
         .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.costs.empty(); })
         .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
         .def("cost_list",

@@ -1,4 +1,4 @@
-"""`GET /v1/planner` and the same numbers as metrics: counts what is routed, and plans when it is asked.
+"""`GET /v1/planner` and the same numbers as metrics, computed when they are asked for.
 
     GET /v1/planner?ttft_s=&itl_s=&kept_ratio=&utilisation_ratio_max=&window_s=    in place of the section `planner`
 
@@ -19,7 +19,7 @@ from router.decision.policy_swap import field_of, refused
 from router.decision.routing import Routing
 from router.fleet.registry import Worker
 from router.planner.config import PlannerSection
-from router.planner.offered import Group, OfferedLoad, OfferedLoads
+from router.planner.offered import Group, OfferedLoad, covered, offered
 from router.planner.plan import GroupPlan, Rates, Size, plan
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
@@ -30,8 +30,8 @@ _ANSWERS_MAX = 1000
 class Planner:
     """The plans of all groups, computed when they are asked for."""
 
-    def __init__(self, routing: Routing, loads: OfferedLoads, settings: PlannerSection) -> None:
-        self._routing, self._loads, self._settings = routing, loads, settings
+    def __init__(self, routing: Routing, settings: PlannerSection) -> None:
+        self._routing, self._settings, self._began_s = routing, settings, routing.clock.now()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the endpoint."""
@@ -40,7 +40,7 @@ class Planner:
     def plans(self, settings: PlannerSection) -> list[GroupPlan]:
         """Return the plan of each model and role that has workers, or got requests in the window."""
         now_s, state = self._routing.clock.now(), self._routing.state
-        loads = self._loads.offered(settings.window_s, now_s)
+        loads = offered(state.core, settings.window_s, now_s, self._began_s)
         workers: dict[Group, list[Worker]] = {group: [] for group in loads}
         for worker in state.fleet.workers():
             registration = worker.registration
@@ -48,7 +48,7 @@ class Planner:
                 known = workers.setdefault(Group(registration.model, registration.role), [])
                 if not state.fleet.unfit(worker, now_s):
                     known.append(worker)
-        idle = OfferedLoad(self._loads.covered_s(settings.window_s, now_s))
+        idle = OfferedLoad(covered(settings.window_s, now_s, self._began_s))
         return [
             plan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
             for group, each in sorted(workers.items())

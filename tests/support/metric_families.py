@@ -32,7 +32,7 @@ from router.admin.metrics import (
 from router.admin.metrics.decision import DecisionMetrics
 from router.admin.metrics.prediction import WorkerMetrics
 from router.admin.metrics.weighing import Weighing
-from router.attribution.attribution import Attribution, AttributionLimits
+from router.attribution.attribution import AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
@@ -41,6 +41,7 @@ from router.live.clients import LiveClients
 from router.live.moments import moment_families
 from router.live.ring import Ring
 from router.live.service import live_families
+from router.native import built
 from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
@@ -158,7 +159,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_function(state_families, 2)
     yield from _families_of(planner_families, planner_families([]))
     yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
-    yield from _families_of(savings_families, savings_families(Attribution(AttributionLimits())))
+    yield from _families_of(savings_families, savings_families(built.Attribution(*AttributionLimits())))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))

@@ -8,13 +8,10 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost
-from kv_runtime.clock import ManualClock
-from router.attribution.attribution import Attribution
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
 from router.attribution.journal import JournalSavings
 from router.attribution.service import Savings
-from router.decision.state import RouterState
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
@@ -22,15 +19,10 @@ SECTION = ReportSection(rows_max=2, family_blocks=2)
 
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
-    recorders = list[Savings]()
-
-    def recorder(clock: ManualClock, _state: RouterState) -> Attribution:
-        recorders.append(Savings(SECTION, clock))
-        return recorders[0].attribution
-
-    life = Life(seed, POLICIES[policy], recorder)
+    life = Life(seed, POLICIES[policy])
+    savings = Savings(SECTION, life.state.core, life.clock)
     records = asyncio.run(life.run(checkpoint_every))
-    return recorders[0].report(), records
+    return savings.report(), records
 
 
 def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: int | None = None) -> SavingsReport:
@@ -39,7 +31,7 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
     for record in records:
         savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1
-    return report_of(savings.attribution, "router", "", "")
+    return report_of(savings.attribution, "router", "", "", not_repeated=savings.not_repeated)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))

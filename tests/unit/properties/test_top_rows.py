@@ -6,64 +6,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.attribution.savings import Sums
-from router.attribution.top_rows import NamedRow, TopRows
+from router.attribution.attribution import TopRows, top_rows
+from router.decision.decide import decide
+from router.decision.policy import Policy
+from router.native import built
+from tests.unit.router.samples import route, row, view
 
 NAMES = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)
+OF_TENANTS = {
+    name: decide(view(row()), route(100, decision_id="d", tenant=name), Policy(mode="kv-blocks"), 1)
+    for name in "abcdefghijkl"
+}
 
 
-def saving(tokens: int) -> Sums:
-    of_one = Sums()
-    of_one.requests, of_one.prompt_tokens = 1, tokens
-    return of_one
-
-
-def counted(top: TopRows, names: list[str]) -> TopRows:
+def counted(names: list[str], rows_max: int) -> TopRows:
+    """Return the rows of requests of these tenants; request n reuses n tokens."""
+    found = built.Attribution(rows_max, family_blocks=4, pending_max=9)
     for at, name in enumerate(names):
-        top.count(name, saving(at))
-    return top
+        found.decided(OF_TENANTS[name])
+        found.ended("d", is_ok=True, cached_tokens=min(at, 100))
+    return top_rows(found, "tenant")
 
 
 def check(top: TopRows, names: list[str], rows_max: int) -> None:
     """Compare the sketch with exact counts."""
-    exact, rows = Counter(names), {row.name: row for row in top.rows()}
+    exact, rows = Counter(names), {each.name: each for each in top.rows}
     assert len(rows) <= rows_max
     assert top.absent_max <= len(names) / rows_max
     for name, requests in exact.items():
-        row = rows.get(name)
-        if row is None:
+        if (each := rows.get(name)) is None:
             assert requests <= top.absent_max
         else:
-            assert row.sums.requests <= requests <= row.requests_max
-            assert row.missed <= len(names) / rows_max
-    assert sum(row.sums.requests for row in rows.values()) + top.other.requests == len(names)
-    tokens = sum(row.sums.prompt_tokens for row in rows.values()) + top.other.prompt_tokens
-    assert tokens == sum(range(len(names)))
+            assert each.sums.requests <= requests <= each.sums.requests + each.missed
+            assert each.missed <= len(names) / rows_max
+    assert sum(each.sums.requests for each in top.rows) + top.other.requests == len(names)
+    tokens = sum(each.sums.reused_tokens for each in top.rows) + top.other.reused_tokens
+    assert tokens == sum(min(at, 100) for at in range(len(names)))
 
 
 @given(NAMES, st.integers(1, 12))
 def test_rows_and_bounds_agree_with_exact_counts(names: list[str], rows_max: int) -> None:
-    check(counted(TopRows(rows_max), names), names, rows_max)
-
-
-def forgets_what_was_missed(top: TopRows) -> None:
-    """Let new rows begin as if their names had had no request before."""
-    for row in top.rows():
-        row.missed = 0
+    check(counted(names, rows_max), names, rows_max)
 
 
 @pytest.mark.planted
 def test_a_planted_bug_of_the_sketch_is_found() -> None:
-    names, top = list("aabbccddaabbccdd"), TopRows(2)
-    for at, name in enumerate(names):
-        top.count(name, saving(at))
-        forgets_what_was_missed(top)
+    names = list("aabbccddaabbccdd")
+    top = counted(names, 2)
+    forgetful = top._replace(rows=[each._replace(missed=0) for each in top.rows])
     with pytest.raises(AssertionError):
-        check(top, names, 2)
+        check(forgetful, names, 2)
 
 
 def test_a_row_is_named_and_counts_from_its_beginning() -> None:
-    top = counted(TopRows(1), ["a", "a", "b"])
-    (row,) = top.rows()
-    assert isinstance(row, NamedRow)
-    assert (row.name, row.sums.requests, row.missed, top.other.requests, top.absent_max) == ("b", 1, 2, 2, 3)
+    top = counted(["a", "a", "b"], 1)
+    (found,) = top.rows
+    assert (found.name, found.sums.requests, found.missed, top.other.requests, top.absent_max) == ("b", 1, 2, 2, 3)
+
+
+def test_of_several_with_fewest_requests_the_eldest_gives_way() -> None:
+    assert [each.name for each in counted(["a", "b", "b", "c", "d"], 3).rows] == ["b", "c", "d"]

@@ -10,18 +10,18 @@ import pytest
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
+from kv_protocol.journal import FleetApplied, LearntRates, OutcomeName, RatesRestored, WorkerHeard
 from kv_runtime.clock import ManualClock
-from router.attribution.attribution import DIMENSIONS, Attribution, AttributionLimits
+from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted
 from router.attribution.config import ReportSection
 from router.attribution.contents import Figures, merged, report_of
 from router.attribution.page import report_page
-from router.attribution.savings import Placement, family_of
 from router.attribution.service import SHOWN_MAX, Savings, savings_families
 from router.attribution.text import report_text, table
 from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import Routing
+from router.native import built
 from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, row, state, view
 
@@ -54,7 +54,7 @@ class Requests:
 
     def __init__(self, policy: Policy | None = None, settings: ReportSection | None = None, **holds: int) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
-        self.savings = Savings(settings or ReportSection(), self.clock)
+        self.savings = Savings(settings or ReportSection(), self.state.core, self.clock)
         self.routing = Routing(
             self.state,
             Holds(holds),
@@ -63,7 +63,6 @@ class Requests:
             seed=1,
             lease_s=8.0,
             decisions_max=9,
-            recorder=self.savings.attribution,
         )
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
@@ -169,13 +168,14 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
 
 def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -> None:
     sent = Requests(w0=8)
-    found = Attribution(AttributionLimits(pending_max=3))
+    found = built.Attribution(*AttributionLimits(pending_max=3))
     for number in range(5):
         found.decided(sent.routing.decide(route(decision_id=f"d{number}")))
-    assert (found.pending, found.not_counted["dropped"]) == (3, 2)
-    found.ended(OutcomeKnown(now_s=1.0, decision_id="d1", outcome="ok"))
-    found.ended(OutcomeKnown(now_s=1.0, decision_id="d2", outcome="ok"))
-    assert found.total.requests == 1
+    counted = not_counted(found)
+    assert (counted["pending"], counted["dropped"]) == (3, 2)
+    found.ended("d1", is_ok=True, cached_tokens=None)
+    found.ended("d2", is_ok=True, cached_tokens=None)
+    assert Sums(*found.total()).requests == 1
 
 
 def test_every_dimension_adds_up_to_the_total() -> None:
@@ -191,13 +191,13 @@ def test_every_dimension_adds_up_to_the_total() -> None:
 
 
 def test_a_family_is_the_hash_of_a_block_near_the_beginning_and_has_a_title_if_one_is_configured() -> None:
-    chain = pack_u64([0xA, 0xB, 0xC])
-    assert [family_of(chain, blocks) for blocks in (1, 2, 9)] == [f"{each:016x}" for each in (0xA, 0xB, 0xC)]
-    assert family_of(b"", 4) == ""
-    sent = Requests(settings=ReportSection(family_blocks=2, families={f"{101:016x}": "support bot"}), w0=8)
-    sent.send()
-    (row,) = sent.savings.report().by["prefix"].rows
-    assert (row.name, row.title) == (f"{101:016x}", "support bot")
+    for blocks, name in ((1, "000000000000000a"), (2, "fedcba9876543210"), (9, "000000000000000c")):
+        sent = Requests(settings=ReportSection(family_blocks=blocks, families={name: "support bot"}), w0=8)
+        sent.send(sequence_hashes=pack_u64([0xA, 0xFEDCBA9876543210, 0xC]))
+        (found,) = sent.savings.report().by["prefix"].rows
+        assert (found.name, found.title) == (name, "support bot")
+    sent.send(sequence_hashes=b"")
+    assert sent.savings.report().by["prefix"].rows[0].name == ""
 
 
 def test_reports_of_two_routers_add_up_to_that_of_one() -> None:
@@ -294,5 +294,4 @@ def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
     assert merged([report], 64) == report
-    assert report_of(Attribution(AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
-    assert Placement("m", "", "", "", 1, 16, 0, 0, 0, 0, 0, 1.0, is_learnt=False).seconds(0) == 0.0
+    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()

@@ -30,7 +30,6 @@ from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.planner.config import PlannerSection
-from router.planner.offered import OfferedLoads
 from router.planner.service import Planner
 from router.shadows.config import ShadowSection
 from router.shadows.service import Shadows
@@ -70,7 +69,7 @@ class Control:
     def __init__(self, plane: Plane, policies: PolicyStore | None = None, trace_link: str = "") -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
-        planner = Planner(plane.routing, OfferedLoads(NOW_S), PlannerSection())
+        planner = Planner(plane.routing, PlannerSection())
         shadows = Shadows(plane.routing.state, plane.routing.clock, ShadowSection(), plane.routing.policy)
         planes = ControlPlane(
             plane.routing, index, log, policies=policies, planner=planner, trace_link=trace_link, shadows=shadows

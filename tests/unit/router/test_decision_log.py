@@ -76,23 +76,6 @@ def test_an_outcome_is_added_to_the_record_that_is_kept() -> None:
     assert (record.outcome, kept.find("d")) == (None, record)
 
 
-def test_a_decision_is_found_without_looking_at_others() -> None:
-    """Ten times as many decisions: the same work, counted in comparisons of names."""
-    names = [Counted(f"r{at}") for at in range(2000)]
-    kept = log(2000, *((f"d{at}", name) for at, name in enumerate(names)))
-    Counted.compared = 0
-    assert found(kept, "r0") == "d0"
-    assert found(kept, "d1") == "d1"
-    assert Counted.compared < 10
-
-
-class Counted(str):
-    """A name that counts how often it is compared."""
-
-    __slots__ = ()
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Counted.compared += 1
-        return str.__eq__(self, other)
+def test_a_requests_decisions_are_the_newest_of_it_eldest_first() -> None:
+    kept = log(9, ("d1", "r"), ("d2", "r"), ("d3", "x"), ("d4", "r"))
+    assert [each.verdict.decision_id for each in kept.of_request("r", 2)] == ["d2", "d4"]

@@ -19,13 +19,13 @@ class Watched(Bench):
     def __init__(self, stale: str = "") -> None:
         super().__init__(registered("w0"), registered("w1"), stale=stale)
         self.blocks = FakeIndex()
-        self.origins = EventOrigins(self.state.fleet, self.blocks, self.clock)
+        self.origins = EventOrigins(self.routing, self.blocks)
 
     async def send(self, times: int, *appears_at: WorkerRank, after_s: float = 2.0) -> None:
         """New prompts go to w0, and their blocks appear somewhere."""
         for number in range(times):
             self.blocks.held.clear()
-            self.origins.record(self.routing.decide(route(64, decision_id=f"d{number}", pinned_worker="w0")))
+            self.take(route(64, decision_id=f"d{number}", pinned_worker="w0"))
             await self.clock.advance(after_s)
             self.blocks.held |= dict.fromkeys(appears_at, 9)
             self.origins.look()

@@ -10,16 +10,24 @@ from kv_protocol import subjects
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import OutcomeKnown
+from router.attribution.attribution import AttributionLimits
 from router.attribution.evictions import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
-from router.attribution.savings import Placement
-from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank
+from router.decision.decide import decide
+from router.decision.policy import Policy
+from router.native import built
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route, row, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")
 
 
-def placement(tenant: str = "t", isl_tokens: int = 160, predicted_tokens: int = 0) -> Placement:
-    sizes = isl_tokens, BLOCK_SIZE, predicted_tokens
-    return Placement(MODEL, tenant, "", "", *sizes, 1, 0, 0, 0, 1.0, is_learnt=False)
+def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
+    """Return a decision for a prompt of 10 blocks, of which its rank held so many, that was answered."""
+    found = built.Attribution(*AttributionLimits())
+    held = view(row(overlap_blocks=(held_blocks,) * 4))
+    found.decided(decide(held, route(160, decision_id=outcome.decision_id), Policy(mode="kv-blocks"), 1))
+    placement = found.ended(outcome.decision_id, is_ok=True, cached_tokens=outcome.cached_tokens)
+    assert placement is not None
+    return placement
 
 
 class Charges:
@@ -29,13 +37,13 @@ class Charges:
         self.removals, self.of = Removals(), Counter[str]()
         for second, blocks in removed:
             self.removals.add(W0, second, blocks)
-        self.evictions = Evictions(self.removals, self._charge, placed_max)
+        self.evictions = Evictions[str](self.removals, self._charge, placed_max)
 
-    def _charge(self, placed: Placement, blocks: float) -> None:
-        self.of[placed.tenant] += blocks  # type: ignore[assignment]
+    def _charge(self, tenant: str, blocks: float) -> None:
+        self.of[tenant] += blocks  # type: ignore[assignment]
 
     def placed(self, tenant: str, second: int, blocks: int) -> None:
-        self.evictions.placed(W0, second, placement(tenant), blocks)
+        self.evictions.placed(W0, second, tenant, blocks)
 
 
 def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
@@ -108,10 +116,10 @@ def test_no_more_is_charged_than_was_removed_nor_than_was_new(
 
 
 def test_new_blocks_are_full_ones_of_prompt_and_answer_that_were_not_reused() -> None:
-    answered = OutcomeKnown(now_s=1.0, decision_id="d", outcome="ok", cached_tokens=64, output_tokens=20)
-    assert new_blocks(placement(isl_tokens=160), answered) == (160 + 20) // BLOCK_SIZE - 64 // BLOCK_SIZE
+    stated = OutcomeKnown(now_s=1.0, decision_id="d", outcome="ok", cached_tokens=64, output_tokens=20)
+    assert new_blocks(answered(0, stated), stated) == (160 + 20) // BLOCK_SIZE - 64 // BLOCK_SIZE
     silent = OutcomeKnown(now_s=1.0, decision_id="d", outcome="ok")
-    assert new_blocks(placement(isl_tokens=160, predicted_tokens=32), silent) == 10 - 2
+    assert new_blocks(answered(2, silent), silent) == 10 - 2
 
 
 def test_removals_of_the_gpu_tier_are_read_from_the_event_stream_and_nothing_else() -> None:

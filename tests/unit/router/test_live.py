@@ -16,7 +16,6 @@ from router.admin.control_plane import ControlPlane
 from router.live import clients
 from router.live.clients import CLIENTS_MAX
 from router.live.decision_rows import TailOfDecisions
-from router.live.fleet_columns import RoutedCounts
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.processes.front import predictions_of
@@ -46,9 +45,9 @@ class Watched:
 
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
-        self.plane, self.index, self.counts = plane, index, RoutedCounts()
+        self.plane, self.index = plane, index
         tail = TailOfDecisions(plane.routing)
-        self.live = Live(plane.routing, index, plane.clock, tail, self.counts, ring_bytes_max=1 << 20)
+        self.live = Live(plane.routing, index, plane.clock, tail, ring_bytes_max=1 << 20)
         self._open = list[Any]()
         log: Any = None
         control = ControlPlane(plane.routing, None, log, watched=LiveRoutes(self.live, plane.clock).routes())
@@ -71,7 +70,6 @@ class Watched:
         request = route(model=model)
         verdict = self.plane.routing.decide(request)
         lease = self.plane.routing.take(verdict)
-        self.counts.record(verdict)
         lease.first_token()
         if outcome:
             lease.end(outcome.pop("name", "ok"), **outcome)

@@ -14,14 +14,16 @@ from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
 from router.decision.policy import Policy
 from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.native import built
 from router.native.engine import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.config import PlannerSection
-from router.planner.offered import SLOT_S, Group, LoadRecorder, OfferedLoad, OfferedLoads
+from router.planner.offered import SLOT_S, Group, OfferedLoad, covered, offered
 from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
 from router.planner.service import Planner, answered_tokens, planner_families, shown
 from router.request.latency import Arrival
-from tests.unit.router.samples import MODEL, chain, registered, route
+from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 
 OBJECTIVES = Objectives(ttft_s=1.0, itl_s=0.02, kept_ratio=0.95, utilisation_ratio_max=0.85)
@@ -175,38 +177,42 @@ def routed(uncached: int = 32, **changed: Any) -> Routed:
     return Routed(uncached_tokens=uncached, extra_blocks=1, **fields | changed)
 
 
+def booked(event: Routed, second: int) -> LedgerApplied:
+    return LedgerApplied(now_s=float(second), event=event, router="another")
+
+
+def after(folded: RouterState, *bookings: LedgerApplied) -> built.Core:
+    for booking in bookings:
+        folded.apply(booking)
+    return folded.core
+
+
 def test_the_load_is_what_came_in_the_window() -> None:
-    loads = OfferedLoads(began_s=0.0)
-    for second in range(200):
-        loads.routed(routed(), registered(), float(second))
-    found = loads.offered(60.0, 200.0)[AGGREGATED]
+    core = after(joined(registered()), *(booked(routed(), second) for second in range(200)))
+    found = offered(core, 60.0, 200.0, 0.0)[AGGREGATED]
     assert (found.covered_s, found.requests, found.uncached_tokens) == (55.0, 55, 55 * 32)
     assert (found.requests_per_s, found.prefill_tokens_per_s) == (1.0, 32.0)
     assert found.context_tokens == 64.0
-    assert loads.offered(60.0, 400.0) == {}
+    assert offered(core, 60.0, 400.0, 0.0) == {}
 
 
 def test_a_young_router_divides_by_its_age() -> None:
-    loads = OfferedLoads(began_s=100.0)
-    for second in range(100, 120):
-        loads.routed(routed(), registered(), float(second))
-    assert loads.offered(60.0, 120.0)[AGGREGATED].requests_per_s == 1.0
-    assert OfferedLoads(began_s=100.0).covered_s(60.0, 100.5) == SLOT_S
+    core = after(joined(registered()), *(booked(routed(), second) for second in range(100, 120)))
+    assert offered(core, 60.0, 120.0, 100.0)[AGGREGATED].requests_per_s == 1.0
+    assert covered(60.0, 100.5, 100.0) == SLOT_S
 
 
 def test_roles_are_counted_apart() -> None:
-    loads = OfferedLoads(began_s=0.0)
-    for role in ("prefill", "decode"):
-        loads.routed(routed(0), registered(role=role), 1.0)
-    assert loads.offered(60.0, 2.0).keys() == {PREFILL, DECODE}
+    workers = [registered(role, role=role) for role in ("prefill", "decode")]
+    bookings = [booked(routed(0, worker_id=each.worker_id), 1) for each in workers]
+    assert offered(after(joined(*workers), *bookings), 60.0, 2.0, 0.0).keys() == {PREFILL, DECODE}
 
 
 @pytest.mark.parametrize("uncached", [64, 1000, 30_000])
 def test_the_work_of_a_prompt_is_counted_to_ten_percent(uncached: int) -> None:
-    loads = OfferedLoads(began_s=0.0)
-    loads.routed(routed(uncached), registered(), 1.0)
+    core = after(joined(registered()), booked(routed(uncached), 1))
     pairs_s = 0.830e-9 * uncached * uncached / 2
-    assert loads.offered(60.0, 2.0)[AGGREGATED].prompts.mean_s == pytest.approx(
+    assert offered(core, 60.0, 2.0, 0.0)[AGGREGATED].prompts.mean_s == pytest.approx(
         uncached * PREFILL_TOKEN_S + pairs_s, rel=0.1
     )
 
@@ -220,7 +226,6 @@ class Planning:
     def __init__(self) -> None:
         bench = Bench()
         self.clock = bench.clock
-        recorder = LoadRecorder(bench.state.fleet, bench.clock.now())
         self.routing = Routing(
             bench.state,
             bench.index,
@@ -229,9 +234,8 @@ class Planning:
             seed=1,
             lease_s=8.0,
             decisions_max=9,
-            recorder=recorder,
         )
-        self.planner = Planner(self.routing, recorder.loads, PlannerSection())
+        self.planner = Planner(self.routing, PlannerSection())
 
     async def request(self, name: str, output_tokens: int | None = 101) -> None:
         """Route a request and let it end: 101 tokens, 10 ms apart."""
@@ -267,8 +271,7 @@ def test_an_answer_that_did_not_end_has_no_length(outcome: OutcomeKnown | None) 
 
 def test_bookings_of_replicas_count() -> None:
     planning = Planning()
-    booked = LedgerApplied(now_s=100.0, event=routed(), router="another")
-    planning.routing.apply(booked)
+    planning.routing.apply(booked(routed(), 100))
     assert planning.plan().load.requests == 1
 
 

@@ -1,0 +1,136 @@
+#include "attribution.hpp"
+
+namespace kv {
+
+namespace {
+
+std::string family_of(const std::vector<u64>& blocks, std::size_t family_blocks) {
+    if (blocks.empty()) {
+        return {};
+    }
+    std::string name;
+    for (int shift = 60; shift >= 0; shift -= 4) {
+        name.push_back("0123456789abcdef"[blocks[std::min(blocks.size(), family_blocks) - 1] >> shift & 0xF]);
+    }
+    return name;
+}
+
+}  // namespace
+
+void Sums::add(const Sums& other) {
+    requests += other.requests;
+    compared_requests += other.compared_requests;
+    prompt_tokens += other.prompt_tokens;
+    reused_tokens += other.reused_tokens;
+    reported_tokens += other.reported_tokens;
+    baseline_tokens += other.baseline_tokens;
+    foregone_tokens += other.foregone_tokens;
+    saved_s += other.saved_s;
+    learnt_s += other.learnt_s;
+    baseline_s += other.baseline_s;
+    evicted_blocks += other.evicted_blocks;
+}
+
+Sums Placement::saved(std::optional<i64> reported_tokens) const {
+    Sums sums;
+    sums.requests = 1;
+    sums.prompt_tokens = isl_tokens;
+    sums.reused_tokens = reported_tokens.has_value() ? std::min(*reported_tokens, isl_tokens) : predicted_tokens;
+    sums.reported_tokens = reported_tokens.has_value() ? sums.reused_tokens : 0;
+    sums.foregone_tokens = std::max<i64>(0, best_blocks * block_size - predicted_tokens);
+    const double reused = static_cast<double>(sums.reused_tokens), size = static_cast<double>(block_size);
+    sums.saved_s = sums.baseline_s = factor * (reused * kPrefillTokenS + reused * reused / 2 * kPrefillPairS);
+    sums.learnt_s = is_learnt ? sums.saved_s : 0.0;
+    sums.baseline_tokens = reused;
+    if (candidates != 0) {
+        const double others = static_cast<double>(others_blocks) * size, count = static_cast<double>(candidates);
+        const double pairs = static_cast<double>(others_blocks_squared) * size * size / 2;
+        sums.compared_requests = 1;
+        sums.baseline_tokens = (reused + others) / count;
+        sums.baseline_s = (sums.saved_s + factor * (others * kPrefillTokenS + pairs * kPrefillPairS)) / count;
+    }
+    return sums;
+}
+
+OrderedMap<TopRows::Row>::Entry TopRows::least() const {
+    return *std::min_element(rows.begin(), rows.end(), [](const auto& one, const auto& another) {
+        return one.second.requests_max() < another.second.requests_max();
+    });
+}
+
+void TopRows::count(const std::string& name, const Sums& saved, std::size_t rows_max) {
+    Row* row = rows.find(name);
+    if (row == nullptr) {
+        Row made;
+        if (rows.size() >= rows_max) {
+            const auto [gone, last] = least();
+            made.missed = last.requests_max();
+            other.add(last.sums);
+            rows.erase(gone);
+        }
+        row = &rows.put(name, made);
+    }
+    row->sums.add(saved);
+}
+
+void TopRows::charge(const std::string& name, double blocks) {
+    Row* const row = rows.find(name);
+    (row == nullptr ? other : row->sums).evicted_blocks += blocks;
+}
+
+i64 TopRows::absent_max(std::size_t rows_max) const { return rows.size() >= rows_max ? least().second.requests_max() : 0; }
+
+void Attribution::decided(const Verdict& verdict) {
+    const Request& request = *verdict.request;
+    const RankNumbers& ranks = verdict.view->numbers;
+    if (!request.is_prefilled) {
+        return;
+    }
+    Placement made;
+    made.names = {request.model, request.tenant, request.lora, family_of(*request.blocks, family_blocks)};
+    made.isl_tokens = request.known_tokens;
+    made.block_size = request.block_size;
+    made.predicted_tokens = std::min(verdict.expected_blocks, request.reusable_blocks()) * request.block_size;
+    if (!verdict.view->is_blank && request.known_tokens != 0) {
+        made.candidates = static_cast<i64>(verdict.candidates.size());
+        for (const u32 place : verdict.candidates) {
+            const i64 blocks = place == verdict.place() ? 0 : ranks.expected(place);
+            made.others_blocks += blocks;
+            made.others_blocks_squared += blocks * blocks;
+            made.best_blocks = std::max(made.best_blocks, blocks);
+        }
+    }
+    made.factor = ranks.prefill.empty() ? 1.0 : ranks.prefill[verdict.place()];
+    made.is_learnt = verdict.view->is_learnt;
+    if (pending.size() >= pending_max) {
+        pending.erase_first();
+        ++dropped;
+    }
+    pending.put(request.decision_id, std::make_shared<const Placement>(std::move(made)));
+}
+
+std::shared_ptr<const Placement> Attribution::ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens) {
+    const std::shared_ptr<const Placement> placement = pending.pop(decision_id, nullptr);
+    if (placement == nullptr) {
+        return nullptr;
+    }
+    if (!is_ok || placement->isl_tokens == 0) {
+        ++(is_ok ? unseen : not_answered);
+        return nullptr;
+    }
+    const Sums saved = placement->saved(cached_tokens);
+    total.add(saved);
+    for (std::size_t at = 0; at < of_names.size(); ++at) {
+        of_names[at].count(placement->names[at], saved, rows_max);
+    }
+    return placement;
+}
+
+void Attribution::charge(const Placement& placement, double blocks) {
+    total.evicted_blocks += blocks;
+    for (std::size_t at = 0; at < of_names.size(); ++at) {
+        of_names[at].charge(placement.names[at], blocks);
+    }
+}
+
+}  // namespace kv
