@@ -13,7 +13,7 @@ On a request's path a `Recorder` only gets what was applied: a record, a decisio
 A decision states doubts as trust; `doubt_of` returns the doubt behind a rank's trust.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import asdict, replace
@@ -59,29 +59,15 @@ class Recorder(Protocol):
         """`what` was applied."""
 
 
-class SelectiveRecorder(Recorder, Protocol):
-    """A recorder that is called only with records of the types in `reads`."""
-
-    @property
-    def reads(self) -> tuple[type, ...]:
-        """The types of records that it is called with; an empty tuple means every type."""
-
-
 class Recorders:
-    """Several recorders, each called with what it reads, one after the other; without any, nothing is recorded."""
+    """Several recorders, called one after the other; without any, nothing is recorded."""
 
-    def __init__(self, *recorders: SelectiveRecorder) -> None:
-        self._recorders = recorders
-        self._of_type: dict[type, tuple[Callable[[Recordable], None], ...]] = {}
+    def __init__(self, *recorders: Recorder) -> None:
+        self._records = [each.record for each in recorders]
 
     def record(self, what: Recordable) -> None:
         """`what` was applied."""
-        kind = type(what)
-        records = self._of_type.get(kind)
-        if records is None:
-            readers = [each for each in self._recorders if not each.reads or kind in each.reads]
-            records = self._of_type[kind] = tuple(each.record for each in readers)
-        for record in records:
+        for record in self._records:
             record(what)
 
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from time import perf_counter
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -100,8 +100,6 @@ class JournalStatistics(NamedTuple):
 
 class JournalWriter:
     """Writes one run of a router into the log; a part of a process."""
-
-    reads: ClassVar[tuple[type, ...]] = ()
 
     def __init__(
         self,

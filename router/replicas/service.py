@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -49,8 +49,6 @@ class ReplicasStatistics(NamedTuple):
 
 class Replicas:
     """One router's part in the shared ledger; a part of a process: `run` sends, and applies the passing of time."""
-
-    reads: ClassVar[tuple[type, ...]] = (Verdict, OutcomeKnown, LedgerApplied)
 
     def __init__(
         self,

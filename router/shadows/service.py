@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import thread_time
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import structlog
@@ -50,8 +50,6 @@ _log = structlog.get_logger("router")
 
 class Shadows:
     """The shadows of one router; a recorder of what its `Routing` applies."""
-
-    reads: ClassVar[tuple[type, ...]] = (Verdict, PolicyChanged)
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ every `TABLES_EVERY`th record     checkpoint tables are the same bytes
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -46,8 +46,6 @@ class Answered(NamedTuple):
 
 class Following:
     """The recorder. `AssertionError`: the reference differs."""
-
-    reads: ClassVar[tuple[type, ...]] = ()
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ from router.decision.view import RouteRequest
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
-from router.journal.records import Encodable, Recordable, Recorders, SelectiveRecorder, Shortener
+from router.journal.records import Encodable, Recordable, Recorder, Recorders, Shortener
 from router.request.latency import Arrival
 from tests.reference.following import Answered
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
@@ -122,8 +122,6 @@ class RandomIndex:
 class Shelf:
     """A recorder that keeps what it is told, and encodes it when it is asked."""
 
-    reads: ClassVar[tuple[type, ...]] = ()
-
     def __init__(self) -> None:
         self.told: list[Recordable] = []
 
@@ -153,7 +151,7 @@ class Life:
     settings: ClassVar[StateSettings] = SETTINGS
 
     def __init__(
-        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], SelectiveRecorder] | None = None
+        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], Recorder] | None = None
     ) -> None:
         """`also` makes another recorder of all that is applied to the state."""
         self.draw = random.Random(seed)

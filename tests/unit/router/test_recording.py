@@ -1,8 +1,6 @@
 """What the journal has of a decision: small, and each column as it was weighed."""
 
-import inspect
 import random
-import re
 from typing import Any, get_args
 
 import msgspec
@@ -32,14 +30,11 @@ from router.decision.view import RouteRequest, View
 from router.fleet.trust import Trust, trust_of
 from router.journal.records import (
     Recordable,
-    Recorders,
     RefusedRequest,
     Shortener,
     doubt_of,
     request_of,
 )
-from router.replicas.service import Replicas
-from router.shadows.service import Shadows
 from tests.support.amount import examples
 from tests.unit.properties.router_life import encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
@@ -196,32 +191,3 @@ def test_refusals_and_other_records_are_recorded_too() -> None:
     assert isinstance(refused, Refused)
     assert (request_of(refused.request), refused.now_s, refused.exclusions) == (without_hashes, 1.0, ())
     assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]
-
-
-# ---------------------------------------------------------------- recorders
-
-
-class Seen:
-    """A recorder that keeps what it is called with."""
-
-    def __init__(self, *reads: type) -> None:
-        self.reads, self.seen = reads, list[Recordable]()
-
-    def record(self, what: Recordable) -> None:
-        self.seen.append(what)
-
-
-def test_a_recorder_gets_the_types_that_it_reads_and_one_without_types_all() -> None:
-    everything, passing, known = Seen(), Seen(TimePassed), Seen(TimePassed, RankStanding)
-    recorders = Recorders(everything, passing, known)
-    standing = RankStanding(now_s=1.0, worker_id="w", dp_rank=0, epoch=1, doubt="")
-    told: list[Recordable] = [TimePassed(now_s=1.0), standing, TimePassed(now_s=2.0)]
-    for each in told:
-        recorders.record(each)
-    assert (everything.seen, passing.seen, known.seen) == (told, [told[0], told[2]], told)
-
-
-@pytest.mark.parametrize("recorder", [Replicas, Shadows])
-def test_a_recorder_reads_the_types_that_it_tells_apart(recorder: Any) -> None:
-    told_apart = re.findall(r"(?:isinstance\(what, |type\(what\) is )(\w+)", inspect.getsource(recorder.record))
-    assert sorted(each.__name__ for each in recorder.reads) == sorted(told_apart)
