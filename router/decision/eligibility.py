@@ -30,11 +30,11 @@ import math
 from collections.abc import Mapping
 from typing import Literal, Protocol, get_args
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
-from router.decision.view import RouteRequest
 
 ReasonKind = Literal[
     "draining",

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from indexer.embedded import OverlapColumns, RankView, is_blind
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
@@ -24,7 +25,7 @@ from kv_runtime.clock import Clock
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.decision.view import OverlapAnswer, RouteRequest
+from router.decision.view import OverlapAnswer
 from router.fleet.calibration import Calibration, Compared, Move
 from router.fleet.trust import EXACT, Trust, trust_of
 from router.journal.records import Recorder, Recorders, RefusedRequest

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from kv_protocol.checkpoint import CheckpointBegan
-from kv_protocol.decided import Decided
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
@@ -53,7 +53,7 @@ from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.decision.view import OverlapAnswer, RouteRequest
+from router.decision.view import OverlapAnswer
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
 from router.native import built
@@ -95,6 +95,8 @@ class RouterState:
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = (0, 0)
         self.policy = Policy()
+        """The policy in force: the one applied last."""
+        self.rules = Rules(modes)
         core = self.core
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
@@ -110,16 +112,6 @@ class RouterState:
             TimePassed: lambda record: core.let_go(record.now_s),
             CheckpointBegan: lambda record: core.let_go(record.now_s),
         }
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force: the one applied last."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._policy = policy
-        self._rules = Rules(policy, self.modes)
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -249,10 +241,8 @@ class RouterState:
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def decide(
-        self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int, policy: Policy | None = None
-    ) -> Verdict:
-        """Return what the policy in force, or another one, chooses for the request; nothing is promised yet.
+    def decide(self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int) -> Verdict:
+        """Return what the policy in force chooses for the request; nothing is promised yet.
 
         `ask` returns the overlap of exactly those ranks; it is called only if the mode reads overlap.
 
@@ -261,7 +251,7 @@ class RouterState:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
             LimitExceeded: a user's mode chose a rank that does not exist.
         """
-        rule = (self._rules if policy is None else Rules(policy, self.modes)).of(request)
+        rule = self.rules.of(self.policy, request)
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
         answer = ask(request.reusable_hashes, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
         trusted = ranks.trusted(ranks.undoubted if answer is None else answer.doubts)
@@ -269,11 +259,13 @@ class RouterState:
         source = self.core, ranks.standing, trusted.native, rule.native, request, depths, epochs, now_s, seed
         return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trusted.trust)
 
-    def decide_instead(self, live: Verdict, live_policy: Policy, policy: Policy) -> Verdict:
-        """Return what another policy chooses in the place of `live`, which `live_policy` chose; errors as `decide`."""
-        rule = Rules(policy, self.modes).of(live.request)
-        predicts = policy.predict_on_route or not live_policy.predict_on_route
-        source = self.core, live, rule.native, predicts, live.seed
+    def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
+        """Return what another policy chooses in the place of `live`; errors as `decide`.
+
+        What it reads and the policy of `live` did not is read as it is now, but for the index's answer.
+        """
+        rule = self.rules.of(policy, live.request)
+        source = self.core, live, rule.native, live.seed
         return Verdict(source, rule, live.request, live.model_view, live.why, live, live.trusts)
 
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from kv_protocol.decided import promise
+from kv_protocol.decided import RouteRequest, promise
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import WorkerRegistered
@@ -19,7 +19,7 @@ from kv_protocol.ledger import Routed
 from router.decision.eligibility import RankColumns, multipliers
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import Candidates, Rule
-from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, RouteRequest, View
+from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import overload
 
-INTERFACE: int = 9
+INTERFACE: int = 10
 
 class Policy:
     @property
@@ -42,7 +42,6 @@ class Verdict:
         core: Core,
         live: Verdict,
         policy: Policy,
-        predicts: bool,
         seed: int,
         excluded: object | None,
         multiplier: object | None,

@@ -6,11 +6,11 @@ candidates   the other ranks; the mode chooses among them (`policies.py`)
 reason       the mode's, but `pinned` if the client named the worker, `newcomer` if newcomers were excluded
 """
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from router.decision.eligibility import exclusions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from tests.reference.policies import MODES, choose
 from tests.reference.verdict import Verdict
 from tests.reference.view import View

@@ -29,13 +29,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index, unit_interval
 from router.decision.eligibility import multipliers
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from tests.reference.cost import terms_in_blocks
 from tests.reference.time_cost import terms_in_ms
 from tests.reference.view import View
