@@ -237,10 +237,9 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
     return apart.get(registration.worker_id, "")
 
 
-def multipliers(view: RankColumns, request: RouteRequest) -> list[float] | None:
-    """Return the factor of each rank's cost, all > 0; None if the request has no preference."""
-    preferred = request.preferred_taints
-    return [_multiplier(each.taints, preferred) for each in view.registrations] if preferred else None
+def multipliers(view: RankColumns, request: RouteRequest) -> list[float]:
+    """Return the factor of each rank's cost, all > 0; 1 without a preference."""
+    return [_multiplier(each.taints, request.preferred_taints) for each in view.registrations]
 
 
 def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:

@@ -41,7 +41,6 @@ from kv_protocol.ledger import (
     Expired,
     Finished,
     FirstToken,
-    LedgerEvent,
     Reconciled,
     Renewed,
     Routed,
@@ -58,9 +57,10 @@ from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
 from router.native import built
 
-AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
-"""Returns how much of a chain each rank holds: from the index, or from a recorded answer."""
+AskIndex = Callable[[RouteRequest, tuple[WorkerRank, ...]], OverlapAnswer]
+"""Returns how much of a prompt each rank holds: from the index, or from a recorded answer."""
 _STANDINGS_MAX = 256
+_NOT_ASKED = None, None, ()
 
 
 class RankLoad(NamedTuple):
@@ -93,7 +93,7 @@ class RouterState:
         self.core = built.Core(settings.lease_s, *settings.approximate, *settings.affinity)
         self.modes = modes
         self._standings: dict[tuple[str, int, str], ModelView] = {}
-        self._standings_of = (0, 0)
+        self._standings_of = 0
         self.policy = Policy()
         """The policy in force: the one applied last."""
         self.rules = Rules(modes)
@@ -101,7 +101,7 @@ class RouterState:
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
             OutcomeKnown: self._end,
-            LedgerApplied: lambda record: self._follow(record.event, record.now_s, record.router),
+            LedgerApplied: self._follow,
             WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
             AttemptEnded: self._attempted,
@@ -142,13 +142,13 @@ class RouterState:
 
     def _repeat(self, decided: Decided) -> None:
         self.core.turned(decided.request.model)
-        self._follow(decided.promise, decided.now_s, "")
+        self._follow(LedgerApplied(now_s=decided.now_s, event=decided.promise))
 
-    def _follow(self, event: LedgerEvent, now_s: float, router: str) -> None:
-        """Fold in an event of a lease of this router, or of the replica `router`."""
-        if not router:
+    def _follow(self, record: LedgerApplied) -> None:
+        """Fold in an event of a lease of this router, or of a replica."""
+        event, now_s, router, core = record.event, record.now_s, record.router, self.core
+        if not router and not self.breakers.are_all_closed:
             self.breakers.follow(event, now_s)
-        core = self.core
         match event:
             case FirstToken():
                 core.first_token(event.lease_id, now_s)
@@ -253,11 +253,11 @@ class RouterState:
         """
         rule = self.rules.of(self.policy, request)
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        answer = ask(request.reusable_hashes, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
-        trusted = ranks.trusted(ranks.undoubted if answer is None else answer.doubts)
-        depths, epochs = (None, None) if answer is None else (answer.depths, answer.epochs)
-        source = self.core, ranks.standing, trusted.native, rule.native, request, depths, epochs, now_s, seed
-        return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trusted.trust)
+        answer = ask(request, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
+        depths, epochs, doubts = _NOT_ASKED if answer is None else (answer.depths, answer.epochs, answer.doubts)
+        trust, native = ranks.trusted(doubts or ranks.undoubted)
+        source = self.core, ranks.standing, native, rule.native, request, depths, epochs, now_s, seed
+        return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trust)
 
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.
@@ -270,25 +270,15 @@ class RouterState:
 
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""
-        known = self._standings.get((model, block_size, scheme))
-        changes = self._standings_of
-        if (
-            known is None
-            or now_s >= known.valid_until_s
-            or changes[0] != self.fleet.changes
-            or changes[1] != self.breakers.changes
-        ):
-            known = self._look(model, Hashing(block_size, scheme), now_s)
-        return known
-
-    def _look(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
-        changes = self.fleet.changes, self.breakers.changes
+        key, changes = (model, block_size, scheme), self.fleet.changes + self.breakers.changes
         if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
             self._standings.clear()
             self._standings_of = changes
-        found = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)
-        self._standings[model, *hashing] = found
-        return found
+        known = self._standings.get(key)
+        if known is None or now_s >= known.valid_until_s:
+            hashing = Hashing(block_size, scheme)
+            known = self._standings[key] = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)
+        return known
 
     # ------------------------------------------------------------------------------------------------- figures
 

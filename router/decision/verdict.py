@@ -89,7 +89,8 @@ class Verdict(built.Verdict):
         if rule.policy.mode == "direct" and request.pinned_worker is None:
             allowed = (rank.worker_id for place, rank in enumerate(ranks) if not (why and why[place]))
             raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
-        super().__init__(*source, why, multipliers(model_view, request))  # type: ignore[call-overload]  # one of three
+        multiplier = multipliers(model_view, request) if request.preferred_taints else None
+        super().__init__(*source, why, multiplier)  # type: ignore[call-overload]  # one of three
         if rule.mode.choose is not None:
             self._let_choose(rule)
         self.winner: WorkerRank = ranks[self.place]

@@ -106,8 +106,7 @@ def drawn_by_temperature(costs: list[float], temperature: float, seed: int) -> i
 
 def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]:
     """Return the cost terms: in ms if the policy reads learnt rates, else in blocks (mode kv of a journal, too)."""
-    stated = multipliers(view, request)
-    factors = [1.0] * len(view.rows) if stated is None else [float(each) for each in stated]
+    factors = multipliers(view, request)
     if policy.affinity == "soft" and view.bound in view.ranks:
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount
     if view.output_tokens is None:

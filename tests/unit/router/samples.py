@@ -143,7 +143,7 @@ def answer(held: Sequence[Held]) -> OverlapColumns:
     return OverlapColumns(depths, epochs, seqs, doubts)
 
 
-def ask(_: bytes, ranks: Sequence[WorkerRank]) -> OverlapColumns:
+def ask(_: object, ranks: Sequence[WorkerRank]) -> OverlapColumns:
     """Return what an index says of ranks that hold nothing."""
     return answer([((0, 0, 0, 0), 7, 9, "")] * len(ranks))
 
