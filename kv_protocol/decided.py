@@ -25,7 +25,7 @@ import msgspec
 
 from kv_protocol.decision import CostTerms, CostUnit
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.hashing import HASH_SCHEME
+from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
 from kv_protocol.splitmix import U64_MASK
@@ -49,8 +49,24 @@ RequestPhase = Literal["whole", "prefill", "decode", "alone"]
 from the prefill worker; or both on a decode worker (`alone`)."""
 
 
-class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """A request as routing reads it. The router's `RouteRequest` extends it and documents the fields."""
+class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """A request as routing reads it, and as the journal has it.
+
+    decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
+    isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
+                        With unseen images, a lower bound; of a prompt that only the worker knows, an estimate
+    sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
+    lora                the requested adapter; empty: the base model
+    session_id          its requests prefer to stay at one rank; empty: no session
+    pinned_*            None, or the only worker or rank allowed
+    tried               ranks that failed this phase of the request already
+    phase               the phase that its worker serves
+    transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
+    prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
+                        no KV is transferred (so in records of versions without this field, which checked no pairs)
+    endpoint            the OpenAI endpoint that its worker must state
+    allowed_workers     the workers that a gateway can reach and wants to choose from; None: any
+    """
 
     decision_id: str
     request_id: str
@@ -82,22 +98,43 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
-        if len(self.sequence_hashes) % 8:
+        if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
         if not 0 <= self.isl_tokens <= U64_MASK:
             checked_u64("isl_tokens", self.isl_tokens)
 
+    @property
+    def hashing(self) -> Hashing:
+        """How `sequence_hashes` were computed."""
+        return Hashing(self.block_size, self.hash_scheme)
 
-class NewDecision(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """A decision as its router writes it, and its lease: the request's blocks and `uncached_tokens`, under its id.
+    @property
+    def known_tokens(self) -> int:
+        """`isl_tokens`, or 0 if it is an estimate."""
+        return 0 if self.hash_scheme == TEXT_SCHEME else self.isl_tokens
+
+    @property
+    def reusable_blocks(self) -> int:
+        """How many of the prompt's blocks a cache could provide: the last token is always computed."""
+        return max(0, self.isl_tokens - 1) // self.block_size
+
+    @property
+    def reusable_hashes(self) -> bytes:
+        """The hashes to look up in the index, packed."""
+        return self.sequence_hashes[: self.reusable_blocks * _HASH_BYTES]
+
+
+class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
+    """A decision, and its lease: the request's blocks and `uncached_tokens`, under its id.
 
     `now_s` is the view's; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
     stream. `kv_seq` is the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the same model. `best`,
-    `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap.
+    `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router writes
+    it with `router/native/record.cpp`. One that was read may have other columns than its `ranks`: `check`.
     """
 
     now_s: float
-    request: RequestRecord
+    request: RouteRequest
     policy: str
     seed: int
     kv_seq: int
@@ -120,13 +157,16 @@ class NewDecision(msgspec.Struct, frozen=True, tag="decided", array_like=True, k
     costs: bytes = b""
     overlap: bytes = b""
 
-
-class Decided(NewDecision, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """The same as read from a journal, and checked."""
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `LimitExceeded` for a number or a column that no router writes."""
         checked_worker_id(self.worker_id)
-        _check_numbers(self)
+        for field in ("seed", "kv_seq", "turn", "uncached_tokens", "epoch"):
+            checked_u64(field, getattr(self, field))
+        if not 1 <= self.ranks <= RANKS_MAX:
+            raise LimitExceeded("ranks", self.ranks, f"1..{RANKS_MAX}")
+        for field, column in (("winner", self.winner), ("runner_up", self.runner_up or 0)):
+            if not 0 <= column < self.ranks:
+                raise LimitExceeded(field, column, f"one of {self.ranks} columns")
         if self.best or self.terms or self.costs:
             _check_costs(self)
         if self.overlap:
@@ -143,7 +183,7 @@ class Decided(NewDecision, frozen=True, tag="decided", array_like=True, kw_only=
         return promise(self.request, self.rank, self.uncached_tokens, self.epoch)
 
 
-def promise(request: RequestRecord, rank: WorkerRank, uncached_tokens: int, epoch: int) -> Routed:
+def promise(request: RouteRequest, rank: WorkerRank, uncached_tokens: int, epoch: int) -> Routed:
     """Return the lease that a decision for `rank` begins.
 
     A rank that only decodes gets the prompt's KV from elsewhere and computes none of the prompt.
@@ -158,20 +198,6 @@ def promise(request: RequestRecord, rank: WorkerRank, uncached_tokens: int, epoc
         epoch=epoch,
         session_id=request.session_id,
     )
-
-
-def _check_numbers(decided: Decided) -> None:
-    ranks, runner_up = decided.ranks, decided.runner_up
-    numbers = decided.seed, decided.kv_seq, decided.turn, decided.uncached_tokens, decided.epoch
-    if min(numbers) < 0 or max(numbers) > U64_MASK:
-        for field, number in zip(("seed", "kv_seq", "turn", "uncached_tokens", "epoch"), numbers, strict=True):
-            checked_u64(field, number)
-    if not 1 <= ranks <= RANKS_MAX:
-        raise LimitExceeded("ranks", ranks, f"1..{RANKS_MAX}")
-    if not 0 <= decided.winner < ranks:
-        raise LimitExceeded("winner", decided.winner, f"one of {ranks} columns")
-    if runner_up is not None and not 0 <= runner_up < ranks:
-        raise LimitExceeded("runner_up", runner_up, f"one of {ranks} columns")
 
 
 def _check_costs(decided: Decided) -> None:
@@ -214,7 +240,7 @@ def terms_mask(terms: bytes) -> tuple[int, int]:
     return terms[0] & (_MORE - 1) | (terms[1] << _MASK_BITS if len(terms) > 1 else 1 << _TERMS_MAX), 2
 
 
-def best_terms(decided: NewDecision) -> list[CostTerms]:
+def best_terms(decided: Decided) -> list[CostTerms]:
     """Return the terms of the best candidates."""
     count = len(decided.best) // 2
     if not count:
@@ -225,22 +251,22 @@ def best_terms(decided: NewDecision) -> list[CostTerms]:
     return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(there)}) for row in range(count)]
 
 
-def cost_unit(decided: NewDecision) -> CostUnit:
+def cost_unit(decided: Decided) -> CostUnit:
     """Return what the costs are in."""
     return "ms" if decided.terms and terms_mask(decided.terms)[0] & _TIMED else "blocks"
 
 
-def other_costs(decided: NewDecision) -> tuple[float, ...]:
+def other_costs(decided: Decided) -> tuple[float, ...]:
     """Return the costs of the candidates that are not among the best, rounded to f32."""
     return struct.unpack(f"<{len(decided.costs) // 4}f", decided.costs)
 
 
-def overlap_depths(decided: NewDecision) -> list[Depths]:
+def overlap_depths(decided: Decided) -> list[Depths]:
     """Return the overlap of every column on tiers 0..t."""
     return list(zip(*overlap_tiers(decided), strict=True))
 
 
-def overlap_tiers(decided: NewDecision) -> list[list[int]]:
+def overlap_tiers(decided: Decided) -> list[list[int]]:
     """Return for each tier t the overlap of every column on tiers 0..t."""
     depths = [0] * decided.ranks
     if not (data := decided.overlap):

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
-from kv_protocol.decided import Decided, NewDecision, RequestRecord
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion, TrustState
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
@@ -247,7 +247,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_on
     """
 
     now_s: float
-    request: RequestRecord
+    request: RouteRequest
     exclusions: tuple[Exclusion, ...]
 
 
@@ -299,8 +299,6 @@ JournalRecord = (
     | CheckpointPart
     | CheckpointEnded
 )
-NewRecord = JournalRecord | NewDecision
-"""A record as its router writes it."""
 
 
 class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -384,7 +382,7 @@ def _named(reason: str, data: bytes) -> str:
         return reason
     named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(field_index) - 1]}"
     if inner is not None and named.endswith(".request"):
-        named += f".{RequestRecord.__struct_fields__[int(inner)]}"
+        named += f".{RouteRequest.__struct_fields__[int(inner)]}"
     elif inner is not None:
         named += f"[{inner}]"
     return reason.replace(found[0], named)

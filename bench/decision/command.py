@@ -25,12 +25,12 @@ from bench.decision.request import REQUEST_STAGES, RequestCost, request_cost
 from bench.report import machine_line, percentile
 from bench.routing.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
+from kv_protocol.decided import RouteRequest
 from kv_runtime.clock import SystemClock
 from router.config import JournalSection
 from router.decision.policies import MODES
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.view import RouteRequest
 from router.journal.writer import JournalWriter
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from indexer.embedded import hash_blocks
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import unpack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -22,7 +23,6 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.view import RouteRequest
 from router.journal.records import Recorder
 
 BLOCK_SIZE = 16

@@ -29,6 +29,7 @@ from bench.routing.virtual_worker import MODEL, TEXT, describe, instance_of, reg
 from indexer.follow.inputs import BatchArrived, HeartbeatArrived
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -38,7 +39,6 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.view import RouteRequest
 from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics
 from worker_agent.engines.types import EngineDescription, EngineOutput

@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures
-from kv_protocol.decided import RequestPhase
+from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from router.decision.disaggregation import ConditionalLimits, placement
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease, Routing
-from router.decision.view import RouteRequest
 from router.request.plan import RequestPlan, first_phase
 from worker_agent.engines.types import EngineOutput
 

@@ -9,12 +9,13 @@ import struct
 import numpy as np
 
 from bench.oracle.grid import BLOCK_SIZE, TAINT, Flip, Held, OracleCell, Outcome, Weights, flip
+from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
-from router.decision.view import Ints, RouteRequest, View
+from router.decision.view import Ints, View
 from router.fleet.trust import EXACT
 
 _MODEL = "m"

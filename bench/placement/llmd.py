@@ -14,10 +14,10 @@ formulas of the scorers: Gateway API Inference Extension, plugin documentation. 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import choice_index
 from router.decision.policies import Candidates, Choice
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 
 SCRAPE_S = 0.05
 

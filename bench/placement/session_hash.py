@@ -11,9 +11,9 @@ the key is looked for in headers, then in the body). Its hash function is anothe
 from bisect import bisect_left
 from hashlib import blake2b
 
+from kv_protocol.decided import RouteRequest
 from router.decision.policies import Candidates, Choice
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 
 VIRTUAL_NODES = 160
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from bench.placement.prefix_tree import PrefixTree
 from kv_protocol.codec import unpack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import choice_index
 from router.decision.policies import Candidates, Choice
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 
 CHARACTERS_PER_TOKEN = 4
 

@@ -7,6 +7,7 @@ from bench.routing.trace import TraceRequest
 from bench.routing.virtual_worker import MODEL, TEXT, instance_of, registered
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import HeartbeatArrived
+from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
@@ -16,7 +17,6 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.journal.records import Recorder
 from worker_agent.engines.types import EngineDescription
 

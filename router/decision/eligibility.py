@@ -28,13 +28,15 @@ constraints.
 
 import math
 from collections.abc import Mapping
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
-from router.decision.view import RouteRequest
+from router.decision.model_view import ModelView
+from router.decision.view import View
 
 ReasonKind = Literal[
     "draining",
@@ -86,32 +88,8 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
 )
 
 
-class RankColumns(Protocol):
-    """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
-
-    @property
-    def ranks(self) -> tuple[WorkerRank, ...]:
-        """The ranks."""
-
-    @property
-    def registrations(self) -> tuple[WorkerRegistered, ...]:
-        """The registration of each rank's worker."""
-
-    @property
-    def unfit(self) -> tuple[str, ...]:
-        """Why each rank takes no new work; empty if it does."""
-
-    @property
-    def is_uniform(self) -> bool:
-        """Every rank is known to be fit, aggregated, and to serve chats and completions."""
-
-    @property
-    def seq_len_min(self) -> int:
-        """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: no worker states one."""
-
-    @property
-    def misfits(self) -> Mapping[str, Mapping[str, str]]:
-        """Prefill worker id, decode worker id: why the decode worker cannot take the prefill worker's KV blocks."""
+RankColumns = ModelView | View
+"""The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
 
 def reasons(view: RankColumns, request: RouteRequest) -> tuple[str, ...] | None:
@@ -237,10 +215,9 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
     return apart.get(registration.worker_id, "")
 
 
-def multipliers(view: RankColumns, request: RouteRequest) -> list[float] | None:
-    """Return the factor of each rank's cost, all > 0; None if the request has no preference."""
-    preferred = request.preferred_taints
-    return [_multiplier(each.taints, preferred) for each in view.registrations] if preferred else None
+def multipliers(view: RankColumns, request: RouteRequest) -> list[float]:
+    """Return the factor of each rank's cost, all > 0; 1 without a preference."""
+    return [_multiplier(each.taints, request.preferred_taints) for each in view.registrations]
 
 
 def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:

@@ -21,14 +21,14 @@ The core chooses by these (`router/native/choice.cpp`). A user's mode is a funct
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from router.decision.policy import CostParameters, Policy
-from router.decision.view import RouteRequest, View
+from router.decision.view import View
 from router.native import built
 
 __all__ = ["MODES", "Candidates", "Choice", "CostParameters", "Mode", "Policy", "Rule", "Rules"]
@@ -86,6 +86,9 @@ MODES: dict[str, Mode] = {
 }
 
 
+_RULES_MAX = 256
+
+
 class Rule(NamedTuple):
     """The policy that chooses a worker for some requests, its mode, and both as the core reads them."""
 
@@ -95,25 +98,24 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of one policy: by the request's phase, and by load if it has no prompt."""
+    """The rules of policies, whose modes are these: by the request's phase, and by load if it has no prompt."""
 
-    def __init__(self, policy: Policy, modes: Mapping[str, Mode]) -> None:
-        self._policy, self._modes = policy, modes
-        self._rules: dict[tuple[str, str], Rule] = {}
+    def __init__(self, modes: Mapping[str, Mode]) -> None:
+        self.modes = modes
+        self._rules: dict[tuple[Policy, str, str], Rule] = {}
 
-    def of(self, request: RouteRequest) -> Rule:
+    def of(self, policy: Policy, request: RouteRequest) -> Rule:
         """Return the rule of a request."""
-        key = request.phase, request.endpoint
+        key = policy, request.phase, request.endpoint
         rule = self._rules.get(key)
         if rule is None:
-            policy = self._policy.of(request.phase)
-            if request.endpoint not in PROMPT_ENDPOINTS and self._modes[policy.mode].reads_overlap:
+            policy = policy.of(request.phase)
+            if request.endpoint not in PROMPT_ENDPOINTS and self.modes[policy.mode].reads_overlap:
                 policy = replace(policy, mode="least-loaded")
-            rule = self._rules[key] = _rule(policy, self._modes[policy.mode])
+            mode = self.modes[policy.mode]
+            name = policy.mode if mode.choose is None else "user"
+            native = built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_forecast)
+            if len(self._rules) >= _RULES_MAX:
+                self._rules.clear()
+            rule = self._rules[key] = Rule(policy, mode, native)
         return rule
-
-
-@lru_cache(maxsize=64)
-def _rule(policy: Policy, mode: Mode) -> Rule:
-    name = policy.mode if mode.choose is None else "user"
-    return Rule(policy, mode, built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_forecast))

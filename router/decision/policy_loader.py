@@ -12,10 +12,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from kv_protocol.decided import RouteRequest
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 
 _ARGUMENTS = 4
 _FIELD = "policy.user_modes"

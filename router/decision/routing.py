@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from indexer.embedded import OverlapColumns, RankView, is_blind
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
@@ -24,7 +25,7 @@ from kv_runtime.clock import Clock
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.decision.view import OverlapAnswer, RouteRequest
+from router.decision.view import OverlapAnswer
 from router.fleet.calibration import Calibration, Compared, Move
 from router.fleet.trust import EXACT, Trust, trust_of
 from router.journal.records import Recorder, Recorders, RefusedRequest
@@ -32,6 +33,8 @@ from router.request.latency import Arrival, latency_of
 
 _MOVES_MAX = 256
 _NOTES_MAX = 64
+_RENEWALS = 4
+"""How often a lease is renewed, at most, in the time in which it would expire."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
 """Trust in ranks of which the index predicts the reuse, and has no doubt."""
 
@@ -79,12 +82,10 @@ class DecisionLog:
         self._records: deque[DecisionRecord] = deque(maxlen=decisions_max)
         self.added_total = 0
 
-    def add(self, verdict: Verdict) -> DecisionRecord:
+    def add(self, record: DecisionRecord) -> None:
         """Keep a decision; drop the oldest if there are too many."""
-        record = DecisionRecord(verdict)
         self.added_total += 1
         self._records.append(record)
-        return record
 
     def find(self, any_id: str) -> DecisionRecord | None:
         """Return the decision with this id, or a request's last one."""
@@ -106,26 +107,21 @@ class DecisionLog:
         return list(islice(reversed(self._records), count))
 
 
-class Lease:
+class Lease(DecisionRecord):
     """The work of one request that is booked at one rank; only the first call of `end` has an effect."""
 
-    __slots__ = (
-        "_began_s", "_is_over", "_record", "_renew_every_s", "_renewed_s", "_routing", "first_byte_s", "itl_s",
-        "lease_id", "ttft_s",
-    )  # fmt: skip
+    __slots__ = ("_began_s", "_renewed_s", "_routing", "first_byte_s", "itl_s", "lease_id", "ttft_s")
 
-    def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
+    def __init__(self, routing: "Routing", verdict: Verdict) -> None:
+        super().__init__(verdict)
         self._routing = routing
-        self._record = record
-        self.lease_id = record.verdict.request.decision_id
-        self._renew_every_s = lease_s / 4
-        self._began_s = self._renewed_s = record.verdict.now_s
+        self.lease_id = verdict.request.decision_id
+        self._began_s = self._renewed_s = verdict.now_s
         self.first_byte_s: float | None = None
         """From the decision to the answer's first byte; None until then."""
         self.ttft_s: float | None = None
         self.itl_s: float | None = None
         """As in `Latency`; None until the end."""
-        self._is_over = False
 
     def first_token(self) -> None:
         """The answer has begun: the prompt is computed. Further calls do nothing."""
@@ -140,7 +136,7 @@ class Lease:
             self.first_token()
             return
         now_s = self._routing.clock.now()
-        if now_s - self._renewed_s >= self._renew_every_s:
+        if now_s - self._renewed_s >= self._routing.lease_s / _RENEWALS:
             self._renewed_s = now_s
             self._routing.tell(Renewed(lease_id=self.lease_id))
 
@@ -159,16 +155,15 @@ class Lease:
         `came_whole`: the answer's first byte came with its last. Without `arrival` it was a stream of
         `output_tokens`.
         """
-        if self._is_over:
+        if self.outcome is not None:
             return
-        self._is_over = True
         now_s = self._routing.clock.now()
         duration_s = now_s - self._began_s
         if came_whole and self.first_byte_s is None:
             self.first_byte_s = duration_s
         came = arrival or Arrival(is_streamed=True, later_tokens=(output_tokens or 1) - 1)
         self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
-        known = self._record.outcome = OutcomeKnown(
+        known = self.outcome = OutcomeKnown(
             now_s=now_s,
             decision_id=self.lease_id,
             outcome=outcome,
@@ -203,7 +198,7 @@ class Routing:
         self.decisions = DecisionLog(decisions_max)
         self._index = index
         self._seed = seed
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._record = (recorder or Recorders()).record
         self._taken = 0
         self.calibration = Calibration()
@@ -238,10 +233,10 @@ class Routing:
         self.choose_s = perf_counter() - began_s - self.match_s
         return verdict
 
-    def _ask(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
+    def _ask(self, request: RouteRequest, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         """Ask the index, and the calibration for the ranks of which the index has no doubt."""
         began_s = perf_counter()
-        answer = self._index.columns(chain, ranks)
+        answer = self._index.columns(request.reusable_hashes, ranks)
         if self.calibration.doubts:
             answer = answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
         self.match_s = perf_counter() - began_s
@@ -252,7 +247,9 @@ class Routing:
         self._taken += 1
         self.state.take(verdict)
         self._record(verdict)
-        return Lease(self, self.decisions.add(verdict), self._lease_s)
+        lease = Lease(self, verdict)
+        self.decisions.add(lease)
+        return lease
 
     def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:
         """Record why no rank was eligible for the request."""

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from kv_protocol.checkpoint import CheckpointBegan
-from kv_protocol.decided import Decided
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
@@ -41,7 +41,6 @@ from kv_protocol.ledger import (
     Expired,
     Finished,
     FirstToken,
-    LedgerEvent,
     Reconciled,
     Renewed,
     Routed,
@@ -53,14 +52,15 @@ from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.decision.view import OverlapAnswer, RouteRequest
+from router.decision.view import OverlapAnswer
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
 from router.native import built
 
-AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
-"""Returns how much of a chain each rank holds: from the index, or from a recorded answer."""
+AskIndex = Callable[[RouteRequest, tuple[WorkerRank, ...]], OverlapAnswer]
+"""Returns how much of a prompt each rank holds: from the index, or from a recorded answer."""
 _STANDINGS_MAX = 256
+_NOT_ASKED = None, None, ()
 
 
 class RankLoad(NamedTuple):
@@ -93,13 +93,15 @@ class RouterState:
         self.core = built.Core(settings.lease_s, *settings.approximate, *settings.affinity)
         self.modes = modes
         self._standings: dict[tuple[str, int, str], ModelView] = {}
-        self._standings_of = (0, 0)
+        self._standings_of = 0
         self.policy = Policy()
+        """The policy in force: the one applied last."""
+        self.rules = Rules(modes)
         core = self.core
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
             OutcomeKnown: self._end,
-            LedgerApplied: lambda record: self._follow(record.event, record.now_s, record.router),
+            LedgerApplied: self._follow,
             WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
             AttemptEnded: self._attempted,
@@ -110,16 +112,6 @@ class RouterState:
             TimePassed: lambda record: core.let_go(record.now_s),
             CheckpointBegan: lambda record: core.let_go(record.now_s),
         }
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force: the one applied last."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._policy = policy
-        self._rules = Rules(policy, self.modes)
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -150,13 +142,13 @@ class RouterState:
 
     def _repeat(self, decided: Decided) -> None:
         self.core.turned(decided.request.model)
-        self._follow(decided.promise, decided.now_s, "")
+        self._follow(LedgerApplied(now_s=decided.now_s, event=decided.promise))
 
-    def _follow(self, event: LedgerEvent, now_s: float, router: str) -> None:
-        """Fold in an event of a lease of this router, or of the replica `router`."""
-        if not router:
+    def _follow(self, record: LedgerApplied) -> None:
+        """Fold in an event of a lease of this router, or of a replica."""
+        event, now_s, router, core = record.event, record.now_s, record.router, self.core
+        if not router and not self.breakers.are_all_closed:
             self.breakers.follow(event, now_s)
-        core = self.core
         match event:
             case FirstToken():
                 core.first_token(event.lease_id, now_s)
@@ -250,10 +242,8 @@ class RouterState:
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def decide(
-        self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int, policy: Policy | None = None
-    ) -> Verdict:
-        """Return what the policy in force, or another one, chooses for the request; nothing is promised yet.
+    def decide(self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int) -> Verdict:
+        """Return what the policy in force chooses for the request; nothing is promised yet.
 
         `ask` returns the overlap of exactly those ranks; it is called only if the mode reads overlap.
 
@@ -262,42 +252,34 @@ class RouterState:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
             LimitExceeded: a user's mode chose a rank that does not exist.
         """
-        rule = (self._rules if policy is None else Rules(policy, self.modes)).of(request)
+        rule = self.rules.of(self.policy, request)
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        answer = ask(request.reusable_hashes, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
-        trusted = ranks.trusted(ranks.undoubted if answer is None else answer.doubts)
-        depths, epochs = (None, None) if answer is None else (answer.depths, answer.epochs)
-        source = self.core, ranks.standing, trusted.native, rule.native, request, depths, epochs, now_s, seed
-        return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trusted.trust)
+        answer = ask(request, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
+        depths, epochs, doubts = _NOT_ASKED if answer is None else (answer.depths, answer.epochs, answer.doubts)
+        trust, native = ranks.trusted(doubts or ranks.undoubted)
+        source = self.core, ranks.standing, native, rule.native, request, depths, epochs, now_s, seed
+        return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trust)
 
-    def decide_instead(self, live: Verdict, live_policy: Policy, policy: Policy) -> Verdict:
-        """Return what another policy chooses in the place of `live`, which `live_policy` chose; errors as `decide`."""
-        rule = Rules(policy, self.modes).of(live.request)
-        predicts = policy.predict_on_route or not live_policy.predict_on_route
-        source = self.core, live, rule.native, predicts, live.seed
+    def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
+        """Return what another policy chooses in the place of `live`; errors as `decide`.
+
+        What it reads and the policy of `live` did not is read as it is now, but for the index's answer.
+        """
+        rule = self.rules.of(policy, live.request)
+        source = self.core, live, rule.native, live.seed
         return Verdict(source, rule, live.request, live.model_view, live.why, live, live.trusts)
 
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""
-        known = self._standings.get((model, block_size, scheme))
-        changes = self._standings_of
-        if (
-            known is None
-            or now_s >= known.valid_until_s
-            or changes[0] != self.fleet.changes
-            or changes[1] != self.breakers.changes
-        ):
-            known = self._look(model, Hashing(block_size, scheme), now_s)
-        return known
-
-    def _look(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
-        changes = self.fleet.changes, self.breakers.changes
+        key, changes = (model, block_size, scheme), self.fleet.changes + self.breakers.changes
         if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
             self._standings.clear()
             self._standings_of = changes
-        found = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)
-        self._standings[model, *hashing] = found
-        return found
+        known = self._standings.get(key)
+        if known is None or now_s >= known.valid_until_s:
+            hashing = Hashing(block_size, scheme)
+            known = self._standings[key] = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)
+        return known
 
     # ------------------------------------------------------------------------------------------------- figures
 

@@ -6,7 +6,6 @@ import msgspec
 
 from router.fleet.breakers import BreakerLimits
 from router.fleet.registry import TextDigests
-from router.native import built
 
 LEASE_S = 300.0
 """How long a lease lives that nothing renews."""
@@ -34,7 +33,3 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     approximate: ApproximateLimits = ApproximateLimits()
     affinity: AffinityLimits = AffinityLimits()
     breakers: BreakerLimits = BreakerLimits()
-
-    def core(self) -> built.Core:
-        """Return the core of an initial state."""
-        return built.Core(self.lease_s, *self.approximate, *self.affinity)

@@ -5,11 +5,11 @@ any later time. Nothing is promised by it: `RouterState.take` does that.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from kv_protocol.decided import promise
+from kv_protocol.decided import RouteRequest, promise
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import WorkerRegistered
@@ -19,7 +19,7 @@ from kv_protocol.ledger import Routed
 from router.decision.eligibility import RankColumns, multipliers
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import Candidates, Rule
-from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, RouteRequest, View
+from router.decision.view import Depths, Floats, Forecast, Ints, OverlapAnswer, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 
@@ -30,18 +30,6 @@ HAD_ITS_SHARE = "newcomer: it had its share of requests of which no rank has a b
 _NOT_WEIGHED = CostTerms()
 _TERMS = CostTerms.__struct_fields__
 _TIERS = 4
-
-
-class Streams(Protocol):
-    """Where the ranks' streams stand, in their order; None: the index was not asked."""
-
-    @property
-    def epochs(self) -> tuple[int, ...] | None:
-        """The epoch of each; 0: nothing was received."""
-
-    @property
-    def seqs(self) -> tuple[int, ...] | None:
-        """The sequence number of the last applied batch of that epoch."""
 
 
 class Verdict(built.Verdict):
@@ -65,14 +53,14 @@ class Verdict(built.Verdict):
         request: RouteRequest,
         model_view: RankColumns,
         why: Sequence[str] | None,
-        answer: Streams | None,
+        answer: "OverlapAnswer | View | Verdict | None",
         trusts: tuple[Trust, ...],
         view: View | None = None,
     ) -> None:
         """Choose. `source`: the arguments of the extension's class before the excluded ranks.
 
-        `why`: for each rank, why it may not take the request, empty if it may; None: all may. `view`: one that
-        somebody made.
+        `why`: for each rank, why it may not take the request, empty if it may; None: all may. `answer`: where their
+        streams stand; None: the index was not asked. `view`: one that somebody made.
 
         Raises:
             NoEligibleWorker: no rank may take the request.
@@ -89,7 +77,8 @@ class Verdict(built.Verdict):
         if rule.policy.mode == "direct" and request.pinned_worker is None:
             allowed = (rank.worker_id for place, rank in enumerate(ranks) if not (why and why[place]))
             raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
-        super().__init__(*source, why, multipliers(model_view, request))  # type: ignore[call-overload]  # one of three
+        multiplier = multipliers(model_view, request) if request.preferred_taints else None
+        super().__init__(*source, why, multiplier)  # type: ignore[call-overload]  # one of three
         if rule.mode.choose is not None:
             self._let_choose(rule)
         self.winner: WorkerRank = ranks[self.place]

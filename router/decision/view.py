@@ -1,4 +1,4 @@
-"""The input of a decision: the request, and every rank that serves its model, at one moment.
+"""The input of a decision beside the request: every rank that serves its model, at one moment.
 
 The core (`router/native/core.hpp`) has the same columns; a `View` is made for users' modes and for people. Element i of
 each column belongs to `ranks[i]`; arrays are read-only. `only` reduces the columns to some ranks.
@@ -10,56 +10,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_protocol.decided import RequestRecord
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.hashing import TEXT_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
 from router.fleet.trust import Trust
-from router.prompt.chains import BLOCK_BYTES
 
 Ints = NDArray[np.int64]
 Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
-
-
-class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc=False):
-    """A request, as far as routing reads it.
-
-    decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
-    isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
-                        With unseen images, a lower bound; of a prompt that only the worker knows, an estimate
-    sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
-    lora                the requested adapter; empty: the base model
-    session_id          its requests prefer to stay at one rank; empty: no session
-    pinned_*            None, or the only worker or rank allowed
-    tried               ranks that failed this phase of the request already
-    phase               the phase that its worker serves
-    transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
-    prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
-                        no KV is transferred (so in records of versions without this field, which checked no pairs)
-    endpoint            the OpenAI endpoint that its worker must state
-    allowed_workers     the workers that a gateway can reach and wants to choose from; None: any
-    """
-
-    @property
-    def hashing(self) -> Hashing:
-        """How `sequence_hashes` were computed."""
-        return Hashing(self.block_size, self.hash_scheme)
-
-    @property
-    def known_tokens(self) -> int:
-        """`isl_tokens`, or 0 if it is an estimate."""
-        return 0 if self.hash_scheme == TEXT_SCHEME else self.isl_tokens
-
-    @property
-    def reusable_blocks(self) -> int:
-        """How many of the prompt's blocks a cache could provide: the last token is always computed."""
-        return max(0, self.isl_tokens - 1) // self.block_size
-
-    @property
-    def reusable_hashes(self) -> bytes:
-        """The hashes to look up in the index, packed."""
-        return self.sequence_hashes[: self.reusable_blocks * BLOCK_BYTES]
 
 
 class OverlapAnswer(Protocol):

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from kv_protocol.decided import RequestPhase
+from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
@@ -31,7 +31,6 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.config import HandoverSection
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.prompt import EncodedPrompt
 from router.request.driver import RequestDriver

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from router.decision.view import RouteRequest
+from kv_protocol.decided import RouteRequest
 from router.endpoint_picker.addresses import FleetAddresses, addresses_of, endpoint_of
 from router.fleet.registry import Fleet
 from router.prompt import EncodedPrompt

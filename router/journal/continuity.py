@@ -27,16 +27,16 @@ class Continuity:
         number = message.first
         for record in message.records:
             if number >= self._expected:
-                yield from self._joined(record)
-            number += record.count if isinstance(record, Lost) else 1
+                if type(record) is RecordPart:
+                    yield from self._joined(record)
+                else:
+                    self._parts.clear()
+                    yield record
+            number += record.count if type(record) is Lost else 1
         self._expected = max(self._expected, number)
 
-    def _joined(self, record: JournalRecord) -> Iterator[JournalRecord]:
-        """Yield the record; for parts, the longer record after its last part, or `Lost` if one is missing."""
-        if not isinstance(record, RecordPart):
-            self._parts.clear()
-            yield record
-            return
+    def _joined(self, record: RecordPart) -> Iterator[JournalRecord]:
+        """Yield the longer record after its last part, or `Lost` if one is missing."""
         if record.index != len(self._parts):
             self._parts.clear()
             yield Lost(now_s=record.now_s, count=1)

@@ -16,14 +16,13 @@ A decision states doubts as trust; `doubt_of` returns the doubt behind a rank's 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from kv_protocol.decided import RequestRecord
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, RankStanding, Refused
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
 
@@ -137,8 +136,3 @@ def doubt_of(trust: Trust, before: str) -> str:
     if known is not None:
         return known
     return trust.reason if trust.state == "DEGRADED" else before
-
-
-def request_of(record: RequestRecord) -> RouteRequest:
-    """Return the recorded request."""
-    return RouteRequest(**asdict(record))

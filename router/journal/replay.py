@@ -3,8 +3,8 @@
     JournalBegan   start with an empty state of its settings: what follows is exact
     checkpoint     if the fold was not exact: restore its state; what follows is exact. If the fold was exact: compare
                    both, byte for byte
-    Decided        decide again from the fold, the recorded answer of the index and the recorded seed; compare with
-                   the record, bit for bit; apply it with its promise
+    Decided        decide again from the fold, the recorded answer of the index and the recorded seed; compare the
+                   bytes of both records; apply it with its promise
     Refused        the same, for a request without an eligible rank
     Lost           records are missing: until the next beginning or checkpoint no result is possible, since decisions
                    may depend on any of them. A journal whose older part is gone begins so, too
@@ -16,23 +16,23 @@ With other policies, their choices for the same request are returned, too; the f
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
-from kv_protocol.decided import Decided
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.errors import LimitExceeded, shortened
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused, encode_record
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.policies import MODES, Mode, Rules
+from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.decision.state import AskIndex, RouterState
+from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import CheckpointComparison, CheckpointUnusable, Restoring
-from router.journal.records import request_of
 from router.journal.replay_differences import difference_of
 
 _REASON_CHARACTERS_MAX = 200
@@ -120,8 +120,8 @@ class Replay:
     def __init__(self, *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES) -> None:
         self._others, self._modes = policies, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
-        self._columns: dict[tuple[WorkerRank, ...], RecordedAnswer] = {}
-        """The standings as columns of these ranks, without overlap."""
+        self._columns: dict[tuple[WorkerRank, ...], tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {}
+        """The standings of these ranks as the columns of an answer beside the overlap."""
         self._checkpoint: Restoring | CheckpointComparison | None = None
         self.state: RouterState | None = None
         """None: earlier records are missing."""
@@ -138,15 +138,11 @@ class Replay:
     def take(self, record: JournalRecord) -> Found:
         """Fold the next record in. After one that cannot be folded the state is None until the next start."""
         try:
-            return self._take(record)
+            return self._takes.get(type(record), self._fold)(record)
         except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
             self.state = self._checkpoint = None
             reason = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS_MAX)
             return NotFolded(str(record.__struct_config__.tag), reason)
-
-    def _take(self, record: JournalRecord) -> Found:
-        take = self._takes.get(type(record), self._fold)
-        return take(record)
 
     def _stand(self, record: RankStanding) -> None:
         self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
@@ -192,83 +188,78 @@ class Replay:
     # ------------------------------------------------------------------------------------------------- decisions
 
     def _decided(self, record: Decided) -> Redecided:
-        decision_id, state = record.request.decision_id, self.state
+        request, state = record.request, self.state
         if state is None:
-            return Redecided(decision_id, equal=False, difference=_UNKNOWN, recorded=record.rank, is_exact=False)
+            return _not_exact(request, record.rank, _UNKNOWN)
         if record.policy not in self._modes or state.policy.mode not in self._modes:
+            record.check()
             state.apply(record)
-            words = _unknown_mode(record.policy)
-            return Redecided(decision_id, equal=False, difference=words, recorded=record.rank, is_exact=False)
-        otherwise = tuple([self._otherwise(state, other, record) for other in self._others])
-        verdict = None
+            return _not_exact(request, record.rank, _unknown_mode(record.policy))
         try:
-            verdict = self._decide_again(state, state.policy, record)
+            verdict = state.decide(request, partial(self._answer, record), record.now_s, record.seed)
         except _REFUSALS as error:
+            record.check()
+            otherwise = (Otherwise(None, str(error)),) * len(self._others)
             difference = f"{record.rank} was chosen; now {error}"
             state.apply(record)
+            return Redecided(request.decision_id, not difference, difference, record.rank, otherwise)
+        otherwise = tuple([self._otherwise(state, verdict, other) for other in self._others])
+        difference = ""
+        if (found := verdict.journal_record(record.kv_seq)) != encode_record(record):
+            difference = difference_of(record, found, verdict.ranks)
+        if not difference or verdict.promise == record.promise:
+            state.take(verdict)
         else:
-            difference = difference_of(record, verdict)
-            if not difference or verdict.promise == record.promise:
-                state.take(verdict)
-            else:
-                state.apply(record)
-        return Redecided(decision_id, not difference, difference, record.rank, otherwise, verdict=verdict)
+            state.apply(record)
+        return Redecided(request.decision_id, not difference, difference, record.rank, otherwise, verdict=verdict)
 
-    def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
-        recorded = self._modes.get(record.policy)
-        rule = Rules(policy, self._modes).of(request_of(record.request))
-        if recorded is not None and rule.mode.reads_overlap and not recorded.reads_overlap:
-            mode = rule.policy.mode
-            return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
+    def _otherwise(self, state: RouterState, verdict: Verdict, policy: Policy) -> Otherwise:
+        policy, mode, _ = state.rules.of(policy, verdict.request)
+        if mode.reads_overlap and verdict.is_blank:
+            words = f"mode {policy.mode} reads overlap, of which mode {verdict.policy} recorded nothing"
+            return Otherwise(None, words)
         try:
-            verdict = self._decide_again(state, policy, record)
+            other = state.decide_instead(verdict, policy)
         except _REFUSALS as error:
             return Otherwise(None, str(error))
-        return Otherwise(verdict.winner, verdict=verdict)
+        return Otherwise(other.winner, verdict=other)
 
-    def _decide_again(self, state: RouterState, policy: Policy, record: Decided) -> Verdict:
-        request = request_of(record.request)
-        return state.decide(request, self._index(record), record.now_s, record.seed, policy)
-
-    def _index(self, record: Decided) -> AskIndex:
-        def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
-            if len(ranks) != record.ranks:
-                raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
-            return self._columns_of(ranks)._replace(depths=record.overlap)
-
-        return columns
-
-    def _columns_of(self, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+    def _answer(self, record: Decided, _: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+        if len(ranks) != record.ranks:
+            raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
         known = self._columns.get(ranks)
         if known is None:
             standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
             epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
-            known = self._columns[ranks] = RecordedAnswer(b"", epochs, (0,) * len(ranks), doubts)
-        return known
+            known = self._columns[ranks] = epochs, (0,) * len(ranks), doubts
+        return RecordedAnswer(record.overlap, *known)
 
     def _refused(self, record: Refused) -> Redecided:
-        request, state = request_of(record.request), self.state
+        request, state = record.request, self.state
         if state is None:
-            return Redecided(request.decision_id, equal=False, difference=_UNKNOWN, recorded=None, is_exact=False)
+            return _not_exact(request, None, _UNKNOWN)
         if state.policy.mode not in self._modes:
-            words = _unknown_mode(state.policy.mode)
-            return Redecided(request.decision_id, equal=False, difference=words, recorded=None, is_exact=False)
+            return _not_exact(request, None, _unknown_mode(state.policy.mode))
         try:
             verdict = state.decide(request, _no_overlap, record.now_s, 0)
         except NoEligibleWorker as error:
             difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
-        except (WorkerNotNamed, Contradiction) as error:
+        except WorkerNotNamed as error:
             difference = str(error)
         else:
             difference = f"no rank was eligible; now {verdict.winner} is"
         return Redecided(request.decision_id, not difference, difference, None)
 
 
+def _not_exact(request: RouteRequest, recorded: WorkerRank | None, why: str) -> Redecided:
+    return Redecided(request.decision_id, equal=False, difference=why, recorded=recorded, is_exact=False)
+
+
 def _unknown_mode(mode: str) -> str:
     return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
 
 
-def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+def _no_overlap(_: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
     return RecordedAnswer(b"", zeros, zeros, ("",) * len(ranks))

@@ -89,13 +89,12 @@ class _Choices:
 
     def add(self, verdict: Verdict, recorded: Verdict) -> None:
         request = recorded.request
-        held = int(recorded.overlap[0, recorded.ranks.index(verdict.winner)]) * request.block_size
-        cached = min(held, request.isl_tokens)
+        cached = min(int(recorded.overlap[0, verdict.place]) * request.block_size, request.isl_tokens)
         self._differ += verdict.winner != recorded.winner
         self.cached.append(cached)
         self._uncached[verdict.winner] += request.isl_tokens - cached
         if verdict.has_costs:
-            self._costs.append(verdict.terms(verdict.winner_at).cost)
+            self._costs.append(verdict.cost_list()[verdict.winner_at])
             self._units.add(verdict.cost_unit)
 
     def figures(self, tokens: Sequence[int], recorded: "_Choices", ranks: int) -> VariantFigures:

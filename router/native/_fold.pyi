@@ -42,7 +42,6 @@ class Verdict:
         core: Core,
         live: Verdict,
         policy: Policy,
-        predicts: bool,
         seed: int,
         excluded: object | None,
         multiplier: object | None,

@@ -32,58 +32,67 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
                                  std::vector<std::int32_t> tiers, std::shared_ptr<const std::vector<u64>> epochs, double now_s) {
     const u64* const turn = turns.find(request.model);
     auto view = std::make_shared<View>(std::move(of), now_s, turn == nullptr ? 0 : *turn);
-    RankNumbers& numbers = view->numbers;
-    const u32* const rows = view->standing->rows.data();
-    const std::size_t n = numbers.count;
-    const auto read_load = [&](const std::vector<u64>& chain) {
-        ledger.columns(rows, n, chain, numbers.queued.data(), numbers.requests.data(), numbers.blocks.data(), numbers.shared.data());
-    };
-    if (epochs == nullptr) {
-        if (policy.reads_load) {
-            read_load({});
-        }
-    } else {
-        view->is_blank = false;
+    if (epochs != nullptr) {
+        RankNumbers& numbers = view->numbers;
+        const std::vector<u32>& rows = view->standing->rows;
         view->epochs = std::move(epochs);
-        const std::vector<u64> chain = request.reusable();
         numbers.tiers = std::move(tiers);
-        for (const u32 place : trusts.without_events) {
-            const i64 held = approximate.overlap(rows[place], chain, now_s);
-            for (std::size_t tier = 0; tier < kTiers; ++tier) {
-                numbers.tiers[tier * n + place] = static_cast<std::int32_t>(held);
+        if (!trusts.without_events.empty()) {
+            const std::vector<u64> chain = request.reusable();
+            for (const u32 place : trusts.without_events) {
+                const i64 held = approximate.overlap(rows[place], chain, now_s);
+                for (std::size_t tier = 0; tier < kTiers; ++tier) {
+                    numbers.tiers[tier * numbers.count + place] = static_cast<std::int32_t>(held);
+                }
             }
         }
-        read_load(*request.blocks);
-        if (policy.predicts) {
-            predictions.column(rows, n, chain, view->epochs->data(), now_s, numbers.predicted.data());
-        }
-        history.column(rows, n, now_s, numbers.history.data());
-        view->spent = newcomers.spent(view->standing->rows);
+        history.column(rows.data(), numbers.count, now_s, numbers.history.data());
+        view->spent = newcomers.spent(rows);
         numbers.trust = trusts.factors;
-        if (policy.is_timed) {
-            read_rates(*view, policy, request);
-        }
-        if (policy.reads_forecast) {
-            read_forecast(*view, request);
-        }
+        view->is_blank = false;
     }
-    if (policy.affinity != Affinity::kOff) {
-        const u32 bound = sessions.bound(request.session_id, now_s);
-        view->bound = bound == kNoRow ? std::nullopt : std::optional<Held>(Held(ranks, bound));
-    }
+    read(*view, policy, request);
     return view;
 }
 
-std::shared_ptr<View> Core::look_again(const View& view, const Policy& policy, const Request& request, bool predicts) {
+std::shared_ptr<View> Core::look_again(const View& view, const Policy& policy, const Request& request) {
     check(view);
     auto again = std::make_shared<View>(view);
-    if (policy.is_timed && again->numbers.prefill.empty()) {
-        read_rates(*again, policy, request);
-    }
-    if (!predicts) {
-        std::fill(again->numbers.predicted.begin(), again->numbers.predicted.end(), 0);
-    }
+    read(*again, policy, request);
     return again;
+}
+
+void Core::read(View& view, const Policy& policy, const Request& request) {
+    RankNumbers& numbers = view.numbers;
+    const u32* const rows = view.standing->rows.data();
+    const std::size_t n = numbers.count;
+    if (!view.has_load && (policy.reads_load || !view.is_blank)) {
+        ledger.columns(rows, n, view.is_blank ? std::vector<u64>{} : *request.blocks, numbers.queued.data(), numbers.requests.data(),
+                       numbers.blocks.data(), numbers.shared.data());
+        view.has_load = true;
+    }
+    if (policy.affinity != Affinity::kOff && !view.bound.has_value()) {
+        const u32 bound = sessions.bound(request.session_id, view.now_s);
+        view.bound = bound == kNoRow ? std::nullopt : std::optional<Held>(Held(ranks, bound));
+    }
+    if (view.is_blank) {
+        return;
+    }
+    if (policy.predicts != view.predicts) {
+        view.predicts = policy.predicts;
+        numbers.predicted.assign(n, 0);
+        numbers.ttft_s.clear();
+        numbers.itl_s.clear();
+        if (policy.predicts) {
+            predictions.column(rows, n, request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
+        }
+    }
+    if (policy.is_timed && (numbers.prefill.empty() || policy.is_whole_spread != view.is_whole_spread)) {
+        read_rates(view, policy, request);
+    }
+    if (policy.reads_forecast && numbers.ttft_s.empty()) {
+        read_forecast(view, request);
+    }
 }
 
 void Core::read_rates(View& view, const Policy& policy, const Request& request) {
@@ -94,6 +103,7 @@ void Core::read_rates(View& view, const Policy& policy, const Request& request) 
     rates.column(request.model, view.standing->rows.data(), numbers.count, view.now_s, policy.is_whole_spread, columns);
     view.output_tokens = columns.output_tokens;
     view.is_learnt = columns.is_learnt;
+    view.is_whole_spread = policy.is_whole_spread;
 }
 
 void Core::read_forecast(View& view, const Request& request) {

@@ -86,6 +86,7 @@ struct View {
     std::vector<char> spent;   // newcomers that had their share; empty: none
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
+    bool has_load = false, predicts = false, is_whole_spread = false;  // as the policies read it that looked
     std::optional<Held> bound;  // the rank of the request's session
 };
 
@@ -121,7 +122,7 @@ public:
     // Of the prompt, that the winner is to compute.
     i64 uncached_tokens() const;
     Promise promise() const;
-    // The journal's record: `kv_protocol.decided.NewDecision`. `packed_request`: the request as msgpack.
+    // The journal's record: `kv_protocol.decided.Decided`. `packed_request`: the request as msgpack.
     std::string record(std::string_view packed_request, u64 kv_seq) const;
 
 private:
@@ -162,8 +163,8 @@ public:
     std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
                                const Request& request, std::vector<std::int32_t> tiers,
                                std::shared_ptr<const std::vector<u64>> epochs, double now_s);
-    // The same view as another policy reads it, which reads no more of the index.
-    std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request, bool predicts);
+    // The same view as another policy reads it: what it reads and the first did not, but for the index's answer, is read now.
+    std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request);
     // The seconds until its first token that the reference engine would need at a place, and between tokens.
     std::pair<double, double> expected_s(const View& view, const Request& request, std::size_t place) const;
 
@@ -221,6 +222,7 @@ private:
         u64 total_blocks;
     };
     void promise(Promise promise, double now_s, std::string_view origin);
+    void read(View& view, const Policy& policy, const Request& request);
     void read_rates(View& view, const Policy& policy, const Request& request);
     void read_forecast(View& view, const Request& request);
 

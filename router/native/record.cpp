@@ -5,11 +5,12 @@
 namespace kv {
 
 std::string Verdict::record(std::string_view packed_request, u64 kv_seq) const {
-    constexpr std::size_t kFields = 23;
+    constexpr std::size_t kFields = 23, kMoreBytes = 1024;
     const RankKey& rank = view->standing->held[place()].key();
     const RankNumbers& ranks = view->numbers;
     const auto at_place = [this](std::size_t candidate) { return static_cast<u64>(candidates[candidate]); };
     Pack record;
+    record.out.reserve(packed_request.size() + kMoreBytes);
     record.array(kFields);
     record.put("decided");
     record.put(view->now_s);

@@ -163,9 +163,9 @@ void init_verdict(Verdict* made, PyCore& core, std::shared_ptr<const Standing> s
 }
 
 // What another policy chooses in the same place.
-void init_again(Verdict* made, PyCore& core, const Verdict& live, std::shared_ptr<const Policy> policy, bool predicts, u64 seed,
+void init_again(Verdict* made, PyCore& core, const Verdict& live, std::shared_ptr<const Policy> policy, u64 seed,
                 const nb::handle& excluded, const nb::handle& multiplier) {
-    Verdict verdict(core.look_again(*live.view, *policy, *live.request, predicts), policy, live.request, seed);
+    Verdict verdict(core.look_again(*live.view, *policy, *live.request), policy, live.request, seed);
     verdict.decide(flags_of(excluded), numbers_of(multiplier));
     new (made) Verdict(std::move(verdict));
 }
@@ -263,7 +263,7 @@ void bind_verdict(nb::module_& module) {
     nb::class_<Verdict>(module, "Verdict")
         .def("__init__", &init_verdict, "core"_a, "standing"_a, "trusts"_a, "policy"_a, "request"_a, "overlap"_a.none(), "epochs"_a.none(),
              "now_s"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
-        .def("__init__", &init_again, "core"_a, "live"_a, "policy"_a, "predicts"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
+        .def("__init__", &init_again, "core"_a, "live"_a, "policy"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
         .def("__init__", &init_of_view, "core"_a, "view"_a, "policy"_a, "request"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
         .def("take_choice",
              [](Verdict& verdict, std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, Seconds margin,

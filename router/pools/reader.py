@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kv_protocol.body_limits import Body
+from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
-from router.decision.view import RouteRequest
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
 from router.prompt import EncodedPrompt

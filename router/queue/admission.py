@@ -31,7 +31,7 @@ Strict priority is strict within a tenant only: no tenant starves another by the
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from router.decision.view import RouteRequest
+from kv_protocol.decided import RouteRequest
 from router.queue.model_queue import ModelQueue
 from router.queue.waiting import (
     OTHERS,

@@ -22,13 +22,13 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from kv_protocol.decided import RouteRequest
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from router.decision.eligibility import constrains
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.queue.admission import RequestQueue
 from router.queue.headroom import Headroom
 from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueueRefusal, QueueStatistics

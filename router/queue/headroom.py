@@ -13,9 +13,10 @@ import math
 
 import numpy as np
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from router.decision.eligibility import RankColumns, exclusions
-from router.decision.view import Floats, Ints, RouteRequest
+from router.decision.view import Floats, Ints
 
 BATCHED_TOKENS_DEFAULT = 8192
 """For a worker that does not state its max_num_batched_tokens."""

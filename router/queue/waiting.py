@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from router.decision.view import RouteRequest
+from kv_protocol.decided import RouteRequest
 from router.queue.fair_share import FairShareLimits
 
 QueuePolicy = Literal["fcfs", "wspt", "edf"]

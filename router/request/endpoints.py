@@ -13,13 +13,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.requests import RequestInvalid
 from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.prompt import EncodedPrompt
 from router.request import refusals
 from router.request.passed import METHODS, PassedRequest, is_passed

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import structlog
 from xxhash import xxh3_64_intdigest
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.openai.embeddings import EmbeddingsInbound
 from kv_protocol.openai.inbound import ChatInbound, CompletionInbound
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
-from router.decision.view import RouteRequest
 from router.request.attempt import CLIENT_FAULT
 from router.request.plan import RequestPlan
 from router.request.rank_attempt import RankAttempt

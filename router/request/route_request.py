@@ -21,11 +21,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import Inbound, RequestInvalid
-from router.decision.view import RouteRequest
 from router.prompt import EncodedPrompt
 from router.server.heads import Headers
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.openai.requests import ChatInbound
 from router.decision.errors import NoEligibleWorker
-from router.decision.view import RouteRequest
 from router.fleet.registry import SILENT_S
 from router.prompt import EncodedPrompt
 from router.request.driver import RequestDriver

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.body_limits import Body
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
@@ -27,7 +28,6 @@ from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.drain.recent_prompts import RecentPrompt, RecentPrompts
 from router.prompt import EncodedPrompt, ModelPrompts
 from router.queue.gate import Admission

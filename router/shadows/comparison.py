@@ -21,7 +21,6 @@ from kv_protocol.decision import CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.policies import Rules
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
@@ -64,7 +63,7 @@ def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
     if lacking := _lacking(state, verdict, live, shadow):
         raise NoChoice("unreadable", f"mode {verdict.policy} reads no {', '.join(lacking)}")
     try:
-        other = state.decide_instead(verdict, live, shadow)
+        other = state.decide_instead(verdict, shadow)
     except (NoEligibleWorker, WorkerNotNamed, LimitExceeded) as error:
         raise NoChoice("no_choice", str(error)) from error
     return of_verdicts(state, verdict, other)
@@ -86,7 +85,7 @@ def of_verdicts(state: RouterState, verdict: Verdict, other: Verdict) -> Compari
 
 def _lacking(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> list[str]:
     """Return what the shadow reads and the live decision did not."""
-    policy, mode, _ = Rules(shadow, state.modes).of(verdict.request)
+    policy, mode, _ = state.rules.of(shadow, verdict.request)
     live_mode = state.modes[verdict.policy]
     return [
         name

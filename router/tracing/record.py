@@ -6,8 +6,8 @@ written by `tracer.py` and read by `projection.py`.
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.trace_context import TraceParent
-from router.decision.view import RouteRequest
 from router.request.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ and comparisons in a fixed order, so that all machines agree on each bit.
 
 from collections.abc import Sequence
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms, TrustState
 from router.decision.policy import CostParameters, Policy
-from router.decision.view import RouteRequest
 from tests.reference.view import Row
 
 TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}

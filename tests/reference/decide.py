@@ -6,11 +6,13 @@ candidates   the other ranks; the mode chooses among them (`policies.py`)
 reason       the mode's, but `pinned` if the client named the worker, `newcomer` if newcomers were excluded
 """
 
+from typing import cast
+
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
-from router.decision.eligibility import exclusions
+from router.decision.eligibility import RankColumns, exclusions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from tests.reference.policies import MODES, choose
 from tests.reference.verdict import Verdict
 from tests.reference.view import View
@@ -23,7 +25,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Verd
         NoEligibleWorker: no rank is eligible.
         WorkerNotNamed: the mode requires the client to name a worker, and it did not.
     """
-    why = exclusions(view, request)
+    why = exclusions(cast("RankColumns", view), request)
     eligible = [place for place, reason in enumerate(why) if not reason]
     if not eligible:
         excluded = [

@@ -25,17 +25,17 @@ targets are met is then still said of the rank that the mode chose.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index, unit_interval
-from router.decision.eligibility import multipliers
+from router.decision.eligibility import RankColumns, multipliers
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from tests.reference.cost import terms_in_blocks
 from tests.reference.time_cost import terms_in_ms
 from tests.reference.view import View
@@ -106,8 +106,7 @@ def drawn_by_temperature(costs: list[float], temperature: float, seed: int) -> i
 
 def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]:
     """Return the cost terms: in ms if the policy reads learnt rates, else in blocks (mode kv of a journal, too)."""
-    stated = multipliers(view, request)
-    factors = [1.0] * len(view.rows) if stated is None else [float(each) for each in stated]
+    factors = multipliers(cast("RankColumns", view), request)
     if policy.affinity == "soft" and view.bound in view.ranks:
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount
     if view.output_tokens is None:

@@ -19,7 +19,7 @@ import msgspec
 
 from kv_protocol import journal
 from kv_protocol.checkpoint import CheckpointBegan
-from kv_protocol.decided import Decided
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
@@ -28,7 +28,6 @@ from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
 from kv_protocol.openai.endpoints import serves_default
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
-from router.decision.view import RouteRequest
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet, Worker
 from router.fleet.trust import trust_of

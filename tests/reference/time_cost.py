@@ -19,9 +19,9 @@ Every number results from the same steps in the same order as in C++, so that al
 
 from collections.abc import Sequence
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from router.decision.policy import CostParameters
-from router.decision.view import RouteRequest
 from tests.reference.cost import credited_blocks
 from tests.reference.rates import (
     FIRST_S,

@@ -8,11 +8,20 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TERMS, TIERS, WIDE, NewDecision, packed_mask, promise
+from kv_protocol.decided import (
+    BEST_MAX,
+    TERM_DEFAULTS,
+    TERMS,
+    TIERS,
+    WIDE,
+    Decided,
+    RouteRequest,
+    packed_mask,
+    promise,
+)
 from kv_protocol.decision import CostTerms
 from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
-from router.decision.view import RouteRequest
 from tests.reference.policies import Choice
 from tests.reference.view import Row, View
 
@@ -52,7 +61,7 @@ class Verdict(NamedTuple):
         ttft_s, itl_s = winner.forecast or (None, None)
         best = [] if terms is None else _best(terms, choice.winner)
         others = [at for at in range(len(self.places)) if at not in best]
-        record = NewDecision(
+        record = Decided(
             now_s=self.view.now_s,
             request=self.request,
             policy=self.mode,

@@ -11,6 +11,7 @@ import msgspec
 
 from kv_protocol import fleet, load
 from kv_protocol.codec import pack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
@@ -31,7 +32,6 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.fleet.breakers import BreakerLimits
 from tests.simulation.calls import Call, Caller
 from tests.simulation.index import Index

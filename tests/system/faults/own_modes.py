@@ -1,8 +1,8 @@
 """Modes of a user's own for tests: each is right until a request says that it should not be."""
 
+from kv_protocol.decided import RouteRequest
 from router.decision.policies import Candidates
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 
 UNLUCKY = 13
 

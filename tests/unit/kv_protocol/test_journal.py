@@ -9,7 +9,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.decided import (
     TERMS,
     Decided,
-    RequestRecord,
+    RouteRequest,
     best_columns,
     best_terms,
     other_costs,
@@ -77,7 +77,7 @@ FLEET: list[FleetEvent] = [
     WorkerDraining(worker_id="w-1", instance="i"),
     WorkerLeft(worker_id="w-1", instance="i", reason="silent"),
 ]
-REQUEST = RequestRecord(
+REQUEST = RouteRequest(
     decision_id="d",
     request_id="r",
     model="m",
@@ -276,16 +276,16 @@ def test_depths_beyond_a_u16_are_wide() -> None:
 )
 def test_a_decision_whose_columns_do_not_agree_is_refused(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(LimitExceeded, match=f"^{field}: found "):
-        Decided(**WEIGHED | changed)
+        Decided(**WEIGHED | changed).check()
 
 
 @pytest.mark.parametrize(
     ("changed", "field"), [({"sequence_hashes": b"1234567"}, "sequence_hashes"), ({"block_size": 0}, "block_size")]
 )
 def test_a_request_that_may_not_be_is_refused(changed: dict[str, Any], field: str) -> None:
-    fields = {name: getattr(REQUEST, name) for name in RequestRecord.__struct_fields__}
+    fields = {name: getattr(REQUEST, name) for name in RouteRequest.__struct_fields__}
     with pytest.raises(LimitExceeded, match=f"^{field}: found "):
-        RequestRecord(**fields | changed)
+        RouteRequest(**fields | changed)
 
 
 def test_a_decision_says_what_it_promised_of_its_request() -> None:

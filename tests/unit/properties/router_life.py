@@ -15,7 +15,7 @@ import numpy as np
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.codec import pack_u64
-from kv_protocol.decided import RequestPhase
+from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -41,7 +41,6 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
-from router.decision.view import RouteRequest
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kv_protocol import fleet, recovery
 from kv_protocol.codec import BATCHES_PER_MESSAGE_MAX, decode_message, encode_message, split_event
-from kv_protocol.decided import Decided, RequestRecord
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage
@@ -73,7 +73,7 @@ HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
 REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
 CHUNK = dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
-ASKED = RequestRecord(
+ASKED = RouteRequest(
     decision_id="d", request_id="r", model="m", isl_tokens=33, block_size=16, sequence_hashes=bytes(16)
 )
 DECIDED = Decided(

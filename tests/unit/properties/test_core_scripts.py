@@ -187,7 +187,7 @@ class Both:
             session_id=asked.session_id,
         )
 
-        def held(_: bytes, of: tuple[WorkerRank, ...]) -> Any:
+        def held(_: object, of: tuple[WorkerRank, ...]) -> Any:
             return answer([((0, 0, 0, 0), asked.epoch, 9, asked.doubt)] * len(of))
 
         verdict = self.state.decide(request, held, self.now_s, 1)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -30,7 +31,6 @@ from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits
-from router.decision.view import RouteRequest
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
 from router.journal.encoder import JournalEncoder

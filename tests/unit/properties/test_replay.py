@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.decided import Decided, best_terms, overlap_depths
+from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
@@ -35,7 +35,6 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
-from router.decision.view import RouteRequest
 from router.journal.checkpoint import TABLES
 from router.journal.continuity import continuous
 from router.journal.replay import Redecided, Replay, replay
@@ -106,11 +105,9 @@ def shown(state: RouterState, model: str, now_s: float, doubt: str) -> Any:
         sequence_hashes=chain(*(2**63 + at for at in range(12))),
         session_id="s1",
     )
-    policy = Policy(affinity="soft")
+    state.policy = Policy(affinity="soft")
     try:
-        verdict = state.decide(
-            request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1, policy
-        )
+        verdict = state.decide(request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1)
     except NoEligibleWorker as error:
         return str(error)
     return [each.tolist() if isinstance(each, np.ndarray) else each for each in verdict.view]

@@ -86,7 +86,7 @@ _DOUBTS = (("",) * 8, ("behind",) * 8, ("never_heard",) * 8)
 
 
 def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
-    def ask(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+    def ask(_: object, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         held = answer([((1, 1, 1, 1), 0, 0, "")] * len(ranks))
         return held._replace(doubts=_DOUBTS[doubt][: len(ranks)])
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from indexer.embedded import OverlapColumns
 from kv_protocol.codec import pack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -16,7 +17,7 @@ from kv_protocol.ledger import LedgerEvent
 from router.decision.model_view import TRUST_FACTOR
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits, StateSettings
-from router.decision.view import Floats, Forecast, Ints, RouteRequest, View
+from router.decision.view import Floats, Forecast, Ints, View
 from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust
 
@@ -142,7 +143,7 @@ def answer(held: Sequence[Held]) -> OverlapColumns:
     return OverlapColumns(depths, epochs, seqs, doubts)
 
 
-def ask(_: bytes, ranks: Sequence[WorkerRank]) -> OverlapColumns:
+def ask(_: object, ranks: Sequence[WorkerRank]) -> OverlapColumns:
     """Return what an index says of ranks that hold nothing."""
     return answer([((0, 0, 0, 0), 7, 9, "")] * len(ranks))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import AttemptEnded
 from kv_runtime.clock import ManualClock
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from router.queue.gate import LOOK_S, Admission, FleetHeadroom, Ticket
 from router.queue.waiting import QueueLimits
 from router.request.refusals import Refusal

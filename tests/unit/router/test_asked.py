@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import RequestInvalid, decode_inbound
-from router.decision.view import RouteRequest
 from router.request.route_request import RouteRequestBuilder
 
 HASHING = Hashing(16, "xxh3-1337")

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
+from kv_protocol.decided import RouteRequest
 from router.decision.policy import Policy
-from router.decision.view import RouteRequest
 from router.fleet.calibration import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
 from router.fleet.trust_watch import TrustWatch
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route

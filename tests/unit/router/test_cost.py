@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from router.decision.decide import decide
 from router.decision.model_view import TRUST_FACTOR
 from router.decision.policy import CostParameters, Policy
-from router.decision.view import RouteRequest
 from tests.unit.router.samples import Row, route, row, view
 
 REQUEST = route(100, block_size=10)

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from router.decision import decide as decisions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
-from router.decision.view import RouteRequest, View
+from router.decision.view import View
 from tests.unit.router.samples import Row, chain, rank, route, row, state, view
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")

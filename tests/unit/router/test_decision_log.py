@@ -3,7 +3,6 @@
 from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import DecisionLog, DecisionRecord
-from router.decision.verdict import Verdict
 from tests.unit.router.samples import route, row, view
 
 
@@ -15,8 +14,9 @@ def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
     return kept
 
 
-def made(decision_id: str, request_id: str) -> Verdict:
-    return decide(view(row()), route(decision_id=decision_id, request_id=request_id), Policy(), 1)
+def made(decision_id: str, request_id: str) -> DecisionRecord:
+    asked = route(decision_id=decision_id, request_id=request_id)
+    return DecisionRecord(decide(view(row()), asked, Policy(), 1))
 
 
 def found(kept: DecisionLog, any_id: str) -> str | None:
@@ -71,8 +71,8 @@ def test_memory_is_bounded_whatever_requests_call_themselves() -> None:
 
 def test_an_outcome_is_added_to_the_record_that_is_kept() -> None:
     kept = DecisionLog(2)
-    record = kept.add(made("d", "r"))
-    assert isinstance(record, DecisionRecord)
+    record = made("d", "r")
+    kept.add(record)
     assert (record.outcome, kept.find("d")) == (None, record)
 
 

@@ -5,10 +5,10 @@ from itertools import groupby
 
 import pytest
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import LedgerApplied
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.journal.records import Recordable
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route
 from tests.unit.router.test_routing import Bench

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import splitmix64
 from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.verdict import HAD_ITS_SHARE, Verdict
-from router.decision.view import RouteRequest, View
+from router.decision.view import View
 from tests.unit.router.samples import Row, rank, route, row, view
 
 SEEDS = 4000

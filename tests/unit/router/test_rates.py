@@ -58,7 +58,8 @@ def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1,
 
 def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S, spread: RateSpread = "whole") -> RateColumns:
     """Return what a decision reads of all ranks of the model."""
-    rates = folded.decide(route(model=model), ask, now_s, 1, Policy.current(rate_spread=spread)).view.rates
+    folded.policy = Policy.current(rate_spread=spread)
+    rates = folded.decide(route(model=model), ask, now_s, 1).view.rates
     assert rates is not None
     return rates
 
@@ -196,10 +197,11 @@ def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[fl
         deque[OutcomeKnown](),
         Counter[int](),
     )
+    folded.policy = Policy.current()
     for number in range(requests):
         now_s = 1e4 + number / 10 + step_s * (requests < 3 * number < 2 * requests)
         asked = route(2000, decision_id=f"d{number}", sequence_hashes=pack_u64(range(125 * number, 125 * number + 125)))
-        verdict = folded.decide(asked, ask, now_s, number, Policy.current())
+        verdict = folded.decide(asked, ask, now_s, number)
         folded.take(verdict)
         got[verdict.place] += 1
         slower = 1.0 if verdict.place else liar

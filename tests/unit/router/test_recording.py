@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import fields
 
 from indexer.follow.status import StaleReason
-from kv_protocol.decided import Decided, RequestRecord, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.decided import Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     JournalRecord,
@@ -26,14 +25,13 @@ from kv_protocol.journal import (
 from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest, View
+from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
 from router.journal.records import (
     Recordable,
     RefusedRequest,
     Shortener,
     doubt_of,
-    request_of,
 )
 from tests.support.amount import examples
 from tests.unit.properties.router_life import encoded_record
@@ -96,16 +94,6 @@ def only_decided(records: list[JournalRecord]) -> Decided:
 def recorded(what: Recordable, shortener: Shortener | None = None) -> list[JournalRecord]:
     """Return the records of `what` as a reader decodes them."""
     return [decode_record(encoded_record(each)) for each in (shortener or Shortener()).records(what, 7)]
-
-
-def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
-    names = [each.name for each in fields(RouteRequest)]
-    assert [each.name for each in fields(RequestRecord)] == names
-    assert {each.name: each.default for each in fields(RequestRecord)} == {
-        each.name: each.default for each in fields(RouteRequest)
-    }
-    asked = request(random.Random(1), tried=(WorkerRank("w", 1),), preferred_taints=(("a", 1.0),))
-    assert request_of(asked) == asked
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -189,5 +177,5 @@ def test_refusals_and_other_records_are_recorded_too() -> None:
     without_hashes = msgspec.structs.replace(asked, sequence_hashes=b"")
     (refused,) = recorded(RefusedRequest(1.0, asked, ()))
     assert isinstance(refused, Refused)
-    assert (request_of(refused.request), refused.now_s, refused.exclusions) == (without_hashes, 1.0, ())
+    assert (refused.request, refused.now_s, refused.exclusions) == (without_hashes, 1.0, ())
     assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]

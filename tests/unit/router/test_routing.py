@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from indexer.embedded import OverlapColumns, RankView
+from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogConnection, OutcomeKnown, WorkerHeard
@@ -14,7 +15,6 @@ from router.decision.policy import Policy
 from router.decision.routing import Lease, Readiness, Routing
 from router.decision.state import RankLoad
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
 from router.journal.records import Recorder
 from router.prompt.chains import block_count
 from tests.unit.router.samples import answer, chain, rank, registered, route, state

@@ -200,7 +200,7 @@ class Watched:
                 raise ZeroDivisionError
             return Choice(1, "user")
 
-        state.modes = {**MODES, "slow": Mode(choose)}
+        state.modes = state.rules.modes = {**MODES, "slow": Mode(choose)}
         watched = section(**{"policies": [{"name": "turns", "policy": {"mode": "slow"}}], **changed})
         self.shadows = Shadows(state, self.bench.clock, watched, state.policy, timer=lambda: self._timer_s)
 
