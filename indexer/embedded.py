@@ -6,7 +6,7 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import structlog
@@ -15,12 +15,11 @@ from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankV
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
-from indexer.follow.status_writer import StatusWriter
 from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native.block_hashes import hash_blocks
-from indexer.native.index import NativeIndex, make_index
+from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress
@@ -31,7 +30,6 @@ from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
 from indexer.service.tracing import ApplyTracer
 from indexer.service.tree_routes import BadParameter, tree_routes
-from indexer.shared import READERS_MAX, IndexReader, SharedIndex
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
@@ -39,23 +37,19 @@ from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
-from kv_runtime.supervise import Part, until
+from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 from kv_runtime.tracing.service import EventTracing
 
 __all__ = [
-    "READERS_MAX",
     "BadParameter",
     "EmbeddedIndex",
     "FoldStatistics",
     "HeatSource",
-    "IndexReader",
     "MomentProgress",
     "OverlapColumns",
     "PassedRequest",
     "RankView",
-    "ReadIndex",
-    "SharedIndex",
     "ensure_streams",
     "hash_blocks",
     "is_blind",
@@ -66,8 +60,6 @@ __all__ = [
 STREAMS_S = 30.0
 """How long a process waits at its start for the server to answer."""
 _ASK_AGAIN_S = 0.5
-_LOOK_S, _STILL_LOOKS = 0.4, 3
-"""Seconds between a reader's looks at the writer's heartbeat, and looks without a new one until it doubts the index."""
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
 """Snapshots per age limit of the log, at least: the log must not drop messages that no snapshot covers."""
@@ -119,42 +111,6 @@ class LogHealth(NamedTuple):
     snapshots: KeeperStatistics
 
 
-class ReadIndex:
-    """The index that another process follows the log with: `EmbeddedIndex` for a process that only asks it."""
-
-    def __init__(self, shared: SharedIndex, number: int, log: EventLog, beats: Callable[[], int]) -> None:
-        """This process is reader `number` of `shared`; nothing else in it may write to that.
-
-        `beats` returns the number of heartbeats of the writer's process.
-        """
-        self._reader = shared.reader(number)
-        self._event_log, self._beats = log, beats
-        self.columns, self.overlap = self._reader.columns, self._reader.overlap
-        self.catching_up, self.log_seq = self._reader.catching_up, self._reader.log_seq
-
-    async def start(self) -> None:
-        """Do nothing: the other process reads the log."""
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the event log's client, and what watches the writer."""
-        return [Part("event-log", self._event_log.run, stage), Part("index-watch", self._watch, stage)]
-
-    async def _watch(self, stop: asyncio.Event) -> None:
-        """Doubt the index while its writer's heartbeat stands still; return once `stop` is set."""
-        beats, looks = 0, 0
-        while not stop.is_set():
-            before, beats = beats, self._beats()
-            looks = looks + 1 if beats == before else 0
-            if self._reader.is_behind != (looks >= _STILL_LOOKS):
-                self._reader.is_behind = looks >= _STILL_LOOKS
-                _log.warning("index_behind", is_behind=self._reader.is_behind)
-            await until(stop, asyncio.sleep(_LOOK_S))
-
-    def families(self) -> Iterator[Family]:
-        """Yield the metrics of the event log's client."""
-        yield from log_families(self._event_log.statistics())
-
-
 class EmbeddedIndex:
     """A prefix index that follows the log."""
 
@@ -166,34 +122,22 @@ class EmbeddedIndex:
         nats: NatsSection = _DEFAULT_NATS,
         *,
         logs_announced: bool = True,
-        shared: SharedIndex | None = None,
         tracing: EventTracing | None = None,
     ) -> None:
         """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` is that of `IndexFeed`.
 
         `tracing`: None: applied messages have no spans.
-
-        With `shared` this process is the writer of that index; its readers see this one once it has caught up.
         """
-        self._shared: NativeIndex | None = None
-        self._is_published = False
-        if shared is None:
-            index = make_index(settings)
-        else:
-            shared.region.begin_writing()
-            index = self._shared = make_index(settings, shared.region)
         self._fold = IndexFold(
-            index,
+            make_index(settings),
             FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
             memory_bytes_max=settings.memory_bytes_max,
-            told=None if self._shared is None else StatusWriter(self._shared),
         )
         self.columns, self.overlap = self._fold.columns, self._fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
-        applied = None if self._shared is None else self._tell_readers
         self._feed = IndexFeed(
             self._fold,
             log,
@@ -201,7 +145,6 @@ class EmbeddedIndex:
             snapshots,
             gate,
             logs_announced=logs_announced,
-            applied=applied,
             tracer=None if tracing is None else ApplyTracer(tracing),
         )
         limits = KeepingLimits(
@@ -217,14 +160,6 @@ class EmbeddedIndex:
             BrokerUnavailable: the streams are not there, or NATS is away.
         """
         await self._feed.start()
-
-    def _tell_readers(self) -> None:
-        assert self._shared is not None
-        progress = self.catching_up()
-        self._shared.write_progress(self.log_seq(), progress)
-        if not progress and not self._is_published:
-            self._shared.publish()
-            self._is_published = True
 
     def parts(self, stage: int) -> list[Part]:
         """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""

@@ -20,13 +20,11 @@ import asyncio
 import contextlib
 import fcntl
 import json
-import mmap
 import os
 import re
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 from collections import deque
@@ -65,8 +63,6 @@ _RESTART_S = 120.0
 _LOOK_S = 1.0
 _FREE_BYTES_MIN, _FREE_PART = 64 << 20, 20
 """A disk has space again: so many bytes, or 1 of so many of a small one."""
-_STATE = struct.Struct("<III")
-"""Of a server: its port, whether it is up, and how often it was started again."""
 
 _CHILD = f"""
 import ctypes, fcntl, os, signal, sys
@@ -101,7 +97,7 @@ class EmbeddedNats:
     """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
 
     Start it in the event loop of a thread that runs as long as the server is needed: to the kernel, the end of that
-    thread is the parent's death. Forks of the process that made this see `url` and `statistics`, whichever starts it.
+    thread is the parent's death.
     """
 
     def __init__(
@@ -127,8 +123,8 @@ class EmbeddedNats:
             stop_s: time for it to end by itself.
             on_log_line: called in the event loop with every line of the server's log.
         """
-        self._state = mmap.mmap(-1, _STATE.size)  # shared with forks
-        _STATE.pack_into(self._state, 0, port, 0, 0)
+        self._port = port
+        self._is_up, self._restarts = False, 0
         self._store_dir = store_dir
         self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
         self._start_s = start_s
@@ -136,11 +132,6 @@ class EmbeddedNats:
         self._on_log_line = on_log_line
         self._child: _Child | None = None
         self._private: _PrivateDirectory | None = None
-
-    @property
-    def _port(self) -> int:
-        port: int = _STATE.unpack(self._state)[0]
-        return port
 
     @property
     def url(self) -> str:
@@ -155,12 +146,7 @@ class EmbeddedNats:
 
     def statistics(self) -> NatsServerStatistics:
         """Return the present figures."""
-        _, is_up, restarts = _STATE.unpack(self._state)
-        return NatsServerStatistics(bool(is_up), restarts)
-
-    def _note(self, *, port: int = 0, is_up: bool, restarts: int = 0) -> None:
-        former_port, _, total = _STATE.unpack(self._state)
-        _STATE.pack_into(self._state, 0, port or former_port, is_up, total + restarts)
+        return NatsServerStatistics(self._is_up, self._restarts)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -201,7 +187,7 @@ class EmbeddedNats:
             failure = self._start_failure(child, ready_s)
             await self._end()
             raise failure
-        self._note(port=child.port, is_up=True)
+        self._port, self._is_up = child.port, True
 
     async def _spawn(self, binary: str, directory: Path) -> "_Child":
         config, store = self._write_config(directory)
@@ -252,7 +238,6 @@ class EmbeddedNats:
 
     async def _keep(self) -> None:
         pause_s, clock = RESTART_PAUSE_S, asyncio.get_running_loop()
-        self._note(is_up=self._child is not None)  # where a process was killed, this one runs in its place
         while True:
             since_s = clock.time()
             if self._child is not None:
@@ -266,7 +251,7 @@ class EmbeddedNats:
             except NatsServerError as error:
                 _log.error("nats_server_not_started", reason=str(error), tried_again_in_s=pause_s)
             else:
-                self._note(is_up=True, restarts=1)
+                self._restarts += 1
                 _log.warning("nats_server_started_again", restarts=self.statistics().restarts_total)
 
     async def _watch(self, child: "_Child") -> None:
@@ -303,7 +288,7 @@ class EmbeddedNats:
 
     async def _end(self) -> None:
         """End the server, if there is one."""
-        self._note(is_up=False)
+        self._is_up = False
         child, self._child = self._child, None
         if child:
             await child.end(self._stop_s)

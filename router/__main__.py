@@ -46,7 +46,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
 )
 @click.option("--workers-from", help="a watched list of such engines: a file, or dns://name:port")
 @click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
-@click.option("--processes", type=int, help="processes that serve; above 1, one more has the index")
+@click.option("--processes", type=int, help="processes that serve on one port")
 @click.option("--port", type=int, help="data plane port; 0: any free one")
 @click.option("--reuse-port", is_flag=True, default=None, help="share the data plane's port with other routers")
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")

@@ -52,7 +52,7 @@ class DataSection(BodyBoundsSection):
         1,
         ge=1,
         le=64,
-        description="processes that serve; above 1, one more has the index and the control plane, which they share",
+        description="processes that serve; above 1, one more has the control plane of all",
     )
     body_bytes_max: int = Field(
         _HTTP.body_bytes_max, ge=1024, le=1 << 30, description="larger bodies are refused with 413"

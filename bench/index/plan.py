@@ -4,7 +4,6 @@
     peer                      the peer's tree: events as JSON that was made before, queries as lists, answers as dicts
     floor                     the peer's tree, empty, with the same queries: the fixed cost of a call
     twin                      our index again, in another process: the noise of the bench itself
-    shared                    our index in memory that processes share, matched as a reader of it does
     machine                   what the extension measures of the machine
 
 A cell has several seats, each one of these; in a round every seat has its turn.
@@ -18,7 +17,7 @@ from bench.index.data import CHAIN_BLOCKS
 from bench.index.exact import SCENARIOS
 from bench.index.schedule import ScheduleShape
 
-GROUPS = ("events", "match", "cold", "shared", "trace", "memory", "bulk", "exact", "hash", "machine", "control")
+GROUPS = ("events", "match", "cold", "trace", "memory", "bulk", "exact", "hash", "machine", "control")
 EVENT_BLOCKS = (1, 8, 64, 512)
 DEPTHS, HOLDERS = (32, 512, 2048), (1, 16, 512)
 STAIRS = 512
@@ -50,7 +49,6 @@ SEATS = {
     "peer": Seat("peer", "json"),
     "floor": Seat("peer", "json", (("held", "none"),)),
     "twin": Seat("twin", "buffers"),
-    "shared": Seat("shared", "buffers"),
     "machine": Seat("ours", "machine"),
 }
 OURS = ("buffers", "lists", "messages")
@@ -116,16 +114,6 @@ def _cold(plan: IndexPlan) -> Iterator[IndexCell]:
     yield IndexCell(
         "cold", f"depth {CHAIN_BLOCKS}, cold", "cold match", parameters, ("buffers", "lists", "peer"), plan.rounds
     )
-
-
-def _shared(plan: IndexPlan) -> Iterator[IndexCell]:
-    seats = ("buffers", "shared")
-    stored = {"index_blocks": plan.blocks(LARGE_BLOCKS), "sizes": [(64, plan.blocks(1 << 18))]}
-    yield IndexCell("shared", "events of 64 blocks", "events", stored, seats, plan.rounds)
-    near = {"depth": 512, "holders": 16, "calls": plan.calls(1000)}
-    yield IndexCell("shared", f"depth 512, {_holders_text(16)}", "match", near, seats, plan.rounds)
-    far = {"index_blocks": plan.blocks(LARGE_BLOCKS), "calls": plan.calls(1000)}
-    yield IndexCell("shared", f"depth {CHAIN_BLOCKS}, cold", "cold match", far, seats, plan.rounds)
 
 
 def _trace(plan: IndexPlan) -> Iterator[IndexCell]:
@@ -211,7 +199,6 @@ _MAKERS: dict[str, Callable[[IndexPlan], Iterator[IndexCell]]] = {
     "events": _events,
     "match": _match,
     "cold": _cold,
-    "shared": _shared,
     "trace": _trace,
     "memory": _memory,
     "bulk": _bulk,

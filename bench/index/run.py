@@ -37,7 +37,7 @@ class Interpreters(NamedTuple):
 
 
 class SubjectProcess:
-    """A process with a subject in it: native, shared or peer. It ends with `close`.
+    """A process with a subject in it: native or peer. It ends with `close`.
 
     Raises:
         SubjectAbsent: its interpreter is not there, or has no such subject.
@@ -185,4 +185,4 @@ class Runner:
         interpreters = self._interpreters
         if process == "peer":
             return SubjectProcess(interpreters.peer_python, "peer", interpreters.core)
-        return SubjectProcess(interpreters.python, "shared" if process == "shared" else "native", interpreters.core)
+        return SubjectProcess(interpreters.python, "native", interpreters.core)

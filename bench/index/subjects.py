@@ -20,7 +20,6 @@ PEER_PACKAGE = "ai-dynamo-runtime"
 _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
 """A block's local hash, for the peer: its sequence hash with these bits turned, so that equal prefixes stay equal."""
 
-_SHARED_BYTES_MAX = 8 << 30
 
 Call = Callable[[], object]
 
@@ -58,11 +57,10 @@ class Subject(Protocol):
 
 
 class Ours:
-    """Our index: native, or native and shared. `shape` is buffers, lists or messages."""
+    """Our index. `shape` is buffers, lists or messages."""
 
-    def __init__(self, name: str, shape: str) -> None:
-        native = import_module("indexer.native.index")
-        self._make = {"native": native.NativeIndex, "shared": shared_index}[name]
+    def __init__(self, shape: str) -> None:
+        self._make = import_module("indexer.native.index").NativeIndex
         self._shape = shape
         self._hashes: Callable[[bytes], Any] = numbers if shape == "lists" else bytes
         self._codec = import_module("kv_protocol.codec")
@@ -99,8 +97,6 @@ class Ours:
         """Return calls on the index that is there now."""
         index = self.index
         bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "overlaps", "match")}
-        if hasattr(index, "reader"):
-            bound["match"] = index.reader.match
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
@@ -114,17 +110,6 @@ class Ours:
     def _message(self, rank: int, event: object) -> IndexCall:
         batch = self._events.Batch(1, 1, event)
         return IndexCall("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
-
-
-def shared_index() -> object:
-    """Return a native index in memory that processes share, with its reader."""
-    native = import_module("indexer.native.index")
-    region = native.SharedRegion(2, _SHARED_BYTES_MAX)
-    region.begin_writing()
-    index = native.NativeIndex(memory_bytes_max=_SHARED_BYTES_MAX, region=region)
-    index.publish()
-    index.reader = region.reader(0)
-    return index
 
 
 class PeerTree:
@@ -175,5 +160,5 @@ def _peer_event(rank: int, data: str) -> IndexCall:
 
 
 def subject(name: str, shape: str) -> Subject:
-    """Return the subject native, shared or peer with hashes as `shape`."""
-    return PeerTree() if name == "peer" else Ours(name, shape)
+    """Return the subject native or peer with hashes as `shape`."""
+    return PeerTree() if name == "peer" else Ours(shape)

@@ -21,7 +21,7 @@ class FigureTable(NamedTuple):
 
 def tables(results: IndexResults) -> list[FigureTable]:
     """Return all tables that have rows."""
-    made = (_events, _match, _shared, _trace, _memory, _bulk, _exact, _hash, _machine, _control)
+    made = (_events, _match, _trace, _memory, _bulk, _exact, _hash, _machine, _control)
     return [table for make in made if (table := make(results)).rows]
 
 
@@ -53,22 +53,6 @@ def _match_row(results: IndexResults, group: str, cell: str) -> tuple[str, ...]:
     ratios = (times(results.ratio(group, cell, "match", ("peer", seat))) for seat in ("buffers", "lists"))
     limit, ours = (results.figure(group, cell, "buffers", each) for each in ("limit", "match"))
     return (cell, *figures, *ratios, number(limit, 1e3), times(ours / limit if ours and limit else None))
-
-
-def _shared(results: IndexResults) -> FigureTable:
-    rows = [
-        (
-            cell,
-            section,
-            *(number(results.figure("shared", cell, seat, section)) for seat in ("buffers", "shared")),
-            times(results.ratio("shared", cell, section, ("shared", "buffers"))),
-        )
-        for cell in results.cells("shared")
-        for section in results.sections("shared", cell)
-        if section != "limit"
-    ]
-    columns = ("", "", "own memory", "shared memory", "ratio")
-    return FigureTable("in memory that processes share, CPU ns a block or a match", columns, rows)
 
 
 def _trace(results: IndexResults) -> FigureTable:

@@ -47,7 +47,6 @@ from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
-from indexer.follow.status_writer import StatusWriter
 from indexer.index.outline import Outline, PassedRequest
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
@@ -73,7 +72,6 @@ class IndexFold:
     """All ranks' streams, and the index that they feed.
 
     `memory_bytes_max` is the index's limit (0: none); it decides when to ask an overfull rank for a dump again.
-    `told`: what readers of the index in other processes are told by.
     """
 
     def __init__(
@@ -83,10 +81,8 @@ class IndexFold:
         *,
         gone_s: float = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX,
         memory_bytes_max: int = 0,
-        told: StatusWriter | None = None,
     ) -> None:
         self._index = index
-        self._told = told
         self._slots = RankSlots(index)
         self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
@@ -105,13 +101,8 @@ class IndexFold:
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return the questions to send."""
-        questions = self._fold_in(fact, now_s)
-        self._tell()
-        return questions
-
-    def _fold_in(self, fact: Fact, now_s: float) -> list[Question]:
         if not isinstance(fact, _OF_A_RANK):
-            self._touch_all()
+            self._status_columns.touch_all()
         match fact:
             case WorkerCame(worker_id, capacity_blocks):
                 self._slots.set_capacity(worker_id, capacity_blocks)
@@ -140,7 +131,7 @@ class IndexFold:
 
     def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
         self._refused_messages += isinstance(fact, BytesRefused)
-        self._touch(fact.rank)
+        self._status_columns.touch(fact.rank)
         stream = self._ranks.get(fact.rank)
         if stream is None and not isinstance(fact, AnswerArrived):
             stream = self._admit(fact.rank, now_s)
@@ -205,7 +196,7 @@ class IndexFold:
     def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> FollowedRank:
         while slot >= self._empty_column:
             self._allocate_columns(2 * (self._empty_column + 1))
-        self._on_slots_changed()
+        self._status_columns.clear()
         follower = StreamFollower(self._limits, self._request_ids)
         stream = self._ranks[rank] = FollowedRank(rank, slot, follower, self._index, self._overfull, now_s)
         return stream
@@ -218,7 +209,7 @@ class IndexFold:
 
     def _forget(self, stream: FollowedRank) -> None:
         del self._ranks[stream.rank]
-        self._on_slots_changed()
+        self._status_columns.clear()
         self._slots.give_back(stream.slot)
         self._overfull.forget(stream.slot)
         self._recovery_queue.leave(stream.slot)
@@ -228,7 +219,7 @@ class IndexFold:
     def tick(self, now_s: float) -> list[Question]:
         """Forget silent ranks, repeat unanswered questions, and request the dumps for which there is memory now."""
         self._forgive_stall(now_s)
-        self._touch_all()
+        self._status_columns.touch_all()
         if self._is_log_connected:
             for stream in [each for each in self._ranks.values() if now_s - each.alive_at_s >= self._gone_s]:
                 self._forget(stream)
@@ -245,9 +236,7 @@ class IndexFold:
                 stream.follower.tick(now_s)
             if stream.follower.is_recovering:
                 self._queue_question(stream, now_s)
-        questions = self._next_questions(now_s)
-        self._tell()
-        return questions
+        return self._next_questions(now_s)
 
     def _at(self, slot: int) -> FollowedRank:
         return self._ranks[self._slots.rank_of(slot)]
@@ -295,36 +284,16 @@ class IndexFold:
             self._overfull.forget(stream.slot)
             self._recovery_queue.leave(stream.slot)
         self._ranks.clear()
-        self._on_slots_changed()
+        self._status_columns.clear()
         self._slots.assign({rank.slot: rank.rank for rank in checkpoint.ranks})
         for rank in checkpoint.ranks:
             self._follow(rank.rank, rank.slot, now_s).begin_at(rank)
-        self._tell()
 
     def off_log(self) -> list[WorkerRank]:
         """Return the ranks that differ from a fold of the log alone."""
         return [rank for rank, stream in self._ranks.items() if stream.follower.is_off_log]
 
     # ---------------------------------------------------------------------------------------------- statuses
-
-    def _touch(self, rank: WorkerRank) -> None:
-        self._status_columns.touch(rank)
-        if self._told is not None:
-            self._told.touch(rank)
-
-    def _touch_all(self) -> None:
-        self._status_columns.touch_all()
-        if self._told is not None:
-            self._told.touch_all()
-
-    def _on_slots_changed(self) -> None:
-        self._status_columns.clear()
-        if self._told is not None:
-            self._told.clear()
-
-    def _tell(self) -> None:
-        if self._told is not None:
-            self._told.write(self._ranks, self._slots.refused, self._status)
 
     # ---------------------------------------------------------------------------------------------- what is known
 

@@ -10,7 +10,6 @@ source         its consolidator reports it as stale
 no_events      the same: the engine publishes no KV events, or they are not heard (`kv_protocol.fleet.NO_EVENTS`)
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before
-index_behind   the process with the index stands still; the same
 (empty)        current
 """
 
@@ -19,18 +18,18 @@ from typing import Literal
 import msgspec
 
 StaleReason = Literal[
-    "never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", "", "index_behind", "no_events"
+    "never_heard", "refused", "resyncing", "overfull", "source", "behind", "log_away", "", "no_events"
 ]
 
 
 def is_blind(stale: str) -> bool:
     """Return whether the index's overlap of a rank counts for little with this reason."""
-    return stale not in ("", "overfull", "log_away", "index_behind")
+    return stale not in ("", "overfull", "log_away")
 
 
-def without_log(stale: str, why: StaleReason = "log_away") -> str:
-    """Return the reason while the log is disconnected, or not read (`why`): a current rank may have changed since."""
-    return why if stale in ("", "behind") else stale
+def without_log(stale: str) -> str:
+    """Return the reason while the log is disconnected: a current rank may have changed since."""
+    return "log_away" if stale in ("", "behind") else stale
 
 
 class FollowerCounts(msgspec.Struct, kw_only=True):

@@ -28,13 +28,11 @@ public:
         u32 tag;
     };
 
-    BlockMap(Budget& budget, const Blocks& blocks, u64 seed, Lane buckets = {}, Lane directory = {})
+    BlockMap(Budget& budget, const Blocks& blocks, u64 seed)
         : budget_(&budget),
           blocks_(&blocks),
           seed_(seed),
-          odd_(splitmix64(seed) | 1),
-          buckets_(buckets),
-          directory_(directory) {
+          odd_(splitmix64(seed) | 1) {
         reset();
     }
 

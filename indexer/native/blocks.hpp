@@ -16,9 +16,7 @@ class Blocks {
 public:
     static constexpr u32 kOrders = 11, kPage = 4, kSuperblock = kPage << (kOrders - 1);
 
-    explicit Blocks(Budget& budget, Lane hashes = {}, Lane runs = {}) : budget_(&budget), hashes_(hashes), runs_(runs) {
-        forget_free();
-    }
+    explicit Blocks(Budget& budget) : budget_(&budget) { forget_free(); }
 
     u64* hashes() { return hashes_.data(); }
     const u64* hashes() const { return hashes_.data(); }

@@ -1,6 +1,5 @@
 // A growing array of plain values in zeroed, aligned memory. Large ones live in pages of their own, which grow without
 // being copied and cost nothing until they are touched; huge pages are asked for, since every access is a random one.
-// One with a lane lives there from its beginning, and never moves: other processes know its address.
 #pragma once
 
 #include <cassert>
@@ -28,18 +27,12 @@ constexpr bool kIsChecked = true;
 constexpr bool kIsChecked = false;
 #endif
 
-// Address space for one buffer, in memory that processes share; zero where nothing was written.
-struct Lane {
-    void* begin = nullptr;
-    std::size_t bytes = 0;
-};
-
 template <class T>
 class Buffer {
     static_assert(std::is_trivially_copyable<T>::value, "values are moved as bytes");
 
 public:
-    explicit Buffer(Lane lane = {}) : lane_(lane) {}
+    Buffer() = default;
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
     ~Buffer() { release(); }
@@ -63,13 +56,13 @@ public:
             const std::size_t unit = bytes < kPaged ? kLine : kHugePage;
             bytes = (bytes + unit - 1) / unit * unit;
         }
-        data_ = static_cast<T*>(lane_.begin == nullptr ? grow(data_, bytes_, bytes) : grow_in_lane(bytes));
+        data_ = static_cast<T*>(grow(data_, bytes_, bytes));
         bytes_ = bytes;
     }
 
     void release() {
         if (data_ != nullptr) {
-            lane_.begin == nullptr ? give_back(data_, bytes_) : empty_lane();
+            give_back(data_, bytes_);
         }
         data_ = nullptr;
         bytes_ = 0;
@@ -84,16 +77,7 @@ private:
         return std::memset(::operator new(bytes, std::align_val_t{kLine}), 0, bytes);
     }
 
-    void* grow_in_lane(std::size_t bytes) {
-        if (bytes > lane_.bytes) {
-            throw std::bad_alloc();
-        }
-        return lane_.begin;
-    }
-
 #if defined(__linux__)
-    void empty_lane() { madvise(lane_.begin, lane_.bytes, MADV_REMOVE); }
-
     // `bytes` of address space that begin at a huge page.
     static void* reserve_pages(std::size_t bytes) {
         void* made = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -133,8 +117,6 @@ private:
         }
     }
 #else
-    void empty_lane() {}
-
     static void* grow(void* old, std::size_t old_bytes, std::size_t bytes) {
         return move(old, old_bytes, take(bytes));
     }
@@ -149,7 +131,6 @@ private:
         return made;
     }
 
-    Lane lane_;
     T* data_ = nullptr;
     std::size_t bytes_ = 0;
 };

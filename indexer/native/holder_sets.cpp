@@ -5,7 +5,7 @@
 
 namespace kv {
 
-HolderSets::HolderSets(Budget& budget, Lane sets, Lane words) : budget_(&budget), sets_(sets), words_(words) { reset(); }
+HolderSets::HolderSets(Budget& budget) : budget_(&budget) { reset(); }
 
 void HolderSets::reset() {
     if (bytes_ != 0) {

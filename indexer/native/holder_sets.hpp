@@ -19,7 +19,7 @@ class HolderSets {
 public:
     static constexpr u32 kEmpty = 0;
 
-    explicit HolderSets(Budget& budget, Lane sets = {}, Lane words = {});
+    explicit HolderSets(Budget& budget);
 
     // The set that has one holder more, or one less; a caller that keeps it acquires it before any other call.
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }

@@ -22,7 +22,7 @@ from indexer.index.buffers import (
 from indexer.index.outline import OUTLINE_ORDERS, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
 from indexer.native._core import Outline as NativeNodes
-from indexer.native._core import SharedRegion, Tree
+from indexer.native._core import Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
@@ -34,8 +34,7 @@ class NativeIndex(Tree):
     """A `PrefixIndex`.
 
     `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) only decides the positions of blocks in the hash map: a
-    random one in a server cannot be guessed by clients. In a `region` readers in other processes match too, once it was
-    published there (`indexer/shared.py`).
+    random one in a server cannot be guessed by clients.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class NativeIndex(Tree):
         parked_ttl_s: float = 5.0,
         memory_bytes_max: int = 0,
         seed: int = 0,
-        region: SharedRegion | None = None,
     ) -> None:
-        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed, region)
+        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed)
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
         """Add `rank`; size the map for all capacities, up to 2^27 blocks and a quarter of the memory."""
@@ -103,14 +101,13 @@ class NativeIndex(Tree):
         return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))
 
 
-def make_index(settings: IndexSection, region: SharedRegion | None = None) -> NativeIndex:
+def make_index(settings: IndexSection) -> NativeIndex:
     """Return an empty index with the limits of `settings`."""
     return NativeIndex(
         parked_blocks_max=settings.parked_blocks_max,
         parked_ttl_s=settings.parked_ttl_s,
         memory_bytes_max=settings.memory_bytes_max,
         seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
-        region=region,
     )
 
 

@@ -5,7 +5,6 @@
 #include "hashing.hpp"
 #include "machine_limits.hpp"
 #include "python_outline.hpp"
-#include "python_reader.hpp"
 #include "python_tree.hpp"
 
 namespace nb = nanobind;
@@ -38,17 +37,6 @@ NB_MODULE(_core, module) {
     using kv::PyTree;
     module.doc() = "Native core of the prefix index.";
     nb::register_exception_translator(kv::translate);
-    nb::class_<kv::SharedRegion>(module, "SharedRegion")
-        .def("__init__", &kv::make_region, "readers"_a, "memory_bytes_max"_a)
-        .def("begin_writing", &kv::SharedRegion::begin_writing)
-        .def("on_writer_ended", &kv::SharedRegion::on_writer_ended)
-        .def("protect", &kv::SharedRegion::protect)
-        .def("reader", &kv::reader_of, "number"_a, nb::keep_alive<0, 1>());
-    nb::class_<kv::PyReader>(module, "Reader")
-        .def("match", &kv::PyReader::match, "sequence_hashes"_a.none(), "out"_a.none())
-        .def("names", &kv::PyReader::names)
-        .def("statuses", &kv::PyReader::statuses, "slots"_a)
-        .def("progress", &kv::PyReader::progress);
     nb::class_<kv::PyOutline>(module, "Outline")
         .def("find", &kv::PyOutline::find, "last"_a)
         .def("_children", &kv::PyOutline::children, "node"_a.none(), "order"_a, "offset"_a, "limit"_a)
@@ -58,8 +46,7 @@ NB_MODULE(_core, module) {
         .def_prop_ro("skipped_blocks", &kv::PyOutline::skipped_blocks)
         .def("__len__", &kv::PyOutline::size);
     nb::class_<PyTree>(module, "Tree")
-        .def(nb::init<kv::u32, double, kv::u64, kv::u64, kv::SharedRegion*>(), "parked_blocks_max"_a, "parked_ttl_s"_a,
-             "memory_bytes_max"_a, "seed"_a, "region"_a.none(), nb::keep_alive<1, 6>())
+        .def(nb::init<kv::u32, double, kv::u64, kv::u64>(), "parked_blocks_max"_a, "parked_ttl_s"_a, "memory_bytes_max"_a, "seed"_a)
         .def("_add_rank", &PyTree::add_rank, "rank"_a, "capacity_blocks"_a)
         .def("store", &PyTree::store, "rank"_a, "parent"_a.none(), "sequence_hashes"_a.none(), "tier"_a, "now_s"_a)
         .def("remove", &PyTree::remove, "rank"_a, "sequence_hashes"_a.none(), "tier"_a)
@@ -88,11 +75,7 @@ NB_MODULE(_core, module) {
         .def("memory", &PyTree::memory)
         .def("structure", &PyTree::structure)
         .def("_figures", &PyTree::figures)
-        .def("self_check", &PyTree::self_check)
-        .def("publish", &PyTree::publish)
-        .def("write_names", &PyTree::write_names, "names"_a)
-        .def("write_status", &PyTree::write_status, "slot"_a, "epoch"_a, "seq"_a, "doubt"_a)
-        .def("write_progress", &PyTree::write_progress, "log_seq"_a, "progress"_a);
+        .def("self_check", &PyTree::self_check);
     kv::bind_hashing(module);
     module.def("random_rmw_ns", &kv::random_rmw_ns, "table_bytes"_a, "operations"_a, "seed"_a,
                nb::call_guard<nb::gil_scoped_release>());

@@ -1,8 +1,7 @@
 // A tree as Python holds it: arguments in, answers out, one lock.
 //
 // It may be used from several threads: each call holds the lock, and lets go of the interpreter's where it takes long, or has
-// to wait. What is read meanwhile cannot change: it is bytes, or a copy. Of a tree in shared memory this process is the only
-// writer; other processes read it through python_reader.hpp.
+// to wait. What is read meanwhile cannot change: it is bytes, or a copy.
 #pragma once
 
 #include <chrono>
@@ -23,7 +22,6 @@
 
 #include "outline.hpp"
 #include "python_input.hpp"
-#include "shared_region.hpp"
 #include "tree.hpp"
 
 namespace kv {
@@ -32,13 +30,12 @@ namespace nb = nanobind;
 
 class PyTree {
 public:
-    // `region`: where the tree is to be; nullptr: on the heap. It outlives the tree.
-    PyTree(u32 parked_blocks_max, double parked_ttl_s, u64 memory_bytes_max, u64 seed, SharedRegion* region)
-        : region_(region), tree_(SharedRegion::new_tree(region, {parked_blocks_max, parked_ttl_s, memory_bytes_max, seed})) {}
+    PyTree(u32 parked_blocks_max, double parked_ttl_s, u64 memory_bytes_max, u64 seed)
+        : tree_(std::make_unique<Tree>(Limits{parked_blocks_max, parked_ttl_s, memory_bytes_max, seed})) {}
 
     // ------------------------------------------------------------------------------------------------- facts
 
-    void add_rank(u32 rank, u64 capacity_blocks) { changing()->add_rank(rank, capacity_blocks); }
+    void add_rank(u32 rank, u64 capacity_blocks) { locked()->add_rank(rank, capacity_blocks); }
 
     void store(nb::handle rank, nb::handle parent, nb::handle hashes, nb::handle tier, nb::handle now_s) {
         const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
@@ -46,25 +43,25 @@ public:
         u64 parent_hash = 0;
         const bool has_parent = optional_hash_in(parent, "parent", parent_hash);
         const HashesIn given(hashes);
-        changing()->store(rank_number, has_parent ? &parent_hash : nullptr, given.data(), given.size(), tier_number, seconds);
+        locked()->store(rank_number, has_parent ? &parent_hash : nullptr, given.data(), given.size(), tier_number, seconds);
     }
 
     void remove(nb::handle rank, nb::handle hashes, nb::handle tier) {
         const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
         const HashesIn given(hashes);
-        changing()->remove(rank_number, given.data(), given.size(), tier_number);
+        locked()->remove(rank_number, given.data(), given.size(), tier_number);
     }
 
     void clear(nb::handle rank, nb::handle tier) {
         const u32 rank_number = rank_in(rank);
         const u32 tier_bits = tier.is_none() ? kAllTiers : 1u << tier_in(tier);
-        changing()->clear(rank_number, tier_bits);
+        locked()->clear(rank_number, tier_bits);
     }
 
     void drop(nb::handle rank) {
         u32 number = 0;
         if (is_rank(rank, number)) {
-            changing()->drop(number);
+            locked()->drop(number);
         }
     }
 
@@ -76,7 +73,7 @@ public:
         {
             const nb::gil_scoped_release unlocked;
             const auto* data = reinterpret_cast<const u8*>(bytes.c_str());
-            refusals = changing()->apply_batch(rank_number, data, bytes.size(), seconds);
+            refusals = locked()->apply_batch(rank_number, data, bytes.size(), seconds);
         }
         nb::list found;
         for (const Refusal& refusal : refusals) {
@@ -90,7 +87,7 @@ public:
         const double seconds = seconds_in(now_s);
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        changing()->load(rank_number, rows.views, seconds);
+        locked()->load(rank_number, rows.views, seconds);
     }
 
     void repair(nb::handle rank, const nb::bytes& buckets, const nb::iterable& chunks, nb::handle now_s) {
@@ -98,47 +95,18 @@ public:
         const double seconds = seconds_in(now_s);
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        changing()->repair(rank_number, bytes_of(buckets), rows.views, seconds);
+        locked()->repair(rank_number, bytes_of(buckets), rows.views, seconds);
     }
 
-    std::set<u32> expire(double now_s) { return changing()->expire(now_s); }
+    std::set<u32> expire(double now_s) { return locked()->expire(now_s); }
 
     void restore_body(const nb::bytes& body, nb::handle now_s) {
         const double seconds = seconds_in(now_s);
         const nb::gil_scoped_release unlocked;
         const std::lock_guard<std::mutex> lock(mutex_);
-        SharedRegion::OwnedTree made = SharedRegion::new_tree(region_, tree_->limits());
+        auto made = std::make_unique<Tree>(tree_->limits());
         restore(*made, *tree_, bytes_of(body), body.size(), seconds);
-        if (region_ != nullptr && region_->is_published(*tree_)) {
-            region_->publish(*made);
-        }
         std::swap(tree_, made);
-    }
-
-    // ------------------------------------------------------------------------------------------------- to readers
-
-    void publish() { shared().publish(*tree_); }
-
-    void write_names(const nb::bytes& names) {
-        if (names.size() > SharedRegion::kNamesMax) {
-            throw nb::value_error(("names: " + text(names.size()) + " bytes, allowed " + text(SharedRegion::kNamesMax)).c_str());
-        }
-        const SharedRegion::Change change(&shared());
-        region_->write_names(*tree_, names.c_str(), names.size());
-    }
-
-    void write_status(u32 slot, u64 epoch, u64 seq, u32 doubt) {
-        if (slot > kRankMax) {
-            throw nb::value_error(("slot: " + text(slot) + ", allowed 0.." + text(kRankMax)).c_str());
-        }
-        const SharedRegion::Change change(&shared());
-        region_->write_status(*tree_, slot, {epoch, seq, doubt});
-    }
-
-    void write_progress(u64 log_seq, const std::string& progress) {
-        const SharedRegion::Change change(&shared());
-        region_->write_log_seq(*tree_, log_seq);
-        region_->write_progress(progress);
     }
 
     // ------------------------------------------------------------------------------------------------- answers
@@ -329,24 +297,6 @@ private:
     };
     Locked locked() { return Locked(*this); }
 
-    // The same, to change it: no reader in another process reads meanwhile.
-    class Changing {
-    public:
-        explicit Changing(PyTree& owner) : locked_(owner), change_(owner.region_) {}
-        Tree* operator->() const { return locked_.operator->(); }
-
-    private:
-        Locked locked_;
-        SharedRegion::Change change_;
-    };
-    Changing changing() { return Changing(*this); }
-
-    SharedRegion& shared() {
-        if (region_ == nullptr) {
-            throw nb::value_error("region: found none, the index is in this process's own memory");
-        }
-        return *region_;
-    }
     // Nothing that may run Python happens while a tree is locked: it could ask the tree.
     Locked locked_for(const DepthsOut& depths) {
         Locked tree = locked();
@@ -405,8 +355,7 @@ private:
 
     static constexpr std::chrono::microseconds kRest{100};
 
-    SharedRegion* region_;
-    SharedRegion::OwnedTree tree_;
+    std::unique_ptr<Tree> tree_;
     std::mutex mutex_;
 };
 

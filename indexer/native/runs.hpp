@@ -40,8 +40,8 @@ class Runs {
 public:
     static constexpr u32 kRoot = 0;
 
-    Runs(Budget& budget, Blocks& blocks, HolderSets& sets, Lane runs = {})
-        : budget_(&budget), blocks_(&blocks), sets_(&sets), runs_(runs) {
+    Runs(Budget& budget, Blocks& blocks, HolderSets& sets)
+        : budget_(&budget), blocks_(&blocks), sets_(&sets) {
         reset();
     }
 

@@ -10,7 +10,7 @@ class SetWords {
 public:
     static constexpr u32 kOrders = 8;
 
-    explicit SetWords(Lane lane = {}) : words_(lane) { forget_free(); }
+    SetWords() { forget_free(); }
 
     // Bytes of the piece that takes `count` words, 2..256.
     static u64 bytes_for(u32 count) { return sizeof(u64) << (order_of(count) + 1); }

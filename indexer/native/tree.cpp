@@ -29,13 +29,13 @@ std::size_t common_prefix(const u64* left, const u64* right, std::size_t count) 
     return at;
 }
 
-Tree::Tree(const Limits& limits, const TreeLanes& lanes)
+Tree::Tree(const Limits& limits)
     : limits_(limits),
       budget_{limits.memory_bytes_max},
-      blocks_(budget_, lanes.hashes, lanes.block_runs),
-      map_(budget_, blocks_, limits.seed, lanes.buckets, lanes.directory),
-      sets_(budget_, lanes.sets, lanes.set_words),
-      runs_(budget_, blocks_, sets_, lanes.runs),
+      blocks_(budget_),
+      map_(budget_, blocks_, limits.seed),
+      sets_(budget_),
+      runs_(budget_, blocks_, sets_),
       ranks_(budget_),
       parked_(budget_, limits.parked_blocks_max, limits.parked_ttl_s) {}
 

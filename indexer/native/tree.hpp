@@ -60,16 +60,9 @@ struct Stretch {
 };
 enum class PrefixOrder { blocks, holders, last_stored };
 
-// Where the buffers that a match reads live, if other processes match too. What only the writer reads stays on its heap.
-struct TreeLanes {
-    static constexpr std::size_t kLanes = 7;
-
-    Lane hashes, block_runs, buckets, directory, sets, set_words, runs;
-};
-
 class Tree {
 public:
-    explicit Tree(const Limits& limits, const TreeLanes& lanes = {});
+    explicit Tree(const Limits& limits);
     Tree(const Tree&) = delete;
     Tree& operator=(const Tree&) = delete;
 

@@ -8,7 +8,6 @@ reads of the fold between two awaits are consistent.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -65,17 +64,14 @@ class IndexFeed:
         gate: FleetGate,
         *,
         logs_announced: bool = True,
-        applied: Callable[[], None] | None = None,
         tracer: ApplyTracer | None = None,
     ) -> None:
         """Nothing is read yet.
 
         `logs_announced`: log refused fleet events and heartbeats here; False if another reader of the process does.
-        `applied` is called after each fact and each tick. `tracer`: None: messages are not traced; those that the log
-        had at the start never are.
+        `tracer`: None: messages are not traced; those that the log had at the start never are.
         """
         self._tracer = tracer
-        self._applied = applied
         self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
         self.gate = gate
@@ -135,7 +131,6 @@ class IndexFeed:
         while not stop.is_set():
             await self._watch_connection()
             questions = self._fold.tick(self._clock.now())
-            self._on_applied()
             await self._send_questions(questions)
             self._log_refused_ranks()
             self._log_overfull_ranks()
@@ -265,14 +260,9 @@ class IndexFeed:
 
     async def _apply(self, fact: Fact) -> None:
         questions = self._fold.apply(fact, self._clock.now())
-        self._on_applied()
         await self._send_questions(questions)
         async with self._moved:
             self._moved.notify_all()
-
-    def _on_applied(self) -> None:
-        if self._applied is not None:
-            self._applied()
 
     async def _send_questions(self, questions: list[Question]) -> None:
         for question in questions:

@@ -30,8 +30,7 @@ BACKLOG = 4096
 PAUSE_S = 0.1
 HANDSHAKE_S = 0.5
 _ACCEPTS_A_TURN = 64
-"""Then the event loop serves what was accepted. Where several processes accept from one socket, each takes one
-connection a turn: else the process that wakes first takes a whole burst, and the others stay idle."""
+"""Then the event loop serves what was accepted."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SO_ATTACH_FILTER = 26
 _DROP_SYN = (
@@ -62,7 +61,6 @@ class Acceptor:
         self._log = RateLimitedLog(_log, self._clock)
         self._sockets: list[socket.socket] = []
         self._is_shared = False
-        self._accepts_a_turn = _ACCEPTS_A_TURN
         self._resumption: asyncio.TimerHandle | None = None
         self.port = 0
         """The bound port, also if 0 was given."""
@@ -79,11 +77,7 @@ class Acceptor:
         self._use(await asyncio.to_thread(listening_sockets, host, port, reuse_port=reuse_port))
 
     def adopt(self, listening: Sequence[socket.socket]) -> None:
-        """Accept from these sockets, which listen already, and from which other processes may accept too.
-
-        This acceptor's end closes them in this process.
-        """
-        self._accepts_a_turn = 1
+        """Accept from these sockets, which listen already; this acceptor's end closes them."""
         self._use(listening)
 
     def _use(self, listening: Sequence[socket.socket]) -> None:
@@ -117,7 +111,7 @@ class Acceptor:
 
     def _accept(self, listening: socket.socket) -> bool:
         """Accept waiting connections; return whether there may be more."""
-        for _ in range(self._accepts_a_turn):
+        for _ in range(_ACCEPTS_A_TURN):
             try:
                 accepted, _ = listening.accept()
             except BlockingIOError:

@@ -14,7 +14,6 @@ GET    /v1/report                 what reused prompts saved, and for whom (`rout
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
-GET    /v1/passed-requests        in a process without the index: the newest requests, which make prefixes warm
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live     the fleet now, before, and as events (`router/live/`)
 POST   /v1/moments                restore the index of a past moment (`router/live/moments.py`)
@@ -35,7 +34,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import BadParameter, EmbeddedIndex, HeatSource, PassedRequest, rank_routes, tree_routes
+from indexer.embedded import BadParameter, EmbeddedIndex, PassedRequest, rank_routes, tree_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
@@ -111,7 +110,6 @@ class ControlPlane:
         trace_link: str = "",
         shadows: Shadows | None = None,
         savings: Savings | None = None,
-        heat: HeatSource | None = None,
         moments: Moments | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
@@ -120,11 +118,10 @@ class ControlPlane:
     ) -> None:
         """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
 
-        Without `index`, which another process has, there are no endpoints of it.
+        Without `index` there are no endpoints of it.
 
         Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
 
-        `heat` are the requests of all processes, if other ones have them.
 
         `moments` answers for past moments of the index; without it there are none.
 
@@ -147,7 +144,6 @@ class ControlPlane:
         self._planner, self._shadows, self._savings = planner, shadows, savings
         self._watched, self._moments, self._kept = watched, moments, kept
         self._attached = attached
-        self._heat = heat or self._heat_here
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -181,7 +177,7 @@ class ControlPlane:
 
     def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
         if index is None:
-            return [web.get("/v1/passed-requests", self._passed_requests)]
+            return []
         return [
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
@@ -340,11 +336,8 @@ class ControlPlane:
             return error_response(504, message, "server_error", code="not_reached")
         return json_response({"reached": True})
 
-    async def _heat_here(self) -> list[PassedRequest]:
+    async def _heat(self) -> list[PassedRequest]:
         return warmth(self._routing.state.core.ends(), self._routing.clock.now())
-
-    async def _passed_requests(self, _: web.Request) -> web.Response:
-        return json_response({"requests": self._routing.state.core.ends()})
 
     async def _policy(self, _: web.Request) -> web.Response:
         return json_response(fields_of(self._routing.policy))

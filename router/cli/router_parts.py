@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
 from aiohttp import web
 
-from indexer.embedded import EmbeddedIndex, ReadIndex, SharedIndex, ensure_streams
+from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
@@ -80,9 +79,6 @@ from router.tracing.tracer import Tracer
 from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
     from router.endpoint_picker.service import EndpointPicker
 
 _TRIED = (
@@ -93,21 +89,16 @@ _TRIED = (
 _log = structlog.get_logger("router")
 
 
-class ServingPlace(NamedTuple):
-    """What a serving process has of the processes that are one router with it."""
+class Place(NamedTuple):
+    """What a process has of the processes that are one router with it."""
 
     number: int
-    shared: SharedIndex
-    data: "Sequence[socket.socket]"
-    """Where clients connect: every serving process accepts from these."""
-    control: "socket.socket"
-    """Where the process with the index asks this one."""
+    """0: it stores what survives a restart."""
     secret: bytes
     """Of the names of tenants: they are the same in all processes."""
-    shadows: Path
-    """The shadows, once they were changed: a body of `PUT /v1/shadows`."""
-    index_beats: "Callable[[], int]"
-    """Returns the number of heartbeats of the process with the index."""
+    policy: bytes = b""
+    shadows: bytes = b""
+    """Bodies of `PUT /v1/policy` and `PUT /v1/shadows`, if they were changed before this process started."""
 
 
 class RouterParts:
@@ -119,12 +110,12 @@ class RouterParts:
         text: Text,
         policies: PolicyStore,
         log: EventLog,
-        place: ServingPlace | None = None,
+        place: Place | None = None,
         *,
         nats_server: EmbeddedNats | None = None,
         directory: str = "",
     ) -> None:
-        """`place`: this is one of several processes, of which another has the index, and the `nats_server`, if any.
+        """`place`: this is one of several processes.
 
         `directory` is where the text was loaded from.
         """
@@ -132,15 +123,26 @@ class RouterParts:
         self._clock, self._registry = SystemClock(), new_registry()
         self._is_shown = False
         instance = uuid.uuid4().hex
-        name = router_name(settings.journal, instance, "" if place is None else f"-{place.number}")
+        name = router_name(settings.journal, instance)
         self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
-        self._index = self._opened_index()
-        own = self._index if isinstance(self._index, EmbeddedIndex) else None
+        if place is not None:
+            policies.begin_with(place.policy)
+        self._index = EmbeddedIndex(
+            settings.index,
+            log,
+            self._clock,
+            settings.nats,
+            logs_announced=False,
+            tracing=events_of(self._tracing),
+        )
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
+        if place is not None and place.shadows:
+            shadows = settings.shadow.replaced(msgspec.json.decode(place.shadows))
+            self._shadows.change(shadows, policies.initial)
         process = "" if place is None else f"serving-{place.number}"
         self._savings = Savings(settings.report, state.core, self._clock, process)
         self._routing = self._router(state, policies.initial)
@@ -160,26 +162,13 @@ class RouterParts:
         self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
         self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
-        self._live = None if own is None else self._watching(own)
-        self._workers = (
-            AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached) if own else None
-        )
-        self._moments = None if own is None else Moments(log.url, settings.nats, settings.index, self._clock)
-        self.control = self._control_of(own, gate)
+        self._live = self._watching()
+        self._workers = None
+        if place is None:
+            self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
+        self._moments = Moments(log.url, settings.nats, settings.index, self._clock)
+        self.control = self._control_of(gate)
         self._project()
-
-    def _opened_index(self) -> EmbeddedIndex | ReadIndex:
-        """Return the index of this process, or that of another process as it is read here."""
-        if (place := self._place) is not None:
-            return ReadIndex(place.shared, place.number, self._log, place.index_beats)
-        return EmbeddedIndex(
-            self._settings.index,
-            self._log,
-            self._clock,
-            self._settings.nats,
-            logs_announced=False,
-            tracing=events_of(self._tracing),
-        )
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
@@ -202,16 +191,15 @@ class RouterParts:
             tracer=None if tracing is None else Tracer(tracing.sampling, tracing.exporter.put),
         )
 
-    def _control_of(self, own: EmbeddedIndex | None, gate: FleetGate) -> HttpServer:
-        """Return the control plane's server; `own` is the index, if it is in this process."""
+    def _control_of(self, gate: FleetGate) -> HttpServer:
         settings, place = self._settings, self._place
         control = ControlPlane(
             self._routing,
-            own,
+            self._index,
             self._log,
             self._handover,
             gate,
-            self._policies if place is None else None,  # of several processes the one with the index stores it
+            None if place and place.number else self._policies,
             self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
@@ -220,14 +208,13 @@ class RouterParts:
             attached=self._workers,
             savings=self._savings,
             moments=self._moments,
-            watched=() if own is None or self._live is None else self._watched_routes(own, self._live),
+            watched=self._watched_routes(),
         )
-        token = "" if place else settings.control.token.get_secret_value()  # a place's socket is for us alone
         return HttpServer(
-            control.app(self._registry, token=token),
+            control.app(self._registry, token=settings.control.token.get_secret_value()),
             settings.control.host,
             settings.control.port,
-            hosts=None if place else settings.control.host_names(),
+            hosts=settings.control.host_names(),
             connections_max=CONTROL_CONNECTIONS_MAX,
         )
 
@@ -242,19 +229,19 @@ class RouterParts:
             kv_seq=self._index.log_seq,
         )
 
-    def _watching(self, index: EmbeddedIndex) -> Live:
+    def _watching(self) -> Live:
         return Live(
             self._routing,
-            index,
+            self._index,
             self._clock,
             TailOfDecisions(self._routing),
             ring_bytes_max=self._settings.live.history_bytes_max,
-            queued=lambda: self._admission.statistics().requests,
+            queued=None if self._place else lambda: self._admission.statistics().requests,
         )
 
-    def _watched_routes(self, index: EmbeddedIndex, live: Live) -> list[web.RouteDef]:
-        journal = None if self._journal is None else self._journal.statistics
-        return [*LiveRoutes(live, self._clock).routes(), *event_log_routes(index, journal)]
+    def _watched_routes(self) -> list[web.RouteDef]:
+        journal = None if self._journal is None or self._place else self._journal.statistics
+        return [*LiveRoutes(self._live, self._clock).routes(), *event_log_routes(self._index, journal)]
 
     def _sharing(self, name: str) -> Replicas:
         return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
@@ -303,6 +290,8 @@ class RouterParts:
             self._shadows.families,
             self._savings.families,
             self._index.families,
+            self._live.families,
+            self._moments.families,
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
@@ -311,10 +300,6 @@ class RouterParts:
         if self._place is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
-        if self._live is not None:
-            families.append(self._live.families)
-        if self._moments is not None:
-            families.append(self._moments.families)
         if (journal := self._journal) is not None:
             families.append(lambda: journal_families(journal.statistics()))
         if (replicas := self._replicas) is not None:
@@ -328,18 +313,14 @@ class RouterParts:
         await ensure_streams(self._log, settings.nats)
         if self._journal is not None:
             await ensure_journal(self._log, settings.journal, settings.nats)
-        await self.control.start(listening=[self._place.control] if self._place else ())
+        await self.control.start()
         self._rates.restore()
         await self._index.start()
         await self._feeds.start()
         if self._replicas is not None:
             await self._replicas.start()
         await self._feeds.acquainted(stop)
-        self._take_changed_policy()  # late: a start that takes long may miss a change that comes meanwhile
-        listening = self._place.data if self._place else ()
-        await self.data.start(
-            settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port, listening=listening
-        )
+        await self.data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
         if self.picker is not None:
             await self.picker.start()
 
@@ -352,25 +333,14 @@ class RouterParts:
             url = f"http://{self._settings.data.host}:{self.data.port}/v1/chat/completions"
             print_lines(f"try it twice   curl -i {url} -d '{body}'")
 
-    def _take_changed_policy(self) -> None:
-        """Take the policy and the shadows that the other processes have; later changes come to the control plane."""
-        if (place := self._place) is None:
-            return
-        self._policies.take()
-        if self._routing.policy != self._policies.initial:
-            self._routing.set_policy(self._policies.initial)
-        if place.shadows.exists():
-            section = self._settings.shadow.replaced(msgspec.json.decode(place.shadows.read_bytes()))
-            self._shadows.change(section, self._routing.policy)
-
     def parts(self) -> list[Part]:
         """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("data-plane", self.data.run, 0, self.data.in_progress),
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
-            *([] if self._live is None else [Part("live", self._live.run, 0)]),
-            *([] if self._moments is None else [Part("moments", self._moments.run, 0)]),
+            Part("live", self._live.run, 0),
+            Part("moments", self._moments.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             *self._bodies.parts(1),
@@ -380,7 +350,8 @@ class RouterParts:
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
-            *(watches(self._routing, self._clock, 2) if self._place is None else [self._own_doubts()]),
+            Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),
+            Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
@@ -388,18 +359,6 @@ class RouterParts:
             *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
         ]
-
-    def _own_doubts(self) -> Part:
-        """Return the part that writes what the requests of this process show of ranks."""
-        return Part("trust-watch", TrustWatch(self._routing, self._clock, of_requests_alone=True).run, 2)
-
-
-def watches(routing: Routing, clock: SystemClock, stage: int) -> list[Part]:
-    """Return the parts that log what changes in the fleet."""
-    return [
-        Part("trust-watch", TrustWatch(routing, clock).run, stage),
-        Part("fleet-watch", FleetWatch(routing, clock).run, stage),
-    ]
 
 
 def state_settings(settings: RouterSettings, text: Text) -> StateSettings:

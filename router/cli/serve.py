@@ -21,9 +21,8 @@ from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
-from kv_runtime.text.model import Text
 from router.cli.pools import pools_command
-from router.cli.router_parts import RouterParts
+from router.cli.router_parts import Place, RouterParts
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
@@ -59,7 +58,7 @@ def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, 
 
 async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset[str]) -> None:
     async with AsyncExitStack() as cleanup:
-        router = await _opened(settings, stop, cleanup, given)
+        router = await opened(settings, stop, cleanup, given)
         click.echo(f"router on      {router.data_url}  (mode {router.mode})")
         click.echo(f"control plane  {router.control_url}")
         click.echo(f"web page       {router.control_url}{ROOT}")
@@ -69,8 +68,12 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 
 
-async def _opened(
-    settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack, given: frozenset[str] = frozenset()
+async def opened(
+    settings: RouterSettings,
+    stop: asyncio.Event,
+    cleanup: AsyncExitStack,
+    given: frozenset[str] = frozenset(),
+    place: Place | None = None,
 ) -> OpenedRouter:
     """Return a started router, to be run; raises what `EXPECTED` names.
 
@@ -79,13 +82,19 @@ async def _opened(
     directory = settings.tokens.text
     if not directory and settings.attaches:
         directory = await stated_directory(settings, SystemClock(), stop)
-    text, policies = text_and_policies(settings, given, directory)
+    tokens = settings.tokens
+    text = load_text(directory or tokens.text or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
+    modes = load_modes(settings.policy.user_modes, settings.policy.mode)
+    policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
+    policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
     embedded = embedded_nats(settings)
     if embedded:
         await cleanup.enter_async_context(embedded)
     url = embedded.url if embedded else settings.nats.url
-    log = await connected(settings, url, cleanup)
-    router = RouterParts(settings, text, policies, log, nats_server=embedded, directory=directory)
+    credentials = settings.nats.credentials.get_secret_value()
+    log = await EventLog.connect(url, name="router", user=settings.nats.user, token=credentials)
+    cleanup.push_async_callback(log.close)
+    router = RouterParts(settings, text, policies, log, place, nats_server=embedded, directory=directory)
     await router.start(stop)
     return OpenedRouter(
         data_url=f"http://{settings.data.host}:{router.data.port}",
@@ -96,24 +105,6 @@ async def _opened(
         drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
         picker_address=f"{settings.picker.host}:{router.picker.port}" if router.picker else "",
     )
-
-
-def text_and_policies(settings: RouterSettings, given: frozenset[str], directory: str = "") -> tuple[Text, PolicyStore]:
-    """Return the tokenizer with its template, and the policies; raises what `EXPECTED` names."""
-    tokens = settings.tokens
-    text = load_text(directory or tokens.text or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
-    modes = load_modes(settings.policy.user_modes, settings.policy.mode)
-    policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
-    policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
-    return text, policies
-
-
-async def connected(settings: RouterSettings, url: str, cleanup: AsyncExitStack) -> EventLog:
-    """Return a connection to the event log, which `cleanup` closes."""
-    token = settings.nats.credentials.get_secret_value()
-    log = await EventLog.connect(url, name="router", user=settings.nats.user, token=token)
-    cleanup.push_async_callback(log.close)
-    return log
 
 
 def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
@@ -131,5 +122,5 @@ def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
     )
 
 
-pools = pools_command(_opened, EXPECTED)
+pools = pools_command(opened, EXPECTED)
 """The command `router pools`, which may open a router in its own process."""

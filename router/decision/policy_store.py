@@ -4,14 +4,11 @@
 
 The file has only the fields that were changed; the configuration sets the rest. It is written atomically. A file that
 cannot be used is refused at the start: a router that ignored it would route by an unexpected policy.
-
-While a router of several processes runs, a second file has them too, for processes that start later.
 """
 
 import asyncio
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +47,6 @@ class PolicyStore:
         self.configured = self.initial = configured
         self.modes = modes
         self._path = Path(directory) / _NAME if directory else None
-        self._shared: Path | None = None
         self._fields: dict[str, Any] = {}
         self.writing = asyncio.Lock()
         """Held from reading the policy in force to changing it: changes are serialised."""
@@ -83,15 +79,10 @@ class PolicyStore:
         if named:
             _log.info("policy_restored", path=str(self._path), fields=named)
 
-    def share(self, path: Path) -> None:
-        """Store what is changed from now on also at `path`, for `take`."""
-        self._shared = path
-
-    def take(self) -> None:
-        """Set `initial` to the policy in force, in a process that starts when it may have been changed already."""
-        if self._shared is not None and self._shared.exists():
-            self._fields = _decoded(self._shared.read_bytes())
-            self.initial = swapped(self.configured, self._fields, self.modes, replace_all=False)
+    def begin_with(self, body: bytes) -> None:
+        """Set `initial` to a policy that is in force already: the body of a `PUT /v1/policy`; empty: none is."""
+        if body:
+            self.initial = swapped(self.configured, msgspec.json.decode(body), self.modes, replace_all=True)
 
     async def keep(self, changed: Mapping[str, Any]) -> None:
         """Store these fields beside those stored before; raise `PolicyNotStored` if that fails."""
@@ -102,24 +93,13 @@ class PolicyStore:
         await self._write({})
 
     async def _write(self, fields: dict[str, Any]) -> None:
-        if self._path is not None:
-            await _replace(self._path, fields, "state.dir")
-        if self._shared is not None:
+        if (path := self._path) is not None:
+            data = msgspec.json.encode(_Stored(1, fields))
             try:
-                await _replace(self._shared, fields, "TMPDIR")
-            except PolicyNotStored:
-                if self._path is not None:
-                    with suppress(PolicyNotStored):
-                        await _replace(self._path, self._fields, "state.dir")
-                raise
+                await asyncio.to_thread(replace_file, path, data)  # a disk may be slow
+            except OSError as error:
+                raise PolicyNotStored(f"state.dir: {path} cannot be written: {error.strerror}") from error
         self._fields = fields
-
-
-async def _replace(path: Path, fields: dict[str, Any], named: str) -> None:
-    try:
-        await asyncio.to_thread(replace_file, path, msgspec.json.encode(_Stored(1, fields)))  # a disk may be slow
-    except OSError as error:
-        raise PolicyNotStored(f"{named}: {path} cannot be written: {error.strerror}") from error
 
 
 def _prepare(directory: Path) -> None:

@@ -297,8 +297,6 @@ class Routing:
         ranks = [rank for rank in every if not self.state.breakers.unfit(rank, now_s)]
         stale = {str(rank): view.stale for rank, view in zip(ranks, self._index.overlap((), ranks), strict=True)}
         notes = [] if fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
-        if "index_behind" in stale.values():
-            notes.append("the process with the index stands still: predictions are made of what it knew")
         notes += [f"{rank}: {reason}" for rank, reason in stale.items() if is_blind(reason)]
         progress = self._index.catching_up()
         reasons = [*([progress] if progress else []), *([] if ranks else ["no worker is fit"])]

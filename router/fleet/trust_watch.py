@@ -30,10 +30,8 @@ _log = structlog.get_logger("router")
 class TrustWatch:
     """Checks every rank's trust; a part of a process."""
 
-    def __init__(self, routing: Routing, clock: Clock, *, of_requests_alone: bool = False) -> None:
-        """`of_requests_alone`: another process writes what streams and registrations show."""
+    def __init__(self, routing: Routing, clock: Clock) -> None:
         self._routing, self._clock = routing, clock
-        self._of_requests_alone = of_requests_alone
         self._evidence = dict[WorkerRank, Move]()
         self._lines = RateLimitedLog(_log, clock)
         self._seen = dict[WorkerRank, Trust]()
@@ -50,7 +48,7 @@ class TrustWatch:
         for move in self._routing.moves():
             self._evidence[move.rank] = move
             self._log_move(move)
-        before, self._seen = self._seen, self._trust()
+        before, self._seen = self._seen, self._routing.trust()
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         self._evidence = {rank: move for rank, move in self._evidence.items() if rank in self._seen}
         for rank, trust in self._seen.items():
@@ -68,12 +66,6 @@ class TrustWatch:
                     reason=trust.reason,
                     was=logged.state,
                 )
-
-    def _trust(self) -> dict[WorkerRank, Trust]:
-        found = self._routing.trust()
-        if not self._of_requests_alone:
-            return found
-        return {rank: trust if _doubt_of(trust) else EXACT for rank, trust in found.items()}
 
     def _moved(self, rank: WorkerRank, trust: Trust, was: Trust) -> TrustMoved:
         """Return the journal's record, with the evidence if requests made the change."""

@@ -53,9 +53,9 @@ _AGAIN_S = 0.5
 _log = structlog.get_logger("router")
 
 
-def router_name(settings: JournalSection, instance: str, suffix: str = "") -> str:
-    """Return the router's name in the log: the configured one and `suffix`, or one of its process's random id (hex)."""
-    return f"{settings.router}{suffix}" if settings.router else f"router-{instance[:8]}"
+def router_name(settings: JournalSection, instance: str) -> str:
+    """Return the router's name in the log: the configured one, or one of its process's random id (hex)."""
+    return settings.router or f"router-{instance[:8]}"
 
 
 async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSection) -> None:

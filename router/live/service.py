@@ -8,7 +8,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,6 +20,7 @@ from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
+from router.live.decision_rows import TailOfDecisions
 from router.live.fleet_columns import OBSERVED_MAX, FleetColumns, observed
 from router.live.marks import Looked, Mark, Marks
 from router.live.ring import RECENT_STEP_S, Ring
@@ -27,13 +28,6 @@ from router.live.ring import RECENT_STEP_S, Ring
 LOOK_S, SEND_S = 0.5, 1.0
 MARKS_MAX = 1000
 _COMPRESSION = 1
-
-
-class DecisionTail(Protocol):
-    """The decisions of all processes of the router."""
-
-    async def since(self, count_max: int) -> tuple[list[Any], int]:
-        """Return the newest since the last call, newest first, and how many others were taken."""
 
 
 class Live:
@@ -44,7 +38,7 @@ class Live:
         routing: Routing,
         index: EmbeddedIndex,
         clock: Clock,
-        tail: DecisionTail,
+        tail: TailOfDecisions,
         *,
         ring_bytes_max: int,
         queued: Callable[[], int] | None = None,

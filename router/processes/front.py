@@ -1,75 +1,75 @@
-"""The control plane of a router in several processes: the index's process answers, or asks the serving ones.
+"""The control plane of a router in several processes: asks these, and makes one answer of theirs.
 
 | endpoint | answer |
 |---|---|
-| GET /v1/decisions, /v1/decisions/{id} | of the processes: the newest of all; the one that took it |
-| PUT, PATCH, DELETE /v1/policy | kept for processes that start later (`PolicyStore`), changed here, then in all |
+| GET /v1/decisions, /v1/decisions/{id} | the newest of all; the one that took it |
+| PUT, PATCH, DELETE /v1/policy | changed in the first process, which stores it, then in the others |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
-| GET /v1/workers/{id}/drain | of the processes: draining until all have handed over |
-| GET /v1/shadows | of the processes, pooled |
-| PUT, DELETE /v1/shadows | changed in all, and kept for processes that start later |
-| GET /v1/workers | of this process, with the doubts of the processes, each of which judges by its own requests |
-| GET /v1/planner | of the first process that answers: each knows the load of all, by the shared ledger |
-| GET /v1/report | of the processes: the sums of all |
+| GET /v1/workers/{id}/drain | draining until all have handed over |
+| GET, PUT, DELETE /v1/shadows | pooled; changed in all |
+| GET /v1/workers | of the first process, with the doubts of all, each of which judges by its own requests |
+| GET /v1/report, /v1/predictions | the sums of all |
+| GET /v1/live | the stream of the first process, with the decisions of all |
 | GET /v1/processes | their names, ids and restarts |
-| GET /v1/predictions | the sums of all processes |
-| GET /ready | of the processes: whether any is ready |
+| GET /health, /live | this process lives |
+| GET /ready | whether any is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
-
-The others are those of `ControlPlane`, which knows the fleet, and by the shared ledger all requests.
+| all others | of the first process that serves: each knows the fleet, the index, and by the ledger all requests |
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.files import replace_file
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
-from router.admin.control_plane import ControlPlane, control_app
+from router.admin.control_plane import control_app
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.live.routes import list_limit
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
-from router.processes.metrics import process_families
-from router.processes.supervisor import Tally
+from router.processes.metrics import ProcessState, process_families
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
 _decode_report = msgspec.json.Decoder(SavingsReport).decode
 _TOKENS = "handover_tokens"
+_DECISIONS = b"\nevent: decisions\n"
+_EVENT_END = b"\n\n"
+_CONNECT_AGAIN_S = 1.0
+_NOT_PASSED_ON = frozenset({"Connection", "Content-Length", "Date", "Keep-Alive", "Server", "Transfer-Encoding"})
 
 
 class Front:
-    """The endpoints that concern all processes; those of `control` for the rest."""
+    """The endpoints."""
 
     def __init__(
         self,
-        control: ControlPlane,
         links: Links,
-        tally: Tally,
+        states: Callable[[], list[ProcessState]],
         registry: CollectorRegistry,
-        shadows_path: Path,
         *,
         report_rows_max: int,
     ) -> None:
-        """`shadows_path`: where changed shadows are kept for processes that start later."""
-        self._control, self._links, self._tally, self._registry = control, links, tally, registry
-        self._shadows_path = shadows_path
+        self._links, self._states, self._registry = links, states, registry
         self._report_rows_max = report_rows_max
         self._changing = asyncio.Lock()
+        self.policy = self.shadows = b""
+        """For processes that start later: bodies of PUT, if something was changed."""
 
     def app(self, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -87,27 +87,85 @@ class Front:
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._workers),
-            web.get("/v1/planner", self._planner),
             web.get("/v1/report", self._report),
             web.get("/v1/predictions", self._predictions),
+            web.get("/v1/live", self._live),
             web.get("/v1/processes", self._processes),
+            web.get("/health", _health),
+            web.get("/live", _health),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
         ]
-        taken = {(each.method, each.path) for each in own}
-        return control_app(
-            [*own, *(each for each in self._control.routes() if (each.method, each.path) not in taken)], token=token
-        )
+        app = control_app(own, token=token)
+        app.router.add_route("*", "/{path:.*}", self._of_the_first)
+        return app
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the processes themselves."""
-        return process_families(self._tally.read(), self._links.silent_total)
+        return process_families(self._states(), self._links.silent_total)
+
+    # ---------------------------------------------------------------------------------------------- passed on
+
+    async def _of_the_first(self, request: web.Request) -> web.StreamResponse:
+        """Pass the request on to the first process that serves, and its answer back as it comes."""
+        body = await request.read()
+        headers = {"Content-Type": request.content_type} if body else {}
+        for _, url in self._links.serving():
+            target = URL(url + request.rel_url.raw_path_qs, encoded=True)
+            try:
+                call = await self._links.session.request(request.method, target, data=body or None, headers=headers)
+            except (OSError, aiohttp.ClientError):
+                continue  # it has just ended
+            async with call as answer:
+                response = web.StreamResponse(status=answer.status, headers=_kept(answer))
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+            return response
+        return _no_process_answers()
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """Pass on the events of the first process, and the decisions of the others, whichever serve meanwhile."""
+        for name, url in self._links.serving():
+            try:
+                call = await self._links.session.get(URL(url + request.rel_url.raw_path_qs, encoded=True))
+            except (OSError, aiohttp.ClientError):
+                continue
+            async with call as answer:
+                if answer.status != HTTPStatus.OK:
+                    return web.Response(status=answer.status, headers=_kept(answer), body=await answer.read())
+                response = web.StreamResponse(headers=_kept(answer))
+                await response.prepare(request)
+                async with asyncio.TaskGroup() as group:
+                    others = [
+                        group.create_task(self._add_decisions(other, request.rel_url.raw_path_qs, response))
+                        for other in self._links.names
+                        if other != name
+                    ]
+                    with suppress(OSError, aiohttp.ClientError):
+                        async for event in _events(answer):
+                            await response.write(event)
+                    for other in others:
+                        other.cancel()
+            return response
+        return _no_process_answers()
+
+    async def _add_decisions(self, name: str, path: str, response: web.StreamResponse) -> None:
+        """Write the decisions of this process, and of that which takes its place."""
+        while True:
+            if (url := dict(self._links.serving()).get(name)) is not None:
+                with suppress(OSError, aiohttp.ClientError):
+                    async with self._links.session.get(URL(url + path, encoded=True)) as answer:
+                        async for event in _events(answer):
+                            if _DECISIONS in event:
+                                await response.write(event)
+            await asyncio.sleep(_CONNECT_AGAIN_S)
 
     # ---------------------------------------------------------------------------------------------- decisions
 
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = list_limit(request.query)
-        answers = await self._links.all("GET", "/v1/decisions", query=request.query_string)
+        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         if not answers:
@@ -119,12 +177,12 @@ class Front:
         return json_response({"decisions": newest, "from_s": from_s})
 
     async def _decision(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.rel_url.raw_path)
+        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
         found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
         return _passed_on(found)
 
     async def _predictions(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.path)
+        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
         bodies = [_decode(answer.body) for answer in answers.values() if answer.is_ok]
         return json_response(predictions_of(bodies)) if bodies else _no_process_answers()
 
@@ -132,13 +190,13 @@ class Front:
 
     async def _change_policy(self, request: web.Request) -> web.Response:
         async with self._changing:
-            change = self._control.reset_policy if request.method == "DELETE" else self._control.change_policy
-            response = await change(request)
-            if response.status != HTTPStatus.OK:
-                return response
-            assert isinstance(response.body, bytes)
-            answers = await self._links.all("PUT", "/v1/policy", response.body)
-        return self._confirmed(answers, response)
+            first, *others = self._links.names
+            changed = await self._links.one(first, request.method, request.rel_url.raw_path_qs, await request.read())
+            if changed is None or not changed.is_ok:
+                return _passed_on(changed)
+            self.policy = changed.body
+            answers = [await self._links.one(name, "PUT", request.rel_url.raw_path_qs, changed.body) for name in others]
+        return self._confirmed({first: changed, **dict(zip(others, answers, strict=True))}, _passed_on(changed))
 
     # ---------------------------------------------------------------------------------------------- shadows
 
@@ -151,23 +209,19 @@ class Front:
             answers = await self._links.all(request.method, "/v1/shadows", body)
             if not answers or _first(answers, lambda answer: not answer.is_ok):
                 return _pooled(answers)
-            first = next(iter(answers.values()))
-            try:
-                await asyncio.to_thread(_keep, self._shadows_path, body and _with_budget(body, first))
-            except OSError as error:
-                return _shadows_not_kept(self._shadows_path, error)
+            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
         return self._confirmed(answers, _pooled(answers))
 
-    def _confirmed(self, answers: dict[str, Answer], response: web.Response) -> web.Response:
+    def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
         """Return the response to a change, or which processes may have missed it."""
-        behind = [name for name in self._links.names if name not in answers or not answers[name].is_ok]
+        behind = [name for name in self._links.names if (answer := answers.get(name)) is None or not answer.is_ok]
         return _not_confirmed(behind) if behind else response
 
     # ---------------------------------------------------------------------------------------------- draining
 
     async def _begin_drain(self, request: web.Request) -> web.Response:
         body = await request.read()
-        answers = await self._links.all("POST", request.path, _shared(body, len(self._links.names)))
+        answers = await self._links.all("POST", request.rel_url.raw_path_qs, _shared(body, len(self._links.names)))
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         return _drain_changed(answers)
@@ -175,28 +229,23 @@ class Front:
     async def _end_drain(self, request: web.Request) -> web.Response:
         answers = dict[str, Answer]()
         for name in self._links.names:  # in turn: the first one publishes
-            if (answer := await self._links.one(name, "DELETE", request.path)) is not None:
+            if (answer := await self._links.one(name, "DELETE", request.rel_url.raw_path_qs)) is not None:
                 answers[name] = answer
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         return _drain_changed(answers)
 
     async def _show_drain(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.path, query=request.query_string, more_s=60.0)
+        answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=60.0)
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         statuses = [_decode(answer.body) for answer in answers.values()]
         return json_response(drain_of(statuses)) if statuses else _no_process_answers()
 
-    async def _workers(self, request: web.Request) -> web.Response:
+    async def _workers(self, _: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/v1/workers")
-        own = await self._control.workers(request)
-        assert isinstance(own.body, bytes)
-        return json_response(doubted_workers(_decode(own.body), [_decode(each.body) for each in answers.values()]))
-
-    async def _planner(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/v1/planner", query=request.query_string)
-        return _passed_on(_first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True))
+        bodies = [_decode(each.body) for each in answers.values() if each.is_ok]
+        return json_response(doubted_workers(*bodies)) if bodies else _no_process_answers()
 
     async def _report(self, _: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/v1/report")
@@ -208,7 +257,7 @@ class Front:
     # ---------------------------------------------------------------------------------------------- health
 
     async def _processes(self, _: web.Request) -> web.Response:
-        return json_response({"processes": [state._asdict() for state in self._tally.read()]})
+        return json_response({"processes": [state._asdict() for state in self._states()]})
 
     async def _ready(self, _: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/ready")
@@ -236,6 +285,10 @@ class _Families(Collector):
         return self._families
 
 
+async def _health(_: web.Request) -> web.Response:
+    return json_response({"status": "ok"})
+
+
 def predictions_of(bodies: list[_Body]) -> _Body:
     """Return what the processes compared, summed by rank; a doubt of one is a doubt."""
     ranks: dict[tuple[str, int], _Body] = {}
@@ -261,10 +314,10 @@ def drain_of(statuses: list[_Body]) -> _Body:
     }
 
 
-def doubted_workers(own: _Body, processes: list[_Body]) -> _Body:
+def doubted_workers(own: _Body, *others: _Body) -> _Body:
     """Return `own`, the workers, with trust and evidence of the first process that doubts a rank which `own` trusts."""
     doubted = dict[tuple[str, int], _Body]()
-    for rank in (rank for each in processes for worker in each["workers"] for rank in worker["ranks"]):
+    for rank in (rank for each in others for worker in each["workers"] for rank in worker["ranks"]):
         if rank["evidence"] is not None:
             doubted.setdefault((rank["worker_id"], rank["dp_rank"]), rank)
     for rank in (rank for worker in own["workers"] for rank in worker["ranks"]):
@@ -338,20 +391,20 @@ def _pooled(answers: dict[str, Answer]) -> web.Response:
     return json_response(pooled_page(pages)) if pages else _no_process_answers()
 
 
-def _with_budget(body: bytes, answer: Answer) -> bytes:
-    """Return the body of `PUT /v1/shadows` with the budget in force, which it need not have."""
-    return msgspec.json.encode({**_decode(body), "budget_us": _decode(answer.body)["budget_us"]})
+def _budget_us(answers: dict[str, Answer]) -> object:
+    """Return the budget in force, which the body of `PUT /v1/shadows` need not have."""
+    return _decode(next(iter(answers.values())).body)["budget_us"]
 
 
-def _shadows_not_kept(path: Path, error: OSError) -> web.Response:
-    reason = f"TMPDIR: {path} cannot be written: {error.strerror}"
-    message = f"{reason}; the shadows changed, but processes that start later will have those before; send it again"
-    return error_response(503, message, "server_error", code="not_stored")
+def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    """Return the headers that are passed on."""
+    return {name: value for name, value in answer.headers.items() if name not in _NOT_PASSED_ON}
 
 
-def _keep(path: Path, data: bytes) -> None:
-    """Write what was changed; without data the configured values are in force again."""
-    if data:
-        replace_file(path, data)
-    else:
-        path.unlink(missing_ok=True)
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the server-sent events, each whole."""
+    waiting = b""
+    async for part in answer.content.iter_any():
+        *events, waiting = (waiting + part).split(_EVENT_END)
+        for event in events:
+            yield event + _EVENT_END

@@ -1,13 +1,13 @@
-"""Calls from the index's process to the control planes of the serving processes, each on a Unix socket."""
+"""Calls to the control planes of the processes that are one router."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import aiohttp
 import structlog
+from yarl import URL
 
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
@@ -32,34 +32,57 @@ class Answer(NamedTuple):
 
 
 class Links:
-    """The serving processes, by name."""
+    """The processes, by name; those that serve have an address. `async with`."""
 
-    def __init__(self, paths: Mapping[str, Path], clock: Clock) -> None:
-        self.names = tuple(paths)
-        self._paths = paths
+    def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
+        """`token`: that of their control planes."""
+        self.names = tuple(names)
+        self._token = token
+        self._urls: dict[str, str] = {}
         self._failures = RateLimitedLog(_log, clock)
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.silent_total = dict.fromkeys(paths, 0)
+        self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
+        self.session: aiohttp.ClientSession
+        """For calls to `url`."""
+
+    def add(self, name: str, url: str) -> None:
+        """The process serves, its control plane at `url`."""
+        self._urls[name] = url
+
+    def remove(self, name: str) -> None:
+        """The process has ended."""
+        self._urls.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._urls
+
+    def serving(self) -> list[tuple[str, str]]:
+        """Return name and address of each process that serves, in the order of `names`."""
+        return [(name, self._urls[name]) for name in self.names if name in self._urls]
 
     async def __aenter__(self) -> Self:
-        for name, path in self._paths.items():
-            connector = aiohttp.UnixConnector(str(path))
-            self._sessions[name] = aiohttp.ClientSession("http://localhost", connector=connector)
+        self.session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}"},
+            skip_auto_headers=("Accept-Encoding",),
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(sock_connect=CALL_S),
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for session in self._sessions.values():
-            await session.close()
+        await self.session.close()
 
-    async def one(
-        self, name: str, method: str, path: str, body: bytes = b"", query: str = "", more_s: float = 0.0
-    ) -> Answer | None:
-        """Return the process's answer; None: it gave none within `CALL_S` and `more_s`, which is counted and logged."""
-        target = f"{path}?{query}" if query else path
+    async def one(self, name: str, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> Answer | None:
+        """Return the process's answer. None: it does not serve, or did not answer within `CALL_S` and `more_s`.
+
+        The second is counted and logged.
+        """
+        if name not in self._urls:
+            return None
+        target = URL(self._urls[name] + path, encoded=True)
         try:
             async with asyncio.timeout(CALL_S + more_s):
-                async with self._sessions[name].request(method, target, data=body or None) as response:
+                async with self.session.request(method, target, data=body or None) as response:
                     return Answer(response.status, await response.content.read(_BODY_BYTES_MAX))
         except (OSError, aiohttp.ClientError, TimeoutError) as error:
             self.silent_total[name] += 1
@@ -67,10 +90,8 @@ class Links:
             self._failures.warning("process_silent", key=name, of=name, call=f"{method} {path}", reason=reason)
             return None
 
-    async def all(
-        self, method: str, path: str, body: bytes = b"", query: str = "", more_s: float = 0.0
-    ) -> dict[str, Answer]:
+    async def all(self, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> dict[str, Answer]:
         """Return the answers of the processes that gave one, in the order of `names`."""
-        calls = [self.one(name, method, path, body, query, more_s) for name in self.names]
+        calls = [self.one(name, method, path, body, more_s) for name in self.names]
         found: Sequence[Answer | None] = await asyncio.gather(*calls)
         return {name: answer for name, answer in zip(self.names, found, strict=True) if answer is not None}

@@ -11,7 +11,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, cast
 
@@ -94,12 +94,8 @@ class HttpPlane:
         self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
         self._refused: dict[int, int] = {}
 
-    async def start(
-        self, host: str, port: int, *, reuse_port: bool = False, listening: Sequence[socket.socket] = ()
-    ) -> None:
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Bind the address, and compute how many connections the open files allow.
-
-        With `listening`, sockets that another process has bound, this one accepts from these.
 
         Raises:
             PortUsed: another process has the address, or it is not of this machine.
@@ -111,10 +107,7 @@ class HttpPlane:
         self.upstreams.connections_max = self.capacity.workers
         if reason := lowered(self.limits, self.capacity, files):
             _log.info("connections_bound_lowered", reason=reason)
-        if listening:
-            self._acceptor.adopt(listening)
-        else:
-            await self._acceptor.bind(host, port, reuse_port=reuse_port)
+        await self._acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property
     def port(self) -> int:

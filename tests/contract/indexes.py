@@ -3,11 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import numpy as np
-from typing_extensions import Buffer
-
-from indexer.index.prefix_index import Depths, Hashes, PrefixIndex
-from indexer.native._core import SharedRegion
+from indexer.index.prefix_index import Depths, PrefixIndex
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS
@@ -18,7 +14,6 @@ from tests.reference.index.index import ReferenceIndex
 GPU, HOST, DISK, EXTERNAL = TIERS
 U64_MAX = 2**64 - 1
 TTL_S = 5.0
-REGION_BYTES = 256 << 20
 
 
 class MakeIndex(Protocol):
@@ -27,42 +22,9 @@ class MakeIndex(Protocol):
     ) -> PrefixIndex: ...
 
 
-class SharedNativeIndex(NativeIndex):
-    """The native index in memory that processes share, matched against as its readers do."""
-
-    def __init__(
-        self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0, memory_bytes_max: int = 0
-    ) -> None:
-        region = SharedRegion(2, memory_bytes_max or REGION_BYTES)
-        region.begin_writing()
-        super().__init__(
-            parked_blocks_max=parked_blocks_max,
-            parked_ttl_s=parked_ttl_s,
-            memory_bytes_max=memory_bytes_max,
-            region=region,
-        )
-        self.publish()
-        self.reader = region.reader(1)
-
-    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
-        _, _, needed = self.reader.match(sequence_hashes, out)
-        depths = np.frombuffer(memoryview(out), dtype=np.int32)
-        if len(depths) // len(TIERS) < needed:
-            return super().match(sequence_hashes, out)  # refuses
-        return int(depths[-(len(depths) // len(TIERS)) :].max(initial=0)) if needed else 0
-
-    def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
-        super().match_many(queries, out)
-        rows = memoryview(out).cast("B")
-        for at, query in enumerate(queries):
-            bytes_each = rows.nbytes // len(queries)
-            self.match(query, rows[at * bytes_each : (at + 1) * bytes_each].cast("i"))
-
-
 IMPLEMENTATIONS: dict[str, MakeIndex] = {
     "python": ReferenceIndex,
     "native": NativeIndex,
-    "native shared": SharedNativeIndex,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from indexer.embedded import EmbeddedIndex, SharedIndex, ensure_streams
+from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.follow.fold import IndexFold, RankView
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import make_index
@@ -79,7 +79,6 @@ async def running_index(
     clock: Clock | None = None,
     settings: IndexSection | None = None,
     nats: NatsSection = NATS,
-    shared: SharedIndex | None = None,
     tracing: EventTracing | None = None,
 ) -> AsyncIterator[Index]:
     manual, stop = ManualClock(), asyncio.Event()
@@ -87,7 +86,7 @@ async def running_index(
         log = await EventLog.connect(url, name="index")
         cleanup.push_async_callback(log.close)
         await ensure_streams(log, nats)
-        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, shared=shared, tracing=tracing)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, tracing=tracing)
         await index.start()
         group = await cleanup.enter_async_context(asyncio.TaskGroup())
         group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))

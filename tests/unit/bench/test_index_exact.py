@@ -26,7 +26,7 @@ PLANTED = (ForgetsRemovals, CountsOneTooMany)
 
 
 def subject(make: Callable[[], ReferenceIndex] = ReferenceIndex, shape: str = "lists") -> Ours:
-    of = Ours("native", shape)
+    of = Ours(shape)
     of._make = make
     return of
 

@@ -30,7 +30,6 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -50,7 +49,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def make_fold(parked_blocks_max: int = 100) -> IndexFold:
     index = make_index(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
-    return fold_of(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
+    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
 
 
 def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> BatchArrived:

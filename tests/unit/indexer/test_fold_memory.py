@@ -36,7 +36,6 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH = 11
@@ -63,7 +62,7 @@ class Eager(ReferenceIndex):
 
 def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
-    return fold_of(
+    return IndexFold(
         index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES
     )
 
@@ -229,7 +228,7 @@ CROWDS = {
 def test_whatever_was_refused_all_is_known_soon_after_there_is_room(kind: str, seed: int) -> None:
     crowd, random = CROWDS[kind], Random(seed)
     index = IMPLEMENTATIONS[kind](memory_bytes_max=crowd.memory_bytes_max, parked_ttl_s=PARKED_TTL_S)
-    fold = fold_of(index, memory_bytes_max=crowd.memory_bytes_max)
+    fold = IndexFold(index, memory_bytes_max=crowd.memory_bytes_max)
     lives = {rank: Life(rank, random, blocks_max=crowd.blocks_max) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
     for step in range(160):

@@ -33,7 +33,6 @@ from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
@@ -50,7 +49,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def fold() -> IndexFold:
-    return fold_of(make_index(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
+    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:

@@ -416,5 +416,5 @@ def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[
 
 @pytest.mark.parametrize("stale", get_args(StaleReason))
 def test_a_rank_is_routed_to_blindly_if_stale_except_for_lack_of_memory_or_log(stale: StaleReason) -> None:
-    assert is_blind(stale) == (stale not in ("", "overfull", "log_away", "index_behind"))
+    assert is_blind(stale) == (stale not in ("", "overfull", "log_away"))
     assert without_log(stale) == ("log_away" if stale in ("", "behind") else stale)

@@ -21,7 +21,6 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.status_writer import StatusWriter
 from indexer.index.overlap_columns import StatusColumnsCache
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
@@ -31,7 +30,6 @@ from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.shared_fold import fold_of
 
 RANKS = tuple(WorkerRank(worker_id, dp_rank) for worker_id in ("a", "b") for dp_rank in (0, 1))
 SEEN = (RANKS, RANKS[::-1], RANKS[1:3], (WorkerRank("stranger", 0), *RANKS), ())
@@ -100,7 +98,7 @@ def by_columns(fold: IndexFold, chain: list[int], asked: tuple[WorkerRank, ...])
 def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
     """Return where the columns are not the views."""
     index = make_index(parked_blocks_max=4, parked_ttl_s=1.0)
-    fold = fold_of(index, FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
+    fold = IndexFold(index, FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
     now_s, found = 0.0, list[str]()
     for fact, later_s in told:
         now_s += later_s
@@ -157,13 +155,6 @@ def test_not_looking_again_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not _is_found("python")
     monkeypatch.setattr(StatusColumnsCache, "touch", lambda *_: None)
     assert _is_found("python")
-
-
-@pytest.mark.planted
-def test_not_telling_readers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _is_found("native shared")
-    monkeypatch.setattr(StatusWriter, "touch", lambda *_: None)
-    assert _is_found("native shared")
 
 
 FIRST_FOUND = settings(

@@ -136,34 +136,12 @@ async def test_a_policy_that_cannot_be_written_is_not_stored_and_the_file_is_as_
     assert stored(tmp_path).initial.mode == "random"
 
 
-@pytest.mark.parametrize("state", ["", "state"])
-async def test_a_process_that_starts_later_takes_the_policy_in_force_and_changes_it_further(
-    tmp_path: Path, state: str
-) -> None:
-    directory = str(tmp_path / state) if state else ""
-
-    def of_the_parent() -> PolicyStore:
-        store = PolicyStore(directory, Policy.current(mode="kv"), MODES)
-        store.restore(["mode"])  # the command line wins over what was stored before, not over what is changed now
-        store.share(tmp_path / "policy.json")
-        store.take()
-        return store
-
-    assert of_the_parent().initial.mode == "kv"
-    await of_the_parent().keep({"mode": "random"})
-    await of_the_parent().keep({"temperature": 0.5})
-    assert (of_the_parent().initial.mode, of_the_parent().initial.temperature) == ("random", 0.5)
-    await of_the_parent().clear()
-    assert of_the_parent().initial == Policy.current(mode="kv")
-
-
-async def test_a_policy_that_cannot_be_shared_is_not_stored_either(tmp_path: Path) -> None:
-    await stored(tmp_path).keep({"mode": "random"})
+async def test_a_process_that_starts_later_begins_with_the_policy_in_force(tmp_path: Path) -> None:
     store = stored(tmp_path)
-    store.share(tmp_path / "gone" / "policy.json")
-    with pytest.raises(PolicyNotStored, match="cannot be written: No such file or directory"):
-        await store.keep({"mode": "kv"})
-    assert stored(tmp_path).initial.mode == "random"
+    store.begin_with(b"")
+    assert store.initial == store.configured
+    store.begin_with(b'{"mode": "random"}')
+    assert (store.initial.mode, store.configured.mode) == ("random", "kv")
 
 
 async def test_a_reader_finds_the_file_before_or_after_a_change_and_never_between(tmp_path: Path) -> None:

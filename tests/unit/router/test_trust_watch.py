@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerLeft
@@ -124,11 +123,10 @@ def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
     ]
 
 
-@pytest.mark.parametrize("of_requests_alone", [False, True])
-def test_a_change_by_what_requests_show_has_the_evidence(of_requests_alone: bool) -> None:
+def test_a_change_by_what_requests_show_has_the_evidence() -> None:
     journal = Journal()
     bench = Bench(holds=2, recorder=journal)
-    watch = TrustWatch(bench.routing, bench.clock, of_requests_alone=of_requests_alone)
+    watch = TrustWatch(bench.routing, bench.clock)
     reports_nothing(bench, ENOUGH)
     with capture_logs():
         watch.look()
@@ -137,10 +135,3 @@ def test_a_change_by_what_requests_show_has_the_evidence(of_requests_alone: bool
     assert (record.trust, record.reason, record.was) == ("DEGRADED", "overpredicted", "EXACT")
     assert (record.requests, record.overpredicted, record.underpredicted) == (ENOUGH, ENOUGH, 0)
     assert record.newest_decision == "d-1"
-
-
-def test_a_watch_of_requests_alone_leaves_the_streams_to_another_process() -> None:
-    journal = Journal()
-    bench = Bench(recorder=journal)
-    assert looks(bench, TrustWatch(bench.routing, bench.clock, of_requests_alone=True), ["source"] * 3) == []
-    assert journal.moved == []

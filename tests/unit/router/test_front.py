@@ -1,0 +1,122 @@
+"""The control plane of a router in several processes, of which some do not answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.http.server import HttpServer
+from router.processes.front import Front
+from router.processes.links import Links
+
+NAMES = ("s0", "s1")
+GONE = "http://127.0.0.1:1"
+
+
+class Process:
+    """A process that says which it is, takes every change, and has live events."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bodies: list[tuple[str, bytes]] = []
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        self.bodies.append((request.method, await request.read()))
+        return web.json_response({"by": self.name, "budget_us": 5, "asked": request.raw_path})
+
+    async def _live(self, _: web.Request) -> web.Response:
+        events = "".join(f"id: 1\nevent: {kind}\ndata: {self.name}\n\n" for kind in ("fleet", "decisions"))
+        return web.Response(body=events, content_type="text/event-stream")
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app, stop = web.Application(), asyncio.Event()
+        app.add_routes([web.get("/v1/live", self._live), web.route("*", "/{path:.*}", self._echo)])
+        server = HttpServer(app, "127.0.0.1", 0)
+        await server.start()
+        running = asyncio.ensure_future(server.run(stop))
+        yield f"http://127.0.0.1:{server.port}"
+        stop.set()
+        await running
+
+
+@asynccontextmanager
+async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Front]]:
+    async with Links(NAMES, SystemClock()) as links:
+        for name, url in urls.items():
+            links.add(name, url)
+        front = Front(links, list, CollectorRegistry(), report_rows_max=1)
+        server, stop = HttpServer(front.app(token=""), "127.0.0.1", 0), asyncio.Event()
+        await server.start()
+        serving = asyncio.ensure_future(server.run(stop))
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+            yield session, front
+        stop.set()
+        await serving
+
+
+async def error_of(response: aiohttp.ClientResponse) -> tuple[int, Any]:
+    async with response:
+        return response.status, (await response.json())["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/workers", "/v1/shadows", "/v1/index", "/v1/live", "/v1/report"])
+async def test_that_no_process_answers_is_said(path: str) -> None:
+    async with front_of(s0=GONE, s1=GONE) as (session, _):
+        status, error = await error_of(await session.get(path))
+        assert (status, error["code"]) == (503, "no_process")
+
+
+async def test_a_wrong_parameter_is_refused_without_asking() -> None:
+    async with front_of() as (session, _):
+        status, error = await error_of(await session.get("/v1/decisions?limit=x"))
+        assert (status, error["param"], error["message"]) == (400, "limit", 'limit: found "x", allowed 1..1000')
+
+
+async def test_what_all_processes_know_is_asked_of_the_first_that_serves() -> None:
+    async with Process("s1").serving() as url, front_of(s0=GONE, s1=url) as (session, _):
+        answer = await (await session.get("/v1/index?a=b%26c")).json()
+        assert (answer["by"], answer["asked"]) == ("s1", "/v1/index?a=b%26c")
+
+
+@pytest.mark.parametrize("method", ["PATCH", "PUT", "DELETE"])
+async def test_the_processes_that_did_not_take_a_changed_policy_are_named(method: str) -> None:
+    first = Process("s0")
+    async with first.serving() as url, front_of(s0=url) as (session, front):
+        status, error = await error_of(await session.request(method, "/v1/policy", data=b'{"mode": "random"}'))
+        assert (status, error["code"]) == (503, "not_confirmed")
+        assert error["message"].startswith("s1 did not confirm the change")
+        assert (first.bodies, b'"by"' in front.policy) == ([(method, b'{"mode": "random"}')], True)
+
+
+async def test_a_policy_changes_nowhere_without_the_process_that_stores_it() -> None:
+    other = Process("s1")
+    async with other.serving() as url, front_of(s1=url) as (session, front):
+        status, error = await error_of(await session.put("/v1/policy", data=b'{"mode": "random"}'))
+        assert (status, error["code"]) == (503, "no_process")
+        assert (other.bodies, front.policy) == ([], b"")
+
+
+async def test_a_changed_policy_goes_whole_to_the_other_processes() -> None:
+    other = Process("s1")
+    async with Process("s0").serving() as first, other.serving() as url, front_of(s0=first, s1=url) as (session, front):
+        async with session.patch("/v1/policy", data=b'{"mode": "random"}') as response:
+            assert (response.status, await response.read()) == (200, front.policy)
+        assert other.bodies == [("PUT", front.policy)]
+
+
+async def test_the_live_stream_has_the_events_of_the_first_process_and_the_decisions_of_all() -> None:
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(Process(name).serving()) for name in NAMES]
+        session, _ = await stack.enter_async_context(front_of(s0=first, s1=second))
+        async with session.get("/v1/live") as response:
+            events = (await response.read()).decode().split("\n\n")
+        shown = {tuple(event.splitlines()[1:]) for event in events if event}
+        own = {("event: fleet", "data: s0"), ("event: decisions", "data: s0")}
+        assert own <= shown <= own | {("event: decisions", "data: s1")}
