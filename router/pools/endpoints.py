@@ -8,20 +8,13 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 whi
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
-from router.pools.reader import ask_prompt, selection_request
-from router.pools.served import PoolServed
+from router.pools.served import PoolAttempt, Pools
 from router.pools.service import PoolService
-from router.prompt import EncodedPrompt
 from router.request import refusals
-from router.request.reader import RequestReader
-from router.request.refusals import Refusal
 from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
+from router.request.request import Request, refusal_of
 from router.server.exchange import Exchange
-
-if TYPE_CHECKING:
-    import asyncio
 
 Endpoint = Callable[[Exchange], None]
 
@@ -62,10 +55,13 @@ class PoolEndpoints:
             refuse(exchange, refusals.unavailable(message, "overloaded"))
         else:
             metrics.began()
-            PoolServed(exchange, self._service).begin()
+            Request(exchange, Pools(self._service)).begin()
 
     def _select(self, exchange: Exchange) -> None:
-        SelectionOnly(exchange, self._service).begin()
+        pools = Pools(self._service)
+        request = Request(exchange, pools)
+        exchange.on_gone(request.stop)
+        request.run(_explain(request, pools))
 
     def _models(self, exchange: Exchange) -> None:
         answer_models(exchange, self._service.identity.models)
@@ -84,28 +80,11 @@ class PoolEndpoints:
         answer(exchange, {"version": version("kv-router")})
 
 
-class SelectionOnly(RequestReader):
-    """`/v1/pools/select`: the pools that a request would be sent to, and why."""
-
-    __slots__ = ("_service",)
-
-    def __init__(self, exchange: Exchange, service: PoolService) -> None:
-        super().__init__(exchange, service.bodies)
-        self._service = service
-
-    def begin(self) -> None:
-        """Start reading the request."""
-        self.exchange.on_gone(self.stop_reading)
-        self.read()
-
-    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":  # noqa: ARG002
-        return ask_prompt(self._service, self.inbound, self.body)
-
-    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - not counted
-        service, inbound = self._service, self.inbound
-        question = selection_request(service, inbound, self.exchange.headers, prompt)
-        phases = service.plans(question.asked, one_token=inbound.limit_tokens == 1)
-        answer(self.exchange, {"question": question, "phases": phases})
-
-    def _refuse(self, refusal: Refusal) -> None:
-        refuse(self.exchange, refusal)
+async def _explain(request: Request[PoolAttempt], pools: Pools) -> None:
+    """Answer with the pools that the request would be sent to, and why."""
+    try:
+        await request.read()
+    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+        refuse(request.exchange, refusal_of(error, request))
+    else:
+        answer(request.exchange, pools.selected())

@@ -1,6 +1,6 @@
 """The data plane's endpoints.
 
-POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`served.py`)
+POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`request.py`)
      /v1/responses, /v1/embeddings
 POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
 GET  /v1/models, /v1/models/{name}            the names that workers serve
@@ -10,29 +10,19 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 wit
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.requests import RequestInvalid
-from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
-from router.decision.view import RouteRequest
-from router.prompt import EncodedPrompt
 from router.request import refusals
-from router.request.passed import METHODS, PassedRequest, is_passed
-from router.request.plan import RequestPlan
-from router.request.reader import RequestReader
-from router.request.refusals import Refusal, RequestRejected
-from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
-from router.request.served import Served
-from router.request.serving import Serving
+from router.request.passed import METHODS, is_passed
+from router.request.passed import MODE as PASSED
+from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, unknown_path
+from router.request.request import Request, refusal_of
+from router.request.serving import FleetRequest, Serving
 from router.server.exchange import Exchange
-
-if TYPE_CHECKING:
-    import asyncio
 
 Endpoint = Callable[[Exchange], None]
 _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
@@ -67,14 +57,32 @@ class Endpoints:
     # ------------------------------------------------------------------------------------------- endpoints
 
     def _serve(self, exchange: Exchange) -> None:
-        refusal = self._serving.begin()
-        if refusal is None:
-            Served(exchange, self._serving).begin()
-        else:
-            refuse(exchange, refusal)
+        self._serving.serve(exchange)
 
     def _decide_only(self, exchange: Exchange) -> None:
-        DecisionOnly(exchange, self._serving).begin()
+        request = Request(exchange, self._serving)
+        exchange.on_gone(request.stop)
+        request.run(self._explain(request))
+
+    async def _explain(self, request: FleetRequest) -> None:
+        """Answer with the present decision and its reasons; with disaggregation, of both workers.
+
+        `?endpoint=` names the endpoint that the body is for; without it, it is inferred from the body.
+        """
+        serving, exchange, decided = self._serving, request.exchange, list[Verdict]()
+        try:
+            exchange.path = _asked_path(exchange)
+            await request.read()
+            decided.append(request.decided(lambda each: serving.decide(each.route)))
+            if request.plan.is_aside:
+                request.plan.prefilled()
+                request.prefilled_by = decided[0].winner
+                serving.routed(request)
+                decided.append(request.decided(lambda each: serving.decide(each.route)))
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            serving.refuse(exchange, refusal_of(error, request))
+        else:
+            answer(exchange, _summary(decided[0]) | ({"decode": _summary(decided[1])} if decided[1:] else {}))
 
     def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
         if path.startswith(MODELS_PATH):
@@ -88,15 +96,11 @@ class Endpoints:
     def _passed(self, exchange: Exchange) -> None:
         if exchange.method not in METHODS:
             self._unknown_path(exchange)
-        elif (refusal := self._serving.begin()) is None:
-            PassedRequest(exchange, self._serving).begin()
         else:
-            refuse(exchange, refusal)
+            self._serving.serve(exchange, PASSED)
 
     def _unknown_path(self, exchange: Exchange) -> None:
-        refusal = unknown_path(exchange)
-        self._serving.request_log.refused(refusal)
-        refuse(exchange, refusal)
+        self._serving.refuse(exchange, unknown_path(exchange))
 
     def _models(self, exchange: Exchange) -> None:
         answer_models(exchange, self._serving.routing.state.fleet.models())
@@ -115,63 +119,12 @@ class Endpoints:
         answer(exchange, {"version": version("kv-router")})
 
 
-class DecisionOnly(RequestReader):
-    """`/v1/route`: the present decision and its reasons; with disaggregation, of both workers.
-
-    `?endpoint=` names the endpoint that the body is for; without it, it is inferred from the body.
-    """
-
-    __slots__ = ("_serving",)
-
-    def __init__(self, exchange: Exchange, serving: Serving) -> None:
-        super().__init__(exchange, serving.bodies)
-        self._serving = serving
-
-    def begin(self) -> None:
-        """Start reading the request."""
-        self.exchange.on_gone(self.stop_reading)
-        self.read()
-
-    def _path(self) -> str:
-        found = dict(parse_qsl(self.exchange.query)).get("endpoint", "")
-        path = _PATHS.get(found)
-        if found and path is None:
-            raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
-        return path or self.exchange.path
-
-    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-        self._serving.metrics.parsed(read_s)
-        return self._serving.prompt_of(self.inbound, self.body)
-
-    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:
-        serving = self._serving
-        if prompt is not None:
-            serving.metrics.tokenized(prompt_s)
-        route = serving.route_request(self.inbound, self.exchange.headers, prompt)
-        plan = serving.plan(route, self.inbound)
-        serving.placed(route, plan, self.inbound)
-        verdict = self._decided(route, plan)
-        summary = _summary(verdict)
-        if plan.is_aside:
-            plan.prefilled()
-            worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
-            summary["decode"] = _summary(self._decided(route, plan, None if worker is None else worker.registration))
-        answer(self.exchange, summary)
-
-    def _decided(self, route: RouteRequest, plan: RequestPlan, prefill: WorkerRegistered | None = None) -> Verdict:
-        serving = self._serving
-        while True:
-            phase_route = serving.route_of(route, plan, self.inbound, prefill)
-            try:
-                return serving.decide(phase_route)
-            except NoEligibleWorker as error:
-                if not plan.no_candidate():
-                    serving.routing.refuse(phase_route, error.exclusions)
-                    raise RequestRejected(serving.no_candidate(phase_route, error)) from error
-
-    def _refuse(self, refusal: Refusal) -> None:
-        self._serving.request_log.refused(refusal)
-        refuse(self.exchange, refusal)
+def _asked_path(exchange: Exchange) -> str:
+    found = dict(parse_qsl(exchange.query)).get("endpoint", "")
+    path = _PATHS.get(found)
+    if found and path is None:
+        raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
+    return path or exchange.path
 
 
 def _summary(verdict: Verdict) -> dict[str, object]:

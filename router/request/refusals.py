@@ -8,6 +8,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from kv_protocol.decision import Exclusion
 from kv_protocol.openai.endpoints import stated_words
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
 from kv_runtime.http.answers import error_body
@@ -44,11 +45,14 @@ class Refusal(NamedTuple):
 
 
 class RequestRejected(Exception):
-    """Ends the request with a refusal."""
+    """Ends the request with a refusal. `exclusions`: why no rank is eligible for its present phase; None: not for that.
 
-    def __init__(self, refusal: Refusal) -> None:
+    A request that has another phase goes on with that.
+    """
+
+    def __init__(self, refusal: Refusal, exclusions: tuple[Exclusion, ...] | None = None) -> None:
         super().__init__(refusal.message)
-        self.refusal = refusal
+        self.refusal, self.exclusions = refusal, exclusions
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
