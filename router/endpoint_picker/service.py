@@ -40,8 +40,8 @@ from router.endpoint_picker.stream import (
     ToRouter,
 )
 from router.request import refusals
-from router.request.endpoints import Endpoints
 from router.request.refusals import Refusal
+from router.request.replies import Replies
 from router.request.request import Gateway
 from router.request.serving import FleetRequest, Serving
 from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
@@ -60,13 +60,13 @@ _log = structlog.get_logger("picker")
 
 
 class EndpointPicker:
-    """The picker of one process. `endpoints` answers requests that no worker serves, such as `/v1/models`."""
+    """The picker of one process. `replies` answers requests that no worker serves, such as `/v1/models`."""
 
     def __init__(
-        self, serving: Serving, endpoints: Endpoints, settings: PickerSection, limits: HttpLimits, *, shares_port: bool
+        self, serving: Serving, replies: Replies, settings: PickerSection, limits: HttpLimits, *, shares_port: bool
     ) -> None:
         """`shares_port`: other processes of the same router bind the port, too."""
-        self.serving, self.endpoints, self.settings, self.limits = serving, endpoints, settings, limits
+        self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
         self.addresses = Addresses(serving.routing.state.fleet)
         self.port = 0
         self._shares_port = shares_port
@@ -290,7 +290,7 @@ class _Stream:
         )
         exchange = self._exchange = Exchange(self, parsed, begin.body, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
-            picker.endpoints(exchange)
+            picker.replies(exchange)
             return
         allowed = picker.addresses.now().allowed(head.subset)
         gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))

@@ -138,8 +138,9 @@ class Pools(Destination[PoolAttempt]):
         """Find the routers of the plan's phase, where it is a new one."""
         plan = request.plan
         if plan.phase != self._phase:
-            self._phase, sequence, routers = plan.phase, self._sequence, self._service.routers
-            self._routers = tuple((pool.namespace, url) for pool in sequence.order for url in routers(pool.namespace))
+            self._phase, routers = plan.phase, self._service.routers
+            order = self._sequence.order
+            self._routers = tuple((pool.namespace, url) for pool in order for url in routers(pool.namespace))
             plan.retry_limit = len(self._routers) - 1
 
     @property

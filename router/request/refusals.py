@@ -30,6 +30,8 @@ class Refusal(NamedTuple):
     code: str | None = None
     retry_after_s: float | None = None
     outcome: RefusalOutcome = "refused"
+    allowed: str = ""
+    """The method that the path has; empty: it has the request's."""
 
     @property
     def body(self) -> bytes:
@@ -38,10 +40,11 @@ class Refusal(NamedTuple):
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """`Retry-After` in whole seconds, if a retry makes sense."""
+        """`Retry-After` in whole seconds, if a retry makes sense; `Allow`."""
+        allow = ((b"allow", self.allowed.encode()),) if self.allowed else ()
         if self.retry_after_s is None:
-            return ()
-        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))),)
+            return allow
+        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))), *allow)
 
 
 class RequestRejected(Exception):

@@ -222,12 +222,15 @@ class Request(Generic[A]):
         """Read and serve the client's request."""
         self.exchange.on_gone(self._left)
         if not self.is_over:
-            self.run(self._live())
+            self._life = self._live()
+            self._step(None)
 
-    def run(self, life: Coroutine[Any, Any, None]) -> None:
-        """Run the life until it is suspended, or another coroutine that only reads the request."""
-        self._life = life
-        self._step(None)
+    def explain(self, explained: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that only reads the request, in place of its life."""
+        self.exchange.on_gone(self.stop)
+        if not self.is_over:
+            self._life = explained
+            self._step(None)
 
     async def _live(self) -> None:
         destination = self.destination
