@@ -16,9 +16,7 @@ from kv_runtime.tracing.sampling import Sampling
 from router.decision.routing import Lease
 from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable
-from router.request.events import Chosen
-from router.request.rank_attempt import RankAttempt, of_rank
-from router.request.usage import NO_USAGE
+from router.request.attempt import RankAttempt
 from router.tracing.tracer import Tracer
 
 REQUEST_STAGES = ("decide", "take", "first", "end", "journal", "trace")
@@ -75,23 +73,23 @@ def request_cost(shape: DecisionShape, requests: int, seed: int = 1) -> RequestC
             _encode(records, encoder)
             times["journal"].append((perf_counter_ns() - at) / 1e3 / _BATCH)
         cpu_ns += thread_time_ns() - ran_ns
-        chosen = Chosen(RankAttempt(verdict, lease, retry_after_s_max=30.0))
+        attempt = RankAttempt(verdict, lease, retry_after_s_max=30.0)
         at = perf_counter_ns()
-        _trace(tracer, chosen)
+        _trace(tracer, attempt)
         times["trace"].append((perf_counter_ns() - at) / 1e3)
     medians = {stage: percentile(seen, 0.5) if seen else 0.0 for stage, seen in times.items()}
     return RequestCost(medians, cpu_ns / 1e3 / requests)
 
 
-def _trace(tracer: Tracer, chosen: Chosen) -> None:
+def _trace(tracer: Tracer, attempt: RankAttempt) -> None:
     """Do with the tracer what the data plane does for a request that is answered and not sampled."""
     trace = tracer.begin(_HEADERS, perf_counter())
     trace.prompted(1e-5)
     trace.deciding()
-    trace.decided(chosen)
+    trace.decided(attempt.verdict)
     trace.sending(_HEADERS)
     trace.began()
-    trace.attempt_over(of_rank(chosen.attempt), "ok", NO_USAGE)
+    trace.attempt_over(attempt, "ok")
     trace.is_wanted(has_failed=False)
 
 

@@ -21,7 +21,6 @@ _ROUTING = "router.decision.routing"
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": (_CLIENT, "router.server.plane", "router.request.endpoints"),
     "parse": (
-        "router.request.reader",
         "router.request.bodies",
         "router.request.route_request",
         "kv_protocol.openai",
@@ -59,12 +58,9 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     ),
     "metrics": ("router.admin.metrics",),
     "request driver": (
-        "router.request.machine",
-        "router.request.events",
-        "router.request.driver",
+        "router.request.request",
         "router.request.attempt",
-        "router.request.rank_attempt",
-        "router.request.served",
+        "router.request.passed",
         "router.request.serving",
         "router.drain.warming",
         "router.endpoint_picker",

@@ -71,7 +71,8 @@ from router.prompt.engine_parity import EngineParity
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
-from router.request.endpoints import Endpoints
+from router.request.endpoints import endpoints
+from router.request.replies import Replies
 from router.request.serving import Serving
 from router.server.plane import HttpPlane
 from router.shadows.service import Shadows
@@ -157,9 +158,9 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        endpoints = Endpoints(serving, passed_paths=settings.data.passed_paths)
-        self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
-        self.picker = self._picker_of(serving, endpoints) if settings.picker.enabled else None
+        replies = endpoints(serving, passed_paths=settings.data.passed_paths)
+        self.data = HttpPlane(replies, settings.data.limits(), sites=settings.data.sites())
+        self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
         self._policies = policies
         self._live = self._watching()
@@ -266,13 +267,13 @@ class RouterParts:
             recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None), self._shadows),
         )
 
-    def _picker_of(self, serving: Serving, endpoints: Endpoints) -> "EndpointPicker":
+    def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":
         require("gateway", "router", "picker.enabled")
         from router.endpoint_picker.service import EndpointPicker  # noqa: PLC0415 - it needs an extra
 
         settings = self._settings
         shares_port = self._place is not None
-        return EndpointPicker(serving, endpoints, settings.picker, settings.data.limits(), shares_port=shares_port)
+        return EndpointPicker(serving, replies, settings.picker, settings.data.limits(), shares_port=shares_port)
 
     def _project(self) -> None:
         families = [

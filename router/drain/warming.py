@@ -12,41 +12,31 @@ plane's connections.
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import unpack_tokens
+from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.verdict import Verdict
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.prompt import EncodedPrompt
-from router.request.driver import RequestDriver
-from router.request.events import (
-    Admitted,
-    AnswerBegan,
-    AttemptOver,
-    Chosen,
-    Event,
-    NotChosen,
-    Parsed,
-    Record,
-    Relay,
-    RequestOver,
-    Send,
-)
+from router.request.attempt import RankAttempt
 from router.request.plan import RequestPlan
-from router.request.rank_attempt import RankAttempt, of_rank
-from router.request.refusals import unavailable
-from router.request.serving import Serving
+from router.request.refusals import Refusal, RequestRejected, unavailable
+from router.request.request import Destination, Request
+from router.request.serving import FleetRequest, Serving
 from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.server.exchange import Exchange, OutboundCall
 from router.server.heads import RequestHead
-from router.server.stream_replay import StreamReplayBuffer
 from router.server.upstream import Upstreams
+
+if TYPE_CHECKING:
+    from router.request.bodies import ReadBody
 
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
@@ -92,112 +82,79 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
-        request = WarmingRequest(wish, verdict, self._serving, self._upstreams, self.decide)
-        request.begin()
+        head = RequestHead("POST", COMPLETIONS, "", {}, 0, keep_alive=False, http_1_1=False)
+        exchange = Exchange(BufferedResponse(self._upstreams, ASIDE_BYTES_MAX), head, wish.body, 0.0)
+        cache = _Cache(wish, verdict, self._serving, self.decide)
+        Request(exchange, cache).begin()
         try:
             async with asyncio.timeout(within_s):
-                await request.over.wait()
+                await cache.over.wait()
         except TimeoutError:
             pass  # `finally` gives it up
         finally:
-            request.exchange.leave()
-        return request.fault
+            exchange.leave()
+        return cache.fault
 
 
-class WarmingRequest(RequestDriver):
-    """A prompt on its way to the cache; `over` is set at its end."""
+class _Cache(Destination[RankAttempt]):
+    """Where one prompt goes; `over` is set at its end."""
 
-    __slots__ = ("_decide_rank", "_plan", "_route", "_serving", "_verdict", "_wish", "fault", "over")
+    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over")
 
     def __init__(
-        self,
-        wish: Wish,
-        verdict: Verdict,
-        serving: Serving,
-        upstreams: Upstreams,
-        decide: Callable[[RouteRequest], Verdict | None],
+        self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]
     ) -> None:
         """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
-        head = RequestHead("POST", COMPLETIONS, "", {}, 0, keep_alive=False, http_1_1=False)
-        super().__init__(Exchange(BufferedResponse(upstreams, ASIDE_BYTES_MAX), head, wish.body, 0.0), serving.bodies)
-        self._wish, self._serving, self._decide_rank = wish, serving, decide
+        self._wish, self._serving, self._decide = wish, serving, decide
         self._verdict: Verdict | None = verdict
-        self._route = wish.route
-        self._plan = RequestPlan(verdict.request.phase, retry_limit=0, falls_back=False)
         self.over = asyncio.Event()
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
 
-    def _ask_prompt(self, read_s: float) -> EncodedPrompt:  # noqa: ARG002 - no request of a client
+    def read(self, request: FleetRequest) -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the parsed body."""
+        return self._serving.read(request)
+
+    def prompt_of(self, request: FleetRequest, read_s: float) -> EncodedPrompt:  # noqa: ARG002 - no client's request
+        """Return the prompt."""
         return self._wish.prompt
 
-    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - no request of a client
-        self._feed(Parsed(self._plan, self.inbound, self._route.isl_tokens))
+    def planned(self, request: FleetRequest, prompt_s: float) -> RequestPlan:  # noqa: ARG002 - no client's request
+        """Set the route, and return a plan with one try at each phase."""
+        request.route = request.first_route = self._wish.route
+        return RequestPlan(self._wish.route.phase, retry_limit=0, falls_back=False)
 
-    def _queue(self) -> Event:
-        return Admitted()
+    def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
+        """Set the route to the decode worker."""
+        self._serving.routed(request, pinned)
 
-    def _make_route(self) -> None:
-        if self._plan.phase == "decode":
-            worker = self._serving.routing.state.fleet.worker(self._route.prefill_worker or "")
-            self._route = replace(
-                self._route,
-                phase="decode",
-                decision_id=self._serving.new_id(),
-                tried=(),
-                transfer_domain=None if worker is None else worker.registration.transfer_domain,
-            )
-
-    def _decide(self) -> Event:
-        verdict, self._verdict = self._verdict, None
+    def choose(self, request: FleetRequest) -> RankAttempt:
+        """Book the work at the first worker, or at one that fetches its KV; raise `RequestRejected`."""
+        verdict, self._verdict = self._verdict or self._decide(request.route), None
         if verdict is None:
-            verdict = self._decide_rank(self._route)
-        if verdict is None:
-            return NotChosen(unavailable("no rank is eligible", "no_eligible_worker"), None)
-        serving = self._serving
-        return Chosen(RankAttempt(verdict, serving.routing.take(verdict), serving.retry_after_s_max))
+            raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
+        return self._serving.take(verdict)
 
-    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
-        verdict = of_rank(send.attempt).verdict
-        return self._serving.calls.call(
-            verdict, self.inbound, self.body, {}, self._wish.prompt, send.handoff, send.progress, buffer
-        )
+    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall | None:
+        """Return the call to the worker; None: it left."""
+        return self._serving.call(request, attempt)
 
-    def _new_replay_buffer(self) -> StreamReplayBuffer:
-        return self._serving.new_replay_buffer({})
-
-    def _after_pause(self, retry: int, again: Callable[[], None]) -> None:
-        self._serving.after_back_off(retry, self._route.decision_id, again)
-
-    def _answer_lines(self, relay: Relay) -> bytes:  # noqa: ARG002 - the answer is dropped
+    def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:  # noqa: ARG002
+        """Return nothing: the answer is dropped."""
         return b""
 
-    def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return ()
+    def began(self, request: FleetRequest, attempt: RankAttempt) -> None:  # noqa: ARG002
+        """The worker computed the prompt."""
+        attempt.lease.first_token()
 
-    def on_bytes(self) -> None:
-        """The answer goes on: renew its lease."""
-        attempt = self._machine.attempt
-        if attempt is not None:
-            of_rank(attempt).lease.on_bytes()
+    def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
+        """A worker's part is over, as of any request."""
+        self._serving.settle(request, attempt, outcome)
+        if attempt.verdict.request.phase != "decode" and outcome != "cancelled":
+            self.fault = "" if attempt.is_answered else f"status {attempt.status}"
+            if attempt.reason:
+                self.fault = f"{attempt.stage}: {attempt.reason}"
 
-    def _record(self, fact: Record) -> None:
-        if isinstance(fact, AnswerBegan):
-            of_rank(fact.attempt).lease.first_token()
-        elif isinstance(fact, AttemptOver):
-            attempt = of_rank(fact.attempt)
-            self._serving.attempt_over(attempt, fact, (), {})
-            if attempt.verdict.request.phase != "decode":
-                self.fault = _fault(attempt, fact)
-                self._route = replace(self._route, prefill_worker=attempt.rank.worker_id)
-        elif isinstance(fact, RequestOver):
-            self.stop_reading()
-            self.over.set()
-
-
-def _fault(attempt: RankAttempt, fact: AttemptOver) -> str:
-    if fact.outcome == "cancelled":
-        return _GIVEN_UP
-    if attempt.reason:
-        return f"{attempt.phase}: {attempt.reason}"
-    return "" if attempt.is_answered else f"status {attempt.status}"
+    def ended(self, request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None) -> None:  # noqa: ARG002
+        """The prompt is computed, or will not be."""
+        self.over.set()

@@ -8,6 +8,7 @@ the answer is told to the call's handler. So requests are read, queued, decided,
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,7 +24,7 @@ from router.endpoint_picker.addresses import endpoint_of
 from router.endpoint_picker.config import PickerSection
 from router.endpoint_picker.messages import AnswerCame, FromGateway, Immediate, Lines, ToGateway
 from router.endpoint_picker.metrics import Outcome, PickerStatistics
-from router.endpoint_picker.picked import Addresses, PickedRequest
+from router.endpoint_picker.picked import Addresses, alternatives
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.stream import (
     Accepted,
@@ -39,10 +40,10 @@ from router.endpoint_picker.stream import (
     ToRouter,
 )
 from router.request import refusals
-from router.request.endpoints import Endpoints
 from router.request.refusals import Refusal
-from router.request.replies import refuse
-from router.request.serving import Serving
+from router.request.replies import Replies
+from router.request.request import Gateway
+from router.request.serving import FleetRequest, Serving
 from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
 from router.server.heads import RequestHead
 from router.server.limits import HttpLimits
@@ -59,13 +60,13 @@ _log = structlog.get_logger("picker")
 
 
 class EndpointPicker:
-    """The picker of one process. `endpoints` answers requests that no worker serves, such as `/v1/models`."""
+    """The picker of one process. `replies` answers requests that no worker serves, such as `/v1/models`."""
 
     def __init__(
-        self, serving: Serving, endpoints: Endpoints, settings: PickerSection, limits: HttpLimits, *, shares_port: bool
+        self, serving: Serving, replies: Replies, settings: PickerSection, limits: HttpLimits, *, shares_port: bool
     ) -> None:
         """`shares_port`: other processes of the same router bind the port, too."""
-        self.serving, self.endpoints, self.settings, self.limits = serving, endpoints, settings, limits
+        self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
         self.addresses = Addresses(serving.routing.state.fleet)
         self.port = 0
         self._shares_port = shares_port
@@ -210,7 +211,7 @@ class _Stream:
         self._picker = picker
         self._core = GatewayStream(picker.limits.body_bytes_max)
         self._exchange: Exchange | None = None
-        self._request: PickedRequest | None = None
+        self._request: FleetRequest | None = None
         self._handler: ResponseHandler | None = None
         self._replies: list[ToGateway] = []
         self._spoke = asyncio.Event()
@@ -284,20 +285,16 @@ class _Stream:
 
     def _begin(self, begin: Begin) -> None:
         picker, head = self._picker, begin.head
-        serving, settings = picker.serving, picker.settings
         parsed = RequestHead(
             head.method, head.path, head.query, head.headers, len(begin.body), keep_alive=True, http_1_1=True
         )
         exchange = self._exchange = Exchange(self, parsed, begin.body, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
-            picker.endpoints(exchange)
+            picker.replies(exchange)
             return
-        refusal = serving.begin()
-        if refusal is not None:
-            refuse(exchange, refusal)
-            return
-        self._request = PickedRequest(exchange, serving, picker.addresses, head.subset, settings.fallbacks)
-        self._request.begin()
+        allowed = picker.addresses.now().allowed(head.subset)
+        gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
+        self._request = picker.serving.serve(exchange, gateway=gateway)
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:  # noqa: ARG002
         """The router chose a worker: tell the gateway."""
@@ -346,7 +343,8 @@ class _Stream:
         request = self._request
         if head.served and request is not None:
             self._is_moving = True
-            if request.served_by(head.served):
+            worker_id = self._picker.addresses.now().workers.get(head.served)
+            if worker_id is not None and request.served_elsewhere(worker_id):
                 self._picker.moved()
             self._is_moving = False
         handler = self._handler

@@ -25,7 +25,7 @@ from router.config import RouterSettings
 from router.names import Names
 from router.pools.config import PoolsConfig
 from router.pools.control_plane import PoolControl
-from router.pools.endpoints import PoolEndpoints
+from router.pools.endpoints import pool_endpoints
 from router.pools.metrics import PoolMetrics
 from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
@@ -119,7 +119,7 @@ class PoolsProcess:
         )
         new_id = Names(uuid.uuid4().hex).new
         service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
-        self._endpoints = PoolEndpoints(service)
+        self._endpoints = pool_endpoints(service)
         app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(
             app,

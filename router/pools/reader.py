@@ -39,7 +39,7 @@ _ID_BYTES = 4
 IslOrigin = Literal["tokens", "estimate", "unread"]
 
 
-class SelectionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PoolQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a request's selection."""
 
     request_id: str
@@ -48,7 +48,7 @@ class SelectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     isl_origin: IslOrigin
 
 
-def ask_prompt(
+def prompt_of(
     service: PoolService, inbound: Inbound, body: Body
 ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
     """Return the prompt, now or later; None if its length is not read, is known, or has to be estimated.
@@ -66,16 +66,16 @@ def ask_prompt(
     return service.prompts.prompt(inbound, _HASHING, body=body)
 
 
-def selection_request(
+def pool_question(
     service: PoolService, inbound: Inbound, headers: Headers, prompt: EncodedPrompt | None
-) -> SelectionRequest:
-    """Return the input of the grids; `prompt` as `ask_prompt` returned it. Raise `RequestInvalid`."""
+) -> tuple[RouteRequest, PoolQuestion]:
+    """Return the request's fields, and the input of the grids; raise `RequestInvalid`."""
     isl_tokens, isl_origin = _isl(service, inbound, prompt)
-    route = service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
+    route = service.route_request(inbound, headers, _HASHING, None)
     is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
     has_priority = is_prioritised or inbound.extension.hints.priority is not None
     asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
-    return SelectionRequest(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
+    return route, PoolQuestion(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
 
 
 def _isl(service: PoolService, inbound: Inbound, prompt: EncodedPrompt | None) -> tuple[int | None, IslOrigin]:

@@ -1,12 +1,20 @@
-"""A client's request to pools: what its machine's commands do in `router pools`.
+"""Where requests to pools go: a router of a pool, for each phase in turn.
 
     agg      read -> pools selected -> forwarded
              likewise in disagg where one token is all: to the decode pool
     disagg   read -> pools selected -> prefill, collected -> decode, forwarded
                                              `- complete after its first token: answered with that
 
-Each phase tries its own pools in turn (`tries.py`). What a prefill pool refuses, the client gets. The prefill answer
-goes on to the decode pool as TensorRT-LLM's servers pass it on (`router/request/handoff.py`).
+| a router | then |
+|---|---|
+| cannot be reached, is cut off or too slow before its answer; a status of 500 or more, a redirect | the next one |
+| the last one does that | the client gets its answer; without one, 502 with the reason |
+| answers anything else, a 4xx too | that is the answer |
+| fails within its answer | the request is over: it is not retried; a prefill answer is asked of the next one |
+| a limit of this process | 503: it says nothing of the router |
+
+The order is that of the phase's pools, and of the routers of each pool that are up. Source: `docs/SOURCES.md` D5.3. The
+prefill answer goes on to the decode pool as TensorRT-LLM's servers pass it on (`router/request/handoff.py`).
 
 | header of the answer | says |
 |---|---|
@@ -14,143 +22,186 @@ goes on to the decode pool as TensorRT-LLM's servers pass it on (`router/request
 | `x-pool`, `x-prefill-pool` | the namespaces of the pools that served it; of a final prefill answer the latter alone |
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import OutcomeName
 from router.pools.attempts import PoolSequence
-from router.pools.reader import SelectionRequest, ask_prompt, selection_request
+from router.pools.reader import PoolQuestion, pool_question, prompt_of
+from router.pools.selection import PoolPhase
 from router.pools.service import PoolService, sent_on
-from router.pools.tries import PoolAttempt, PoolPhases, PoolRouter, of_pool
-from router.prompt import EncodedPrompt
-from router.request.driver import RequestDriver
-from router.request.events import Admitted, AttemptOver, Chosen, Event, Parsed, Record, Relay, RequestOver, Send
+from router.request.attempt import CLIENT_FAULT, REDIRECTS, SERVER_FAULT, Attempt
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
-from router.server.exchange import Exchange, OutboundCall
-from router.server.stream_replay import StreamReplayBuffer
+from router.request.plan import RequestPlan
+from router.request.refusals import Refusal
+from router.request.request import Destination, Request
+from router.server.exchange import OutboundCall
+from router.server.heads import Headers
 
 if TYPE_CHECKING:
     import asyncio
 
+    from kv_protocol.decided import RequestPhase
+    from router.prompt import EncodedPrompt
+    from router.request.bodies import ReadBody
+
 _log = structlog.get_logger("pools")
 
 
-class PoolServed(RequestDriver):
-    """One request. `begin` starts it; it is counted until it is over."""
+class PoolAttempt(Attempt):
+    """A try at a router of a pool. `pool_phase` is the phase that its pool is for."""
 
-    __slots__ = ("_begun", "_plan", "_question", "_sequences", "_service")
+    __slots__ = ("pool_phase", "retry_after", "url")
 
-    _plan: PoolPhases
-    _question: SelectionRequest
-    _sequences: tuple[PoolSequence, ...]
+    def __init__(self, namespace: str, url: str, pool_phase: PoolPhase) -> None:
+        super().__init__(WorkerRank(namespace, 0))
+        self.url, self.pool_phase, self.retry_after = url, pool_phase, b""
 
-    def __init__(self, exchange: Exchange, service: PoolService) -> None:
-        super().__init__(exchange, service.bodies)
+    @property
+    def namespace(self) -> str:
+        """The pool."""
+        return self.rank.worker_id
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the router answered with 2xx."""
+        return self.status < REDIRECTS.start
+
+    @property
+    def end_outcome(self) -> OutcomeName:
+        """The outcome of an answer that was passed on completely, judged by the status."""
+        if self.is_answered:
+            return "ok"
+        return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
+
+    def _may_pass(self, headers: Headers) -> bool:
+        self.retry_after = headers.get(b"retry-after", b"")
+        if self.status >= SERVER_FAULT or self.status in REDIRECTS:
+            self.reason = f"status {self.status}"
+        return not self.reason
+
+    def refusal(self) -> Refusal:
+        """Return 502: the last router that was tried failed."""
+        message = f"pool {self.namespace} failed: {self.stage}: {self.reason}"
+        return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
+
+
+class Pools(Destination[PoolAttempt]):
+    """The pools of one request."""
+
+    __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service")
+
+    _question: PoolQuestion
+
+    def __init__(self, service: PoolService) -> None:
         self._service = service
-        self._begun = ""
-        """The phase whose routers are being tried."""
+        self._sequences: tuple[PoolSequence, ...] = ()
+        """The pools of each phase."""
+        self._phase = ""
+        """The one whose routers are tried."""
+        self._routers: tuple[tuple[str, str], ...] = ()
+        """Its namespaces and URLs, in the order of trial."""
 
     # ------------------------------------------------------------------------------------------- until it is sent
 
-    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":  # noqa: ARG002
-        return ask_prompt(self._service, self.inbound, self.body)
+    def read(self, request: Request[PoolAttempt]) -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the parsed body, now or later; raise `RequestInvalid`."""
+        return self._service.bodies.read(request.exchange.path, request.exchange.body)
 
-    def _on_read(self, prompt: EncodedPrompt | None, prompt_s: float) -> None:  # noqa: ARG002 - not counted
-        service, inbound = self._service, self.inbound
-        question = self._question = selection_request(service, inbound, self.exchange.headers, prompt)
-        self._sequences = service.plans(question.asked, one_token=inbound.limit_tokens == 1)
+    def prompt_of(
+        self,
+        request: Request[PoolAttempt],
+        read_s: float,  # noqa: ARG002 - not counted
+    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+        """Return the prompt, now or later; None if its length is not read, is known, or has to be estimated."""
+        return prompt_of(self._service, request.inbound, request.body)
+
+    def planned(self, request: Request[PoolAttempt], prompt_s: float) -> RequestPlan:  # noqa: ARG002 - not counted
+        """Select the pools, and return the phases; raise `RequestInvalid`."""
+        service, inbound = self._service, request.inbound
+        request.route, self._question = pool_question(service, inbound, request.exchange.headers, request.prompt)
+        self._sequences = service.plans(self._question.asked, one_token=inbound.limit_tokens == 1)
+        phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
-            plan = PoolPhases("prefill")
-        else:
-            plan = PoolPhases("whole" if service.config.mode == "agg" else "alone")
-        self._plan = plan
-        self._feed(Parsed(plan, inbound, 0))
+            phase = "prefill"
+        plan = request.plan = RequestPlan(phase, retry_limit=0, falls_back=False)
+        self.routed(request)
+        return plan
 
-    def _queue(self) -> Event:
-        self._make_route()
-        return Admitted()
+    def selected(self) -> dict[str, object]:
+        """Return what the pools were selected by, and the pools, for people."""
+        return {"question": self._question, "phases": self._sequences}
 
-    def _make_route(self) -> None:
-        plan = self._plan
-        if plan.phase != self._begun:
-            self._begun = plan.phase
-            sequence = self._sequence
-            self._service.metrics.planned(sequence)
-            routers = self._service.routers
-            plan.begin(
-                tuple(PoolRouter(pool.namespace, url) for pool in sequence.order for url in routers(pool.namespace))
-            )
+    def routed(self, request: Request[PoolAttempt], pinned: str | None = None) -> None:  # noqa: ARG002 - no gateway
+        """Find the routers of the plan's phase, where it is a new one."""
+        plan = request.plan
+        if plan.phase != self._phase:
+            self._phase, routers = plan.phase, self._service.routers
+            order = self._sequence.order
+            self._routers = tuple((pool.namespace, url) for pool in order for url in routers(pool.namespace))
+            plan.retry_limit = len(self._routers) - 1
 
     @property
     def _sequence(self) -> PoolSequence:
         """The pools of the present phase."""
-        return self._sequences[0 if self._plan.is_aside else -1]
+        return self._sequences[0 if self._phase == "prefill" else -1]
 
-    def _decide(self) -> Event:
-        plan = self._plan
-        return Chosen(PoolAttempt(plan.router, self._sequence.selection.phase, is_last=plan.is_last))
+    def choose(self, request: Request[PoolAttempt]) -> PoolAttempt:
+        """Return a try at the next router."""
+        plan = request.plan
+        if not plan.retries:
+            self._service.metrics.planned(self._sequence)
+        return PoolAttempt(*self._routers[plan.retries], self._sequence.selection.phase)
 
-    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall:  # noqa: ARG002 - none is kept
-        phase, text, handoff = self._plan.phase, self.body.text, send.handoff
-        if phase == "prefill":
+    def call(self, request: Request[PoolAttempt], attempt: PoolAttempt) -> OutboundCall:
+        """Return the call to the router."""
+        text, body, handoff, to_prefill = request.body.text, request.body, request.handoff, self._phase == "prefill"
+        if to_prefill:
             text = prefill_body(text)
-        elif phase == "alone":
+        elif self._phase == "alone":
             text = decode_body(text, CONTEXT_AND_GENERATION)
         elif handoff is not None:
             text = decode_body(text, handoff.params, handoff.prompt_ids)
-        sent = text if isinstance(text, bytes) and not self.body.images else self.body.with_images(text)
-        headers = sent_on(self.exchange.headers, self._question.request_id, to_prefill=send.is_aside)
-        limits = self._service.call_limits(streamed=bool(self.inbound.stream) and not send.is_aside)
-        return OutboundCall(of_pool(send.attempt).router.url, self.inbound.path, headers, sent, *limits)
-
-    def _new_replay_buffer(self) -> StreamReplayBuffer:
-        raise AssertionError("streams of pools are not resumed")
-
-    def _after_pause(self, retry: int, again: Callable[[], None]) -> None:  # noqa: ARG002 - another router: no pause
-        again()
+        sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
+        headers = sent_on(request.exchange.headers, self._question.request_id, to_prefill=to_prefill)
+        limits = self._service.call_limits(streamed=bool(request.inbound.stream) and not to_prefill)
+        return OutboundCall(attempt.url, request.inbound.path, headers, sent, *limits)
 
     # ------------------------------------------------------------------------------------------- the answer
 
-    def _answer_lines(self, relay: Relay) -> bytes:
-        attempt, prefilled_by = of_pool(relay.attempt), relay.prefilled_by
-        lines = b"x-request-id: %b\r\n" % self._question.request_id.encode()
-        pool = attempt.router.namespace.encode()
-        if relay.is_aside:
+    def answer_lines(self, request: Request[PoolAttempt], attempt: PoolAttempt, *, is_aside: bool) -> bytes:
+        """Return the header lines that say which pools served the request."""
+        lines, pool = b"x-request-id: %b\r\n" % self._question.request_id.encode(), attempt.namespace.encode()
+        if is_aside:
             retry = b"retry-after: %b\r\n" % attempt.retry_after if attempt.retry_after else b""
             return b"%bx-prefill-pool: %b\r\n%b" % (lines, pool, retry)
-        if prefilled_by is not None:
-            lines = b"x-prefill-pool: %b\r\n%b" % (of_pool(prefilled_by).router.namespace.encode(), lines)
+        if request.prefilled_by is not None:
+            lines = b"x-prefill-pool: %b\r\n%b" % (request.prefilled_by.worker_id.encode(), lines)
         return b"%bx-pool: %b\r\n" % (lines, pool)
 
-    def _refusal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return ((b"x-request-id", self._question.request_id.encode()),) if hasattr(self, "_question") else ()
+    def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
+        """Return why the router's answer is not awaited before it began: it is silent."""
+        is_silent = not begun and self._service.live.is_silent(attempt.namespace, attempt.url)
+        return "the router is silent" if is_silent else ""
 
-    def on_bytes(self) -> None:
-        """The answer goes on."""
-
-    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002, FBT001 - a callback's fact
-        """Return why the router's answer is not awaited: it is silent, and another one may serve the request."""
-        attempt = self._machine.attempt
-        if begun or attempt is None or self._plan.is_last:
-            return ""
-        return "the router is silent" if self._service.live.is_silent(*of_pool(attempt).router) else ""
-
-    def _record(self, fact: Record) -> None:
-        if isinstance(fact, AttemptOver):
-            self._attempt_over(fact)
-        elif isinstance(fact, RequestOver):
-            self.stop_reading()
-            self._service.metrics.ended(fact.outcome)
-
-    def _attempt_over(self, fact: AttemptOver) -> None:
-        attempt, service = of_pool(fact.attempt), self._service
-        namespace, url = attempt.router
-        is_local = attempt.phase == "local"
-        service.metrics.attempted(attempt.pool_phase, namespace, "cancelled" if is_local else fact.outcome)
+    def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002
+        """A router's part is over."""
+        service, is_local = self._service, attempt.stage == "local"
+        service.metrics.attempted(attempt.pool_phase, attempt.namespace, "cancelled" if is_local else outcome)
         if is_local or not attempt.reason:
             return
-        if attempt.phase == "connect":
-            service.attempt_failed(namespace, url, attempt.reason)
-        reason = f"{attempt.phase}: {attempt.reason}"
-        _log.warning("pool_failed", phase=attempt.pool_phase, pool=namespace, url=url, reason=reason)
+        if attempt.stage == "connect":
+            service.attempt_failed(attempt.namespace, attempt.url, attempt.reason)
+        reason = f"{attempt.stage}: {attempt.reason}"
+        _log.warning("pool_failed", phase=attempt.pool_phase, pool=attempt.namespace, url=attempt.url, reason=reason)
+
+    def ended(
+        self,
+        request: Request[PoolAttempt],  # noqa: ARG002 - as of `Destination`
+        outcome: OutcomeName,
+        refusal: Refusal | None,  # noqa: ARG002
+    ) -> None:
+        """The request is over."""
+        self._service.metrics.ended(outcome)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ from router.pools.selection import PoolGroup, SelectionInput, Targets, select
 from router.pools.watch import PoolWatch
 from router.prompt import ModelPrompts
 from router.request.bodies import BodyParser
-from router.request.route_request import RouteRequestBuilder
+from router.request.route_request import route_request
 from router.server.heads import HOP_BY_HOP, Headers
 from router.server.upstream import Upstreams
 
@@ -59,7 +60,7 @@ class PoolService:
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
         self.bodies = BodyParser(settings.data.body_limits())
-        self.route_request = RouteRequestBuilder(new_id).route_request
+        self.route_request = partial(route_request, new_id)
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures

@@ -1,39 +1,73 @@
-"""One attempt to serve a request: the answer's status, and the failure, if any."""
+"""One attempt to serve a request, and what its end says about a worker rank's health.
 
+| the worker | outcome |
+|---|---|
+| answered | ok; client_fault where it refused the request (4xx) |
+| 401, 407 | failed: it refused the router's token; clients' tokens are never passed on |
+| 429, 503 | back_pressure: it gets no requests for its `Retry-After` |
+| another status of 500 or more | erred: possibly the request's fault |
+| a limit of the router (sockets, dials) | cancelled: it says nothing of the worker |
+| 502, 504, a redirect, no connection, cut off, too slow | failed |
+
+Where no other worker is left, a failed answer is passed on as it came, with the reason in `x-kv-failure`; but not 401,
+407 and redirects.
+"""
+
+import re
 from abc import ABC, abstractmethod
 
+from kv_protocol.decode_time import DECODE_HEADER, decode_seconds
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import OutcomeName
+from kv_protocol.journal import AttemptOutcome, OutcomeName
+from router.decision.routing import Lease
+from router.decision.verdict import Verdict
+from router.request import refusals
+from router.request.latency import Arrival
 from router.request.refusals import Refusal
+from router.request.usage import NO_USAGE, Usage
 from router.server.exchange import UpstreamStage
 from router.server.heads import Headers
 
-CLIENT_FAULT = 400
+CLIENT_FAULT, SERVER_FAULT = 400, 500
+REDIRECTS = range(300, 400)
+_BUSY = frozenset({429, 503})
+_REFUSES_US = frozenset({401, 407})
+"""Such a worker answers fast: it would draw all the load, and all clients would be told that their keys are wrong."""
+_GATEWAY = frozenset({502, 504})
+"""Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _STREAM = b"text/event-stream"
+_DECODE_HEADER = DECODE_HEADER.encode()
+_SECONDS = re.compile(rb"[0-9]{1,6}")
+_BUSY_S = 1.0
+"""How long a busy worker that does not say so gets no requests."""
 
 
 class Attempt(ABC):
     """One try at a request: the answer's status, and the failure, if any."""
 
-    __slots__ = ("has_begun", "is_streamed", "phase", "reason", "retry_after_s", "status")
+    __slots__ = (
+        "came_whole", "has_begun", "is_retried", "is_streamed", "later_tokens", "rank", "reason", "retry_after_s",
+        "stage", "status", "usage",
+    )  # fmt: skip
 
-    phase: UpstreamStage
-    """Where it failed, if it did. `reason` is empty if it did not."""
-
-    def __init__(self) -> None:
+    def __init__(self, rank: WorkerRank) -> None:
+        self.rank = rank
         self.status = 0
-        self.phase = "first_byte"
+        self.stage: UpstreamStage = "first_byte"
+        """Where it failed, if it did. `reason` is empty if it did not."""
         self.reason = ""
         self.retry_after_s: float | None = None
+        self.is_retried = False
+        """Whether it failed before its answer, and another worker was asked for."""
         self.has_begun = False
         """Whether a byte of the answer's body came, before its end."""
         self.is_streamed = False
         """Whether the answer is an event stream; known once its head came."""
-
-    @property
-    @abstractmethod
-    def rank(self) -> WorkerRank:
-        """The tried rank."""
+        self.usage = NO_USAGE
+        self.came_whole = False
+        """Whether the answer's first byte came with its last."""
+        self.later_tokens: int | None = None
+        """Tokens of the answer behind the first; None: it was not completed."""
 
     @property
     def is_answered(self) -> bool:
@@ -43,14 +77,27 @@ class Attempt(ABC):
     @property
     def is_engines_word(self) -> bool:
         """Whether a failed answer may be passed on when no other worker is left."""
-        return False
+        return True
 
     @property
     def end_outcome(self) -> OutcomeName:
-        """The outcome of an answer that was passed on completely, judged by the status."""
+        """The outcome of an answer that was passed on completely."""
         if self.reason:
             return "failed"
         return "ok" if self.is_answered else "refused"
+
+    @property
+    def took_handoff(self) -> bool:
+        """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
+        return False
+
+    def complete(self, usage: Usage, later_tokens: int, *, came_whole: bool = False) -> None:
+        """All of the answer came."""
+        self.usage, self.later_tokens, self.came_whole = usage, later_tokens, came_whole
+
+    def fail(self, stage: UpstreamStage, reason: str) -> None:
+        """It failed."""
+        self.stage, self.reason = stage, reason
 
     def on_head(self, status: int, headers: Headers) -> bool:
         """The answer's head came; return whether it may be passed on."""
@@ -58,10 +105,83 @@ class Attempt(ABC):
         self.is_streamed = headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
         return self._may_pass(headers)
 
+    def on_bytes(self) -> None:  # noqa: B027 - the default
+        """Bytes of the answer came."""
+
     @abstractmethod
     def _may_pass(self, headers: Headers) -> bool:
-        """Return whether the answer with this status may be passed on."""
+        """Return whether the answer with this status may be passed on; if not, `reason` says why."""
 
     @abstractmethod
     def refusal(self) -> Refusal:
         """Return the client's error if this failed attempt was the last."""
+
+
+class RankAttempt(Attempt):
+    """A worker rank's attempt: the decision, and the lease of its work."""
+
+    __slots__ = ("_decode_ms", "_retry_after_s_max", "lease", "verdict")
+
+    def __init__(self, verdict: Verdict, lease: Lease, retry_after_s_max: float) -> None:
+        """`retry_after_s_max` bounds the time for which a busy worker gets no requests."""
+        super().__init__(verdict.winner)
+        self.verdict, self.lease = verdict, lease
+        self._retry_after_s_max = retry_after_s_max
+        self._decode_ms = b""
+
+    @property
+    def outcome(self) -> AttemptOutcome:
+        """What the attempt says of the rank's health."""
+        if self.stage == "local":
+            return "cancelled"
+        if self.retry_after_s is not None:
+            return "back_pressure"
+        if self.reason:
+            return "erred" if self.status >= SERVER_FAULT and self.status not in _GATEWAY else "failed"
+        return "client_fault" if self.status >= CLIENT_FAULT else "ok"
+
+    @property
+    def is_engines_word(self) -> bool:
+        """Whether a failed answer may be passed on when no other worker is left."""
+        return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
+
+    @property
+    def took_handoff(self) -> bool:
+        """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
+        return self.stage != "connect" and self.retry_after_s is None
+
+    def on_bytes(self) -> None:
+        """Bytes of the answer came: renew the lease."""
+        self.lease.on_bytes()
+
+    def arrival(self) -> Arrival:
+        """Return how the ended answer arrived."""
+        later_tokens = self.later_tokens
+        if self.is_streamed or later_tokens is None:
+            return Arrival(is_streamed=self.is_streamed, later_tokens=later_tokens or 0)
+        if self.is_answered and self.verdict.request.phase == "prefill":  # it ends with its first token
+            return Arrival(is_streamed=False, later_tokens=0, decode_s=0.0)
+        decode_s = decode_seconds(self._decode_ms) if self._decode_ms else None
+        return Arrival(is_streamed=False, later_tokens=later_tokens, decode_s=decode_s)
+
+    def _may_pass(self, headers: Headers) -> bool:
+        status = self.status
+        self._decode_ms = headers.get(_DECODE_HEADER, b"")
+        if status < REDIRECTS.start:
+            return True
+        if status in _BUSY:
+            retry_after = headers.get(b"retry-after", b"")
+            wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
+            self.retry_after_s = min(wanted_s, self._retry_after_s_max)
+        if status in _REFUSES_US:
+            self.reason = f"status {status}: the worker refuses data.worker_token"
+        elif status in _BUSY or status >= SERVER_FAULT or status in REDIRECTS:
+            self.reason = f"status {status}"
+        return not self.reason
+
+    def refusal(self) -> Refusal:
+        """Return 503 for a busy rank, else 502."""
+        if self.retry_after_s is not None:
+            message = f"worker {self.rank} is busy, and so were the others: {self.stage}: {self.reason}"
+            return refusals.unavailable(message, "overloaded", retry_after_s=self.retry_after_s)
+        return refusals.worker_failed(self.rank, f"{self.stage}: {self.reason}")

@@ -17,6 +17,7 @@ closed.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,6 +33,7 @@ from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.prompt import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
+from router.request.request import Request
 from router.request.resumption import (
     CannotResume,
     Decoder,
@@ -86,31 +88,23 @@ class Calls:
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def call(
-        self,
-        verdict: Verdict,
-        inbound: Inbound,
-        body: Body,
-        client: Headers,
-        prompt: EncodedPrompt | None,
-        handoff: PrefillAnswer | None = None,
-        progress: Progress | None = None,
-        replay_buffer: StreamReplayBuffer | None = None,
+        self, request: Request[Any], verdict: Verdict, client: Headers, replay_buffer: StreamReplayBuffer | None
     ) -> OutboundCall | None:
-        """Return the call to the winner; None if it left the fleet meanwhile.
+        """Return the call to the winner, after the request's handoff and progress; None if it left the fleet meanwhile.
 
-        `client` are the headers of the client's request, `handoff` is the prefill worker's answer, `progress` how far
-        the answer has come; `replay_buffer` gets the rest of it.
+        `client` are the headers of the client's request; `replay_buffer` gets the rest of the answer.
 
         Raises:
             CannotResume: the winner cannot continue the answer.
         """
+        inbound, body, prompt, progress = request.inbound, request.body, request.prompt, request.progress
         worker = self._fleet.worker(verdict.winner.worker_id)
         if worker is None:
             return None
         registration, phase = worker.registration, verdict.request.phase
         text = body.text
         if phase != "whole" and not is_given(inbound.disaggregated_params):
-            text = _of_phase(text, phase, handoff or _NO_HANDOFF, registration.role)
+            text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
         kind = client.get(b"content-type", _JSON) if isinstance(inbound, PassedInbound) else _JSON
         lines = self._worker_headers, kind, verdict.request.request_id.encode()
         headers = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % lines
@@ -128,7 +122,7 @@ class Calls:
         endpoint = verdict.request.endpoint
         buffered_bytes_max = _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX
         token_mark = _DELTA if endpoint == "responses" else b""
-        rest = (*limits, replay_buffer, is_decode, buffered_bytes_max, token_mark)
+        rest = (*limits, replay_buffer, is_decode, buffered_bytes_max, token_mark, (), request.exchange.method)
         if not registration.accepts_token_ids:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
             return OutboundCall(registration.base_url, inbound.path, headers, sent, *rest)

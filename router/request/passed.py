@@ -14,20 +14,15 @@ from kv_protocol.openai.decoding import decode_passed
 from kv_protocol.openai.endpoints import CLOSED_PATHS
 from kv_protocol.openai.passed import PassedInbound, passed_form
 from kv_protocol.openai.requests import RequestInvalid
-from router.request.bodies import ReadBody
-from router.request.events import Send
-from router.request.served import Served
-from router.request.serving import Serving
-from router.server.exchange import Exchange, OutboundCall
-from router.server.stream_replay import StreamReplayBuffer
+from router.fleet.registry import Fleet
+from router.request.bodies import BodyParser, ReadBody
+from router.server.exchange import Exchange
 
 if TYPE_CHECKING:
     import asyncio
 
-    from router.prompt import EncodedPrompt
-
 METHODS = ("GET", "POST")
-_OTHER = "other"
+MODE = "other"
 _BEGINNING = 64
 """Bytes in which the first one of a JSON object is looked for."""
 
@@ -39,37 +34,25 @@ def is_passed(path: str, allowed: Sequence[str]) -> bool:
     return path not in CLOSED_PATHS and any(each.endswith("/") and path.startswith(each) for each in allowed)
 
 
-class PassedRequest(Served):
-    """One such request. `begin` starts it."""
+def read_passed(exchange: Exchange, bodies: BodyParser) -> "ReadBody | asyncio.Future[ReadBody]":
+    """Return the body of such a request, parsed if it is JSON, now or later; raise `RequestInvalid`."""
+    path, body = exchange.path, exchange.body
+    if body[:_BEGINNING].lstrip()[:1] == b"{":
+        return bodies.read(path, body, decode_passed)
+    return ReadBody(Body(body), passed_form(path, body))
 
-    __slots__ = ()
 
-    def __init__(self, exchange: Exchange, serving: Serving) -> None:
-        super().__init__(exchange, serving)
-        self._mode = _OTHER
+def completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:
+    """Return the request with its query and a model: if it names none, that of the workers that state the path.
 
-    def _read_body(self) -> "ReadBody | asyncio.Future[ReadBody]":
-        exchange = self.exchange
-        path, body = exchange.path, exchange.body
-        if body[:_BEGINNING].lstrip()[:1] == b"{":
-            return self._bodies.read(path, body, decode_passed)
-        return ReadBody(Body(body), passed_form(path, body))
-
-    def _ask_prompt(self, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-        exchange, inbound = self.exchange, self.inbound
-        assert isinstance(inbound, PassedInbound)
-        path = f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path
-        self.inbound = replace(inbound, path=path, model=inbound.model or self._only_model(exchange.path))
-        return super()._ask_prompt(read_s)
-
-    def _only_model(self, path: str) -> str:
-        """Return the model of the workers that state the path; raise `RequestInvalid` if they serve several."""
-        registrations = [worker.registration for worker in self.serving.routing.state.fleet.workers()]
-        names = {each.served_names[0] for each in registrations if path in each.api_endpoints}
-        if len(names) > 1:
-            raise RequestInvalid("model", None, f"one of {', '.join(sorted(names))}")
-        return next(iter(names), "")
-
-    def _call(self, send: Send, buffer: StreamReplayBuffer | None) -> OutboundCall | None:
-        call = super()._call(send, buffer)
-        return None if call is None else call._replace(method=self.exchange.method)
+    Raises:
+        RequestInvalid: they serve several.
+    """
+    path = f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path
+    if inbound.model:
+        return replace(inbound, path=path)
+    registrations = [worker.registration for worker in fleet.workers()]
+    names = {each.served_names[0] for each in registrations if exchange.path in each.api_endpoints}
+    if len(names) > 1:
+        raise RequestInvalid("model", None, f"one of {', '.join(sorted(names))}")
+    return replace(inbound, path=path, model=next(iter(names), ""))

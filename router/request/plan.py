@@ -17,7 +17,6 @@ So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) time
 where its KV was lost.
 """
 
-from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 from kv_protocol.decided import RequestPhase
@@ -26,8 +25,10 @@ from kv_protocol.ids import WorkerRank
 Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
 """Why a request leaves its first plan."""
 REROUTES: tuple[Reroute, ...] = get_args(Reroute)
-
-
+StreamLoss = Literal["not_resumable", "no_seam", "no_worker"]
+"""Why a cut stream ends: its ids or events are not known, or the limit is reached; the next worker would not continue
+it where it was cut; no worker is left."""
+STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 _SPLITS = frozenset({"prefill", "decode"})
 
 
@@ -38,63 +39,11 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
-class Phases(ABC):
+class RequestPlan:
     """The phases of one request. Not shared: every event changes them."""
 
-    __slots__ = ("is_fixed", "migrations", "phase", "reroutes")
-
-    def __init__(self, phase: RequestPhase, *, fixed: bool) -> None:
-        self.phase: RequestPhase = phase
-        self.is_fixed = fixed
-        self.migrations = 0
-        self.reroutes: tuple[Reroute, ...] = ()
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
-        return self.phase == "prefill" and not self.is_fixed
-
-    @property
-    @abstractmethod
-    def retries(self) -> int:
-        """How often this phase has failed."""
-
-    @abstractmethod
-    def prefilled(self) -> None:
-        """The prompt is computed: decode is next."""
-
-    @abstractmethod
-    def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
-        """A worker failed before its answer began; return whether the request is to be tried again.
-
-        `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
-        """
-
-    def may_fail(self) -> bool:
-        """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
-        return False
-
-    def no_candidate(self) -> bool:
-        """No worker is eligible for the phase; return whether another phase is to be tried."""
-        return False
-
-    def may_migrate(self) -> bool:
-        """Return whether a request whose answer has begun may resume on another worker."""
-        return False
-
-    def migrated(self, rank: WorkerRank) -> None:
-        """Resume on another rank: `rank` failed in the middle of the answer."""
-        raise AssertionError(f"{rank}: these phases do not migrate")
-
-    def compute_at_decode(self) -> None:
-        """The decode worker computes the prompt, too."""
-        raise AssertionError("these phases do not change")
-
-
-class RequestPlan(Phases):
-    """The phases of a request at workers."""
-
-    __slots__ = ("_failures", "_falls_back", "_migration_limit", "_retry_limit", "_tried")
+    __slots__ = ("_failures", "_falls_back", "_tried", "is_fixed", "migration_limit", "migrations", "phase", "reroutes",
+                 "retry_limit")  # fmt: skip
 
     def __init__(
         self,
@@ -106,10 +55,17 @@ class RequestPlan(Phases):
         falls_back: bool = True,
     ) -> None:
         """Without `falls_back` a phase that cannot be served ends the request."""
-        super().__init__(phase, fixed=fixed)
-        self._retry_limit, self._migration_limit, self._falls_back = retry_limit, migration_limit, falls_back
+        self.phase: RequestPhase = phase
+        self.is_fixed, self._falls_back = fixed, falls_back
+        self.retry_limit, self.migration_limit, self.migrations = retry_limit, migration_limit, 0
+        self.reroutes: tuple[Reroute, ...] = ()
         self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
         self._failures: dict[RequestPhase, int] = {}
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+        return self.phase == "prefill" and not self.is_fixed
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
@@ -133,7 +89,7 @@ class RequestPlan(Phases):
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, for a trial decision."""
-        plan = RequestPlan(phase, retry_limit=self._retry_limit, migration_limit=self._migration_limit)
+        plan = RequestPlan(phase, retry_limit=self.retry_limit, migration_limit=self.migration_limit)
         plan._tried = self._tried
         return plan
 
@@ -157,7 +113,7 @@ class RequestPlan(Phases):
         phase = self.phase
         self._tried[phase] = (*self.tried, rank)
         failures = self._failures[phase] = self.retries + 1
-        if failures <= self._retry_limit:
+        if failures <= self.retry_limit:
             if phase == "decode" and took_handoff:
                 if self.is_fixed:
                     return False
@@ -170,13 +126,13 @@ class RequestPlan(Phases):
 
     def may_fail(self) -> bool:
         """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
-        if self.retries < self._retry_limit:
+        if self.retries < self.retry_limit:
             return self.phase != "decode" or not self.is_fixed
         return self.phase == "prefill" and not self.is_fixed and self._falls_back
 
     def may_migrate(self) -> bool:
         """Return whether a request whose answer has begun may resume on another worker."""
-        return self.migrations < self._migration_limit
+        return self.migrations < self.migration_limit
 
     def migrated(self, rank: WorkerRank) -> None:
         """Resume on another rank: `rank` failed in the middle of the answer."""

@@ -8,6 +8,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from kv_protocol.decision import Exclusion
 from kv_protocol.openai.endpoints import stated_words
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
 from kv_runtime.http.answers import error_body
@@ -29,6 +30,8 @@ class Refusal(NamedTuple):
     code: str | None = None
     retry_after_s: float | None = None
     outcome: RefusalOutcome = "refused"
+    allowed: str = ""
+    """The method that the path has; empty: it has the request's."""
 
     @property
     def body(self) -> bytes:
@@ -37,18 +40,22 @@ class Refusal(NamedTuple):
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """`Retry-After` in whole seconds, if a retry makes sense."""
+        """`Retry-After` in whole seconds, if a retry makes sense; `Allow`."""
+        allow = ((b"allow", self.allowed.encode()),) if self.allowed else ()
         if self.retry_after_s is None:
-            return ()
-        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))),)
+            return allow
+        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))), *allow)
 
 
 class RequestRejected(Exception):
-    """Ends the request with a refusal."""
+    """Ends the request with a refusal. `exclusions`: why no rank is eligible for its present phase; None: not for that.
 
-    def __init__(self, refusal: Refusal) -> None:
+    A request that has another phase goes on with that.
+    """
+
+    def __init__(self, refusal: Refusal, exclusions: tuple[Exclusion, ...] | None = None) -> None:
         super().__init__(refusal.message)
-        self.refusal = refusal
+        self.refusal, self.exclusions = refusal, exclusions
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:

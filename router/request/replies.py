@@ -1,16 +1,23 @@
-"""Answers that the router and `router pools` make themselves: JSON bodies and their headers."""
+"""Finds what answers a path, in the router and in `router pools`, and answers for the process itself.
 
-from collections.abc import Sequence
+GET  /v1/models, /v1/models/{name}            the names that are served
+GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from urllib.parse import unquote
 
 import msgspec
 
 from kv_protocol.errors import shortened
+from router.decision.routing import Readiness
 from router.request import refusals
 from router.request.refusals import Refusal
 from router.server.exchange import Exchange
 
-MODELS_PATH = "/v1/models/"
+Endpoint = Callable[[Exchange], object]
+_MODEL = "/v1/models/"
 
 
 def answer(exchange: Exchange, value: object, status: int = 200) -> None:
@@ -23,23 +30,54 @@ def refuse(exchange: Exchange, refusal: Refusal) -> None:
     exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
 
 
-def unknown_path(exchange: Exchange) -> Refusal:
-    """Return a refusal: there is no such path."""
-    return refusals.invalid(f"{exchange.method} {shortened(exchange.path)}: Not Found", status=404)
+class Replies:
+    """A data plane's service."""
 
+    def __init__(
+        self,
+        posts: Mapping[str, Endpoint],
+        models: Callable[[], Sequence[str]],
+        readiness: Callable[[], Readiness],
+        refuse: Callable[[Exchange, Refusal], None] = refuse,
+        passes: Callable[[Exchange], bool] = lambda _: False,
+    ) -> None:
+        """`posts` are served by their paths; `passes` serves another path, or returns false."""
+        self._posts, self._models, self._readiness = posts, models, readiness
+        self._refuse, self._passes = refuse, passes
+        self._gets: dict[str, Endpoint] = {
+            "/v1/models": lambda exchange: answer(exchange, {"object": "list", "data": list(map(_model, models()))}),
+            "/health": lambda exchange: answer(exchange, {"status": "ok"}),
+            "/live": lambda exchange: answer(exchange, {"status": "ok"}),
+            "/ready": self._ready,
+            "/version": lambda exchange: answer(exchange, {"version": version("kv-router")}),
+        }
 
-def answer_models(exchange: Exchange, names: Sequence[str]) -> None:
-    """Answer with all models, in the format of `GET /v1/models`."""
-    answer(exchange, {"object": "list", "data": [_model(name) for name in names]})
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer the exchange, now or later. On an exception the connection answers with a 500."""
+        path, method = exchange.path, exchange.method
+        allowed, endpoint = "POST", self._posts.get(path)
+        if endpoint is None:
+            allowed, endpoint = "GET", self._gets.get(path) or (self._named if path.startswith(_MODEL) else None)
+        if endpoint is None:
+            if not self._passes(exchange):
+                message = f"{method} {shortened(path)}: Not Found"
+                self._refuse(exchange, refusals.invalid(message, status=404))
+        elif allowed == method or (allowed, method) == ("GET", "HEAD"):
+            endpoint(exchange)
+        else:
+            message = f"method: found {method}, allowed {allowed}"
+            self._refuse(exchange, refusals.invalid(message, status=405)._replace(allowed=allowed))
 
+    def _named(self, exchange: Exchange) -> None:
+        name, names = unquote(exchange.path.removeprefix(_MODEL)), self._models()
+        if name in names:
+            answer(exchange, _model(name))
+        else:
+            refuse(exchange, refusals.unknown_model(name, tuple(names)))
 
-def answer_model(exchange: Exchange, names: Sequence[str]) -> None:
-    """Answer with the model that the path names, or refuse if it is unknown."""
-    name = unquote(exchange.path.removeprefix(MODELS_PATH))
-    if name in names:
-        answer(exchange, _model(name))
-    else:
-        refuse(exchange, refusals.unknown_model(name, tuple(names)))
+    def _ready(self, exchange: Exchange) -> None:
+        readiness = self._readiness()
+        answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
 
 def _model(name: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ not in it, but for the id that it gave its request and the tenant as `queue.fair
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from xxhash import xxh3_64_intdigest
@@ -23,11 +23,9 @@ from kv_protocol.openai.inbound import ChatInbound, CompletionInbound
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
-from router.request.attempt import CLIENT_FAULT
-from router.request.plan import RequestPlan
-from router.request.rank_attempt import RankAttempt
+from router.request.attempt import CLIENT_FAULT, RankAttempt
 from router.request.refusals import Refusal
-from router.request.usage import Usage
+from router.request.request import Request
 
 _HASHES = 1 << 64
 _KINDS = (ChatInbound, CompletionInbound, ResponsesInbound, EmbeddingsInbound)
@@ -38,26 +36,6 @@ _NAME = re.compile(r"\w*")
 _log = structlog.get_logger("requests")
 
 
-class EndedRequest(NamedTuple):
-    """An ended request, as far as it came.
-
-    `route` and `plan` are None where it was not understood; `attempts` are all of its tries at ranks, the last one
-    last, and `usage` is that one's; `e2e_s` counts from the request's first byte.
-    """
-
-    route: RouteRequest | None
-    plan: RequestPlan | None
-    mode: str
-    attempts: tuple[RankAttempt, ...]
-    usage: Usage
-    outcome: str
-    refusal: Refusal | None
-    e2e_s: float
-    body_bytes: int
-    trace_id: str = ""
-    """Empty: the request was not traced."""
-
-
 class RequestLog:
     """Writes the log lines. `is_on` is false if `ratio` is 0: then `ended` is needed for errors only."""
 
@@ -66,23 +44,24 @@ class RequestLog:
         self._ratio = ratio
         self._rarely = RateLimitedLog(_log, clock)
 
-    def ended(self, ended: EndedRequest) -> None:
-        """Log the request if it was drawn, or ended with an error of the router."""
-        is_drawn = self._is_drawn(ended.route)
-        event = "request_ended"
-        if ended.refusal is not None:
+    def ended(self, request: Request[RankAttempt], outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
+        """Log the request if it was drawn, or ended with an error of the router. `e2e_s`: since its first byte."""
+        is_drawn = self._is_drawn(request)
+        event, attempts = "request_ended", request.attempts
+        if refusal is not None:
             event = "request_refused"
-        elif ended.outcome == "failed":
-            is_word = bool(ended.attempts) and ended.attempts[-1].status >= CLIENT_FAULT
+        elif outcome == "failed":
+            is_word = bool(attempts) and attempts[-1].status >= CLIENT_FAULT
             event = "request_refused" if is_word else "request_cut_off"
         elif not is_drawn:
             return
+        fields = _fields(request, outcome, refusal, e2e_s)
         if event == "request_ended":
-            _log.info(event, **_fields(ended))
+            _log.info(event, **fields)
         elif is_drawn:
-            _log.warning(event, **_fields(ended))
+            _log.warning(event, **fields)
         else:
-            self._rarely.warning(event, key=_reason(ended), **_fields(ended))
+            self._rarely.warning(event, key=fields.get("reason", ""), **fields)
 
     def refused(self, refusal: Refusal) -> None:
         """Log that a request was refused before it was read."""
@@ -92,36 +71,36 @@ class RequestLog:
         else:
             self._rarely.warning("request_refused", key=fields["reason"], **fields)
 
-    def _is_drawn(self, route: RouteRequest | None) -> bool:
-        if route is None:
+    def _is_drawn(self, request: Request[RankAttempt]) -> bool:
+        if not request.is_read:
             return self._ratio >= 1
-        return xxh3_64_intdigest(route.request_id.encode()) < self._ratio * _HASHES
+        return xxh3_64_intdigest(request.route.request_id.encode()) < self._ratio * _HASHES
 
 
-def _fields(ended: EndedRequest) -> dict[str, Any]:
+def _fields(request: Request[RankAttempt], outcome: str, refusal: Refusal | None, e2e_s: float) -> dict[str, Any]:
     """Return the line's fields; unknown ones are left out."""
-    last = ended.attempts[-1] if ended.attempts else None
+    attempts = request.attempts
+    last = attempts[-1] if attempts else None
+    migrations = request.plan.migrations if request.is_read else 0
     known = {
-        "outcome": ended.outcome,
-        **_of_route(ended.route),
-        "trace_id": ended.trace_id,
-        **({} if last is None else _of_attempt(last, ended.usage)),
-        "ttft_ms": _milliseconds(_ttft_s(ended.attempts)),
-        "e2e_ms": _milliseconds(ended.e2e_s),
-        "mode": ended.mode,
-        "phases": [f"{each.verdict.request.phase} {each.verdict.winner}" for each in ended.attempts],
-        "retries": sum(bool(each.reason) for each in ended.attempts[:-1]) - _migrations(ended),
-        "migrations": _migrations(ended),
-        "body_bytes": ended.body_bytes,
-        "reason": _reason(ended),
-        **({} if ended.refusal is None else _refused(ended.refusal)),
+        "outcome": outcome,
+        **(_of_route(request.route) if request.is_read else {}),
+        "trace_id": "" if request.trace is None else request.trace.hex_id,
+        **({} if last is None else _of_attempt(last)),
+        "ttft_ms": _milliseconds(_ttft_s(attempts)),
+        "e2e_ms": _milliseconds(e2e_s),
+        "mode": request.mode,
+        "phases": [f"{each.verdict.request.phase} {each.rank}" for each in attempts],
+        "retries": sum(bool(each.reason) for each in attempts[:-1]) - migrations,
+        "migrations": migrations,
+        "body_bytes": len(request.exchange.body),
+        "reason": "" if last is None or not last.reason else last.stage,
+        **({} if refusal is None else _refused(refusal)),
     }
     return {name: value for name, value in known.items() if value not in (None, "", [])}
 
 
-def _of_route(route: RouteRequest | None) -> dict[str, Any]:
-    if route is None:
-        return {}
+def _of_route(route: RouteRequest) -> dict[str, Any]:
     return {
         "request_id": route.request_id,
         "decision_id": route.decision_id,
@@ -131,8 +110,8 @@ def _of_route(route: RouteRequest | None) -> dict[str, Any]:
     }
 
 
-def _of_attempt(attempt: RankAttempt, usage: Usage) -> dict[str, Any]:
-    verdict = attempt.verdict
+def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
+    verdict, usage = attempt.verdict, attempt.usage
     return {
         "decision_id": verdict.decision_id,
         "status": attempt.status or None,
@@ -152,18 +131,6 @@ def _ttft_s(attempts: tuple[RankAttempt, ...]) -> float | None:
         if each.lease.ttft_s is not None and (each.verdict.request.phase != "prefill" or len(attempts) == 1):
             return each.lease.ttft_s + each.verdict.now_s - attempts[0].verdict.now_s
     return None
-
-
-def _migrations(ended: EndedRequest) -> int:
-    return 0 if ended.plan is None else ended.plan.migrations
-
-
-def _reason(ended: EndedRequest) -> str:
-    """Return why the request ended, in the router's words; empty if it was answered."""
-    if ended.refusal is not None:
-        return str(_refused(ended.refusal)["reason"])
-    last = ended.attempts[-1] if ended.attempts else None
-    return "" if last is None or not last.reason else last.phase
 
 
 def _refused(refusal: Refusal) -> dict[str, Any]:

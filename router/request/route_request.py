@@ -42,46 +42,39 @@ _CONSTRAINTS = frozenset(
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-class RouteRequestBuilder:
-    """Builds `RouteRequest`s; `new_id` returns unique names."""
+def route_request(
+    new_id: Callable[[], str],
+    inbound: Inbound,
+    headers: Headers,
+    hashing: Hashing,
+    prompt: EncodedPrompt | None,
+    *,
+    lora: str = "",
+    tenant: str = "",
+) -> RouteRequest:
+    """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
-
-    def route_request(
-        self,
-        inbound: Inbound,
-        headers: Headers,
-        hashing: Hashing,
-        prompt: EncodedPrompt | None,
-        *,
-        lora: str,
-        tenant: str,
-    ) -> RouteRequest:
-        """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
-
-        Raises:
-            RequestInvalid: a header has an invalid value.
-        """
-        decision_id = self._new_id()
-        request_id = _name(headers, b"x-request-id") or self._new_id()
-        isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
-        plain = RouteRequest(
-            decision_id=decision_id,
-            request_id=request_id,
-            model=inbound.model,
-            isl_tokens=isl_tokens,
-            block_size=hashing.block_size,
-            hash_scheme=hashing.scheme,
-            sequence_hashes=sequence_hashes,
-            max_tokens=inbound.limit_tokens or 0,
-            lora=lora,
-            tenant=tenant,
-            endpoint=inbound.endpoint,
-        )
-        if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
-            return plain
-        return replace(plain, **_wishes(inbound, headers))
+    `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
+    """
+    decision_id = new_id()
+    request_id = _name(headers, b"x-request-id") or new_id()
+    isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
+    plain = RouteRequest(
+        decision_id=decision_id,
+        request_id=request_id,
+        model=inbound.model,
+        isl_tokens=isl_tokens,
+        block_size=hashing.block_size,
+        hash_scheme=hashing.scheme,
+        sequence_hashes=sequence_hashes,
+        max_tokens=inbound.limit_tokens or 0,
+        lora=lora,
+        tenant=tenant,
+        endpoint=inbound.endpoint,
+    )
+    if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
+        return plain
+    return replace(plain, **_wishes(inbound, headers))
 
 
 def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:

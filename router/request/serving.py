@@ -1,22 +1,21 @@
-"""What all requests share: parsing, deciding, building calls and answers."""
+"""Where requests of clients go: the workers of the fleet. Deciding, calls, answers, and the records of each request."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.body_limits import Body
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
-from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
-from kv_protocol.journal import AttemptEnded
+from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
+from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.requests import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
@@ -29,22 +28,31 @@ from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.drain.recent_prompts import RecentPrompt, RecentPrompts
+from router.fleet.registry import SILENT_S
 from router.prompt import EncodedPrompt, ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request import refusals
-from router.request.bodies import BodyParser
+from router.request.attempt import RankAttempt
+from router.request.bodies import BodyParser, ReadBody
 from router.request.calls import Calls, wants_tokens
-from router.request.events import AttemptOver
+from router.request.passed import MODE as PASSED
+from router.request.passed import completed, read_passed
 from router.request.plan import RequestPlan, first_phase
-from router.request.rank_attempt import RankAttempt
 from router.request.refusals import Refusal, RequestRejected
+from router.request.replies import refuse
+from router.request.request import Destination, Gateway, Request, log_names
 from router.request.request_log import RequestLog
-from router.request.route_request import RouteRequestBuilder
-from router.request.usage import Usage
-from router.server.heads import Headers
+from router.request.resumption import CannotResume
+from router.request.route_request import route_request
+from router.request.usage import NO_USAGE
+from router.server.exchange import Exchange, OutboundCall
 from router.server.stream_replay import StreamReplayBuffer
+from router.tracing.record import RequestEnd, is_error
 from router.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    import asyncio
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
@@ -56,6 +64,7 @@ _RANKS_MAX = 4096
 """Ranks whose header lines are cached."""
 
 _log = structlog.get_logger("router")
+FleetRequest = Request[RankAttempt]
 
 
 class _ResolvedModel(NamedTuple):
@@ -70,8 +79,8 @@ class _ResolvedModel(NamedTuple):
     """All OpenAI endpoints that the model's workers state."""
 
 
-class Serving:
-    """The parts that serve requests, and the metrics and records of each request."""
+class Serving(Destination[RankAttempt]):
+    """The parts that serve requests at workers."""
 
     def __init__(
         self,
@@ -92,67 +101,131 @@ class Serving:
 
         `tracer` is None if tracing is off.
         """
-        self.chat_sent = chat_sent
-        self.routing, self.admission, self.metrics = routing, admission, metrics
-        self.new_id = new_id
-        self.tracer = tracer
+        self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.inflight = 0
-        self._inflight_max = settings.queue.inflight_requests_max
-        self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
-        self._route_request_builder = RouteRequestBuilder(new_id)
-        self.calls = Calls(routing.state.fleet, settings, prompts.detokenizer)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
-        self._worker_log = RateLimitedLog(_log, routing.clock)
         self.retry_after_s_max = settings.failures.retry_after_s_max
+        self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
+        self._inflight_max = settings.queue.inflight_requests_max
+        self._prompts, self._tenants, self._recent, self._kept = prompts, tenants, recent, kept
+        self._calls = Calls(routing.state.fleet, settings, prompts.detokenizer)
+        self._worker_log = RateLimitedLog(_log, routing.clock)
         self._conditional = settings.disaggregation.limits()
-        failures, disaggregation = settings.failures, settings.disaggregation
+        self._failures, disaggregation = settings.failures, settings.disaggregation
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
-        self._retry_limit, self._migration_limit = failures.retry_limit, failures.migration_limit
-        self._migration_tokens_max = failures.migration_tokens_max
         self._encodes_always = settings.tokens.always
         self._models: dict[str, _ResolvedModel] = {}
-        self._recent, self._kept = recent, kept
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
-    def begin(self) -> Refusal | None:
-        """Admit a new request. Return a refusal if there is no capacity; otherwise `ended` must follow."""
+    def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
+        """Serve a request; return it, None if it is refused for want of capacity.
+
+        `mode` is that of its metrics, that in force without it.
+        """
         if self.inflight >= self._inflight_max:
             self.metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
-            refusal = refusals.unavailable(message, "overloaded")
-            self.request_log.refused(refusal)
-            return refusal
+            self.refuse(exchange, refusals.unavailable(message, "overloaded"))
+            return None
         self.inflight += 1
         self.metrics.begin()
-        return None
+        trace = None if self._tracer is None else self._tracer.begin(exchange.headers, exchange.began_s)
+        request: FleetRequest = Request(exchange, self, mode or self.routing.policy.mode, gateway, trace)
+        request.begin()
+        return request
 
-    # ------------------------------------------------------------------------------------------- asking
+    def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Log and refuse a request that is not served."""
+        self.request_log.refused(refusal)
+        refuse(exchange, refusal)
 
-    def prompt_of(self, inbound: Inbound, body: Body) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+    # ------------------------------------------------------------------------------------------- what is asked
+
+    def read(self, request: FleetRequest) -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the parsed body, now or later; raise `RequestInvalid`."""
+        exchange = request.exchange
+        if request.mode == PASSED:
+            return read_passed(exchange, self.bodies)
+        return self.bodies.read(exchange.path, exchange.body)
+
+    def prompt_of(self, request: FleetRequest, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
         """Return the prompt, now or later; None if neither the mode nor the configuration needs it.
 
         Raises:
             RequestInvalid: `nvext.token_data` is no list of ids.
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
-        model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
+        self.metrics.parsed(read_s)
+        state = self.routing.state
+        if isinstance(request.inbound, PassedInbound):
+            request.inbound = completed(request.inbound, request.exchange, state.fleet)
+            request.model = request.inbound.model or ""
+        inbound = request.inbound
+        model, endpoint = self._model(inbound.model), inbound.endpoint
         if endpoint not in model.endpoints:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
         if endpoint not in PROMPT_ENDPOINTS:
             return None
         if not (state.modes[state.policy.mode].reads_overlap or self._encodes_always):
             return None
-        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
+        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=request.body)
 
-    def route_request(self, inbound: Inbound, headers: Headers, prompt: EncodedPrompt | None) -> RouteRequest:
-        """Return the routing fields of the request; raise `RequestInvalid`, `RequestRejected`."""
-        model = self._model(inbound.model)
-        hashing = model.hashing if prompt is None else prompt.hashing
-        tenant = self._tenants.name(headers.get)
-        return self._route_request_builder.route_request(
-            inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant
+    def planned(self, request: FleetRequest, prompt_s: float) -> RequestPlan:
+        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
+        inbound, headers, prompt = request.inbound, request.exchange.headers, request.prompt
+        model, tenant = self._model(inbound.model), self._tenants.name(headers.get)
+        hashing = model.hashing
+        if prompt is not None:
+            hashing = prompt.hashing
+            self.metrics.tokenized(prompt_s)
+            if request.trace is not None:
+                request.trace.prompted(prompt_s)
+        route = route_request(self.new_id, inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
+        if request.gateway is not None and request.gateway.allowed_workers is not None:
+            route = replace(route, allowed_workers=request.gateway.allowed_workers)
+        request.route = request.first_route = route
+        plan = self._plan_of(request)
+        if plan.phase != "whole":
+            self._place(request, plan)
+            request.route = self._route_of(request, plan)
+        return plan
+
+    def _plan_of(self, request: FleetRequest) -> RequestPlan:
+        inbound, route, failures = request.inbound, request.route, self._failures
+        is_sent_here = request.gateway is None  # else once, and to one worker
+        retry_limit = failures.retry_limit if is_sent_here else 0
+        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+            return RequestPlan("whole", retry_limit=retry_limit)
+        has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
+        if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
+            phase = requested_phase(bytes(params), accepted=self._accepts_params)
+            return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
+        now_s = self.routing.clock.now()
+        roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
+        is_one = inbound.has_one_choice
+        goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
+        may_split = is_sent_here and self._splits_prompts and is_one and goes_on
+        is_short = route.isl_tokens <= failures.migration_tokens_max
+        is_movable = is_sent_here and inbound.stream and is_one and is_short and not inbound.is_guided
+        return RequestPlan(
+            first_phase(roles, may_split=may_split),
+            retry_limit=retry_limit,
+            migration_limit=failures.migration_limit if is_movable else 0,
         )
+
+    def _place(self, request: FleetRequest, plan: RequestPlan) -> None:
+        """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""
+        if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
+            return
+        try:
+            verdict = self.routing.decide(self._route_of(request, plan.beside("alone")))
+        except (NoEligibleWorker, WorkerNotNamed):
+            return
+        placed = placement(verdict, self._conditional)
+        self.metrics.placed(placed.reason)
+        if placed.is_local:
+            plan.compute_at_decode()
 
     def _model(self, name: str) -> _ResolvedModel:
         fleet, now_s = self.routing.state.fleet, self.routing.clock.now()
@@ -171,131 +244,110 @@ class Serving:
         )
         return known
 
-    def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt | None) -> None:
-        """Record the prompt of a request that a worker gets: among the recent ones, and for people if wanted."""
-        if prompt is None:
-            return
-        if self._kept is not None:
-            self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
-        if self._recent is not None:
-            self._recent.add(
-                RecentPrompt(
-                    route.model,
-                    route.lora,
-                    inbound.salt,
-                    prompt.ids,
-                    prompt.hashing,
-                    prompt.sequence_hashes,
-                    self.routing.clock.now(),
-                )
-            )
+    # ------------------------------------------------------------------------------------------- admission
+
+    def admits(self, request: FleetRequest) -> bool:
+        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
+        if self._admission.admits(request.route):
+            return True
+        request.ticket = self._admission.wait(request.route, request.resume, request.resume)
+        return False
+
+    def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:
+        """The request was resumed; raise `RequestRejected` if it was turned away."""
+        ticket, request.ticket = request.ticket, None
+        if ticket is not None:
+            self.metrics.queue_waited(ticket.waited_s)
+            if request.trace is not None:
+                request.trace.waited(ticket.waited_s)
+        if refusal is not None:
+            self.metrics.rejected(refusal.code or "")
+            raise RequestRejected(refusal)
 
     # ------------------------------------------------------------------------------------------- deciding
 
-    def plan(self, route: RouteRequest, inbound: Inbound, *, is_sent_here: bool = True) -> RequestPlan:
-        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`.
+    def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
+        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
+        request.route = self._route_of(request, request.plan)
+        if pinned is not None:
+            request.route = replace(request.route, pinned_worker=pinned)
 
-        Without `is_sent_here` a gateway sends the request: once, and to one worker.
+    def _route_of(self, request: FleetRequest, plan: RequestPlan) -> RouteRequest:
+        """Return the routing fields for the plan's phase.
+
+        The prefill worker is named apart from the decode worker; a session is bound to its prefill rank.
         """
-        retry_limit = self._retry_limit if is_sent_here else 0
-        if inbound.endpoint not in DEFAULT_ENDPOINTS:
-            return RequestPlan("whole", retry_limit=retry_limit)
-        has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
-        if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
-            phase = requested_phase(bytes(params), accepted=self._accepts_params)
-            return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
-        now_s = self.routing.clock.now()
-        roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
-        is_one = inbound.has_one_choice
-        goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
-        may_split = is_sent_here and self._splits_prompts and is_one and goes_on
-        is_short = route.isl_tokens <= self._migration_tokens_max
-        is_movable = is_sent_here and inbound.stream and is_one and is_short and not inbound.is_guided
-        return RequestPlan(
-            first_phase(roles, may_split=may_split),
-            retry_limit=retry_limit,
-            migration_limit=self._migration_limit if is_movable else 0,
-        )
-
-    def new_replay_buffer(self, headers: Headers) -> StreamReplayBuffer:
-        """Return a buffer for a stream that may resume on another worker."""
-        return StreamReplayBuffer(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
-
-    def route_of(
-        self, route: RouteRequest, plan: RequestPlan, inbound: Inbound, prefill: WorkerRegistered | None
-    ) -> RouteRequest:
-        """Return the routing fields for the plan's phase, under a new decision id.
-
-        The prefill worker is named apart from the decode worker; a session is bound to its prefill rank. `prefill` is
-        the worker that computed the prompt, for a decode phase.
-        """
-        phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
+        phase, extension, pins = plan.phase, request.inbound.extension, dict[str, Any]()
         if phase == "prefill":
             worker: str | int | None = extension.prefill_worker_id
             pins = {"pinned_worker": None if worker is None else str(worker)}
             pins["pinned_dp_rank"] = extension.prefill_dp_rank
             pins["prefill_worker"] = ""
         elif phase == "decode":
-            pins = {"session_id": "", "prefill_worker": "" if prefill is None else prefill.worker_id}
-            pins["transfer_domain"] = None if prefill is None else prefill.transfer_domain
-        return replace(
-            route,
-            phase=phase,
-            tried=plan.tried,
-            decision_id=self.new_id(),
-            **pins,
-        )
-
-    def placed(self, route: RouteRequest, plan: RequestPlan, inbound: Inbound) -> None:
-        """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""
-        if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
-            return
-        try:
-            verdict = self.routing.decide(self.route_of(route, plan.beside("alone"), inbound, None))
-        except (NoEligibleWorker, WorkerNotNamed):
-            return
-        placed = placement(verdict, self._conditional)
-        self.metrics.placed(placed.reason)
-        if placed.is_local:
-            plan.compute_at_decode()
+            rank = request.prefilled_by
+            prefill = None if rank is None else self.routing.state.fleet.worker(rank.worker_id)
+            pins = {"session_id": "", "prefill_worker": "" if prefill is None else prefill.registration.worker_id}
+            pins["transfer_domain"] = None if prefill is None else prefill.registration.transfer_domain
+        return replace(request.first_route, phase=phase, tried=plan.tried, decision_id=self.new_id(), **pins)
 
     def decide(self, route: RouteRequest) -> Verdict:
-        """Return the decision; raise `RequestRejected`, or `NoEligibleWorker` if no worker is eligible."""
+        """Return the decision; raise `RequestRejected`."""
         routing = self.routing
         try:
             verdict = routing.decide(route)
         except WorkerNotNamed as error:
             raise RequestRejected(refusals.invalid(str(error), error.field)) from error
+        except NoEligibleWorker as error:
+            raise RequestRejected(self._no_candidate(route, error), error.exclusions) from error
         if not verdict.meets_targets:
             self._unmet(verdict)
         self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
 
-    def lost(self, attempt: RankAttempt) -> str:
-        """Return why no answer of the attempt's worker is awaited where another can give it; empty if it is."""
-        registration = attempt.verdict.registration
-        return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
+    def choose(self, request: FleetRequest) -> RankAttempt:
+        """Decide for the present phase, and book the work at the winner; raise `RequestRejected`."""
+        trace, inbound = request.trace, request.inbound
+        if trace is not None:
+            trace.deciding()
+        try:
+            verdict = self.decide(request.route)
+        except RequestRejected as error:
+            if trace is not None:
+                trace.decided(None, error.refusal.code or error.refusal.kind)
+            raise
+        if request.prompt is not None and not request.attempts:
+            self._record_prompt(request.first_route, inbound, request.prompt)
+        if isinstance(inbound, ChatInbound):
+            self._chat_sent(inbound, verdict.winner.worker_id)
+        attempt = self.take(verdict)
+        self.metrics.decided(verdict)
+        if trace is not None:
+            trace.decided(verdict)
+        return attempt
 
-    def has_other(
-        self,
-        than: WorkerRank,
-        route: RouteRequest,
-        plan: RequestPlan,
-        inbound: Inbound,
-        prefill: WorkerRegistered | None,
-    ) -> bool:
-        """Return whether a fit rank other `than` this can serve the request; the further arguments as of `route_of`."""
-        state, now_s = self.routing.state, self.routing.clock.now()
-        ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
-        if not ranks.roles:  # the usual case, without a look at each rank
-            return False
-        plans = [plan]
-        if plan.phase in ("prefill", "decode") and not plan.is_fixed:
-            plans.append(plan.beside("alone"))
-        routes = [self.route_of(route, each, inbound, prefill) for each in plans]
-        return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
+    def take(self, verdict: Verdict) -> RankAttempt:
+        """Book the work at the winner, and return the attempt."""
+        return RankAttempt(verdict, self.routing.take(verdict), self.retry_after_s_max)
 
-    def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
+    def _record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt) -> None:
+        """Record the prompt of a request that a worker gets: among the recent ones, and for people if wanted."""
+        if self._kept is not None:
+            self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
+        if self._recent is not None:
+            now_s, hashes = self.routing.clock.now(), prompt.sequence_hashes
+            of_prompt = RecentPrompt(route.model, route.lora, inbound.salt, prompt.ids, prompt.hashing, hashes, now_s)
+            self._recent.add(of_prompt)
+
+    def _unmet(self, verdict: Verdict) -> None:
+        """No rank is predicted to meet the request's targets: go on or refuse, as configured."""
+        if verdict.action != "reject":
+            self.metrics.fallback("unmet_target")
+            return
+        self.metrics.rejected("unmet_target")
+        message = "no rank is predicted to meet the targets of nvext.router or of policy.ttft_target_s, itl_target_s"
+        raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
+
+    def _no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Return the error for a request of which no rank is eligible."""
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
@@ -310,30 +362,80 @@ class Serving:
         rank = WorkerRank(found.worker_id, found.dp_rank)
         return "" if worker is None else exclusion(worker.registration, rank, route)
 
-    def _unmet(self, verdict: Verdict) -> None:
-        """No rank is predicted to meet the request's targets: go on or refuse, as configured."""
-        if verdict.action != "reject":
-            self.metrics.fallback("unmet_target")
-            return
-        self.metrics.rejected("unmet_target")
-        message = "no rank is predicted to meet the targets of nvext.router or of policy.ttft_target_s, itl_target_s"
-        raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
+    def has_other(self, request: FleetRequest) -> bool:
+        """Return whether a fit rank other than the present attempt's can serve the request."""
+        state, now_s, route, plan = self.routing.state, self.routing.clock.now(), request.first_route, request.plan
+        ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
+        if not ranks.roles:  # the usual case, without a look at each rank
+            return False
+        assert request.attempt is not None
+        plans = [plan]
+        if plan.phase in ("prefill", "decode") and not plan.is_fixed:
+            plans.append(plan.beside("alone"))
+        than, routes = request.attempt.rank, [self._route_of(request, each) for each in plans]
+        return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
+
+    def lost(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> str:
+        """Return why the worker seems to be lost: it is silent, as is its answer if that has begun, or has left."""
+        if begun and quiet_s < SILENT_S:
+            return ""
+        registration = attempt.verdict.registration
+        return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
+
+    def pause_s(self, request: FleetRequest, retry: int) -> float:
+        """Return a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""
+        jitter = 0.5 + unit_interval(xxh3_64_intdigest(request.route.decision_id.encode()))
+        return float(_BACK_OFF_S * 2 ** (retry - 1) * jitter)
 
     # ------------------------------------------------------------------------------------------- forwarding
 
-    def answer_headers(self, verdict: Verdict, inbound: Inbound, prompt: EncodedPrompt | None) -> bytes:
+    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall | None:
+        """Return the call to the chosen worker; None: it left. Raise `CannotResume`."""
+        trace, gateway, headers = request.trace, request.gateway, request.exchange.headers
+        if trace is not None:
+            headers = trace.sending(headers)
+        call: OutboundCall | None = None
+        try:
+            call = self._calls.call(request, attempt.verdict, headers, request.replay_buffer)
+        finally:
+            if call is None and trace is not None:
+                trace.not_sent()
+        if call is None or gateway is None or request.route.pinned_worker == attempt.rank.worker_id:
+            return call
+        return call._replace(alternatives=gateway.alternatives(attempt.verdict))
+
+    def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
+        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
+        headers = request.exchange.headers
+        if request.trace is not None:
+            headers = request.trace.beside(headers)
+        try:
+            return self._calls.call(request, self.decide(request.route), headers, None)
+        except (RequestRejected, CannotResume):
+            return None
+
+    def replay_buffer(self, request: FleetRequest) -> StreamReplayBuffer:
+        """Return a buffer for a stream that may resume on another worker."""
+        hides_tokens = not wants_tokens(request.exchange.headers)
+        return StreamReplayBuffer(self._failures.migration_bytes_max, hides_tokens=hides_tokens)
+
+    def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:
         """Return the answer's header lines that say how the request was routed."""
-        request = verdict.request
+        route, verdict, prompt, rank = attempt.verdict.request, attempt.verdict, request.prompt, attempt.rank
         lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
-            request.request_id.encode(),
-            request.decision_id.encode(),
-            self._rank_lines.get(verdict.winner) or self._lines_of(verdict.winner),
+            route.request_id.encode(),
+            route.decision_id.encode(),
+            self._rank_lines.get(rank) or self._lines_of(rank),
             verdict.overlap_blocks,
         )
         if prompt is not None and prompt.unrendered:
             lines += f"x-kv-unrendered: {prompt.unrendered}\r\n".encode()
-        if ignored := inbound.ineffective:
+        if ignored := request.inbound.ineffective:
             lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
+        if attempt.reason:
+            lines += f"x-kv-failure: {rank}: {attempt.reason}; no other worker is left\r\n".encode()
+        if not is_aside and request.prefilled_by is not None:
+            lines += b"x-prefill-instance-id: %b\r\n" % request.prefilled_by.worker_id.encode()
         return lines
 
     def _lines_of(self, rank: WorkerRank) -> bytes:
@@ -343,71 +445,140 @@ class Serving:
         self._rank_lines[rank] = lines
         return lines
 
-    def after_back_off(self, retry: int, decision_id: str, again: Callable[[], None]) -> None:
-        """Call `again` after a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""
-        jitter = 0.5 + unit_interval(xxh3_64_intdigest(decision_id.encode()))
-        asyncio.get_running_loop().call_later(_BACK_OFF_S * 2 ** (retry - 1) * jitter, again)
+    # ------------------------------------------------------------------------------------------- the records
 
-    # ------------------------------------------------------------------------------------------- settling
+    def unserved(self, request: FleetRequest, exclusions: tuple[Exclusion, ...]) -> None:
+        """The request is refused because no worker is eligible."""
+        self.routing.refuse(request.route, exclusions)
 
-    def ended(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
-        """A request ended: count it."""
-        self.inflight -= 1
-        self.metrics.end(model, mode, outcome, duration_s)
+    def began(self, request: FleetRequest, attempt: RankAttempt) -> None:
+        """The worker computed the prompt."""
+        attempt.lease.first_token()
+        if request.trace is not None:
+            request.trace.began()
+        if attempt.is_streamed and attempt.is_answered and not request.plan.is_aside:
+            self._first_token(request, attempt, attempt.lease.first_byte_s)
+        self._admission.poke()
 
-    def attempt_over(
-        self, attempt: RankAttempt, over: AttemptOver, erred_before: tuple[WorkerRank, ...], names: dict[str, str]
-    ) -> None:
-        """An attempt ended: end its lease, update the rank's breaker, and poke the queue.
+    def _first_token(self, request: FleetRequest, attempt: RankAttempt, ttft_s: float | None) -> None:
+        """The answer's first token came: the client's, unless another worker began the answer."""
+        if ttft_s is not None and request.progress is None:
+            first = request.attempts[0] if request.attempts else attempt
+            ttft_s += attempt.verdict.now_s - first.verdict.now_s
+            self.metrics.first_token(request.mode, request.model, attempt.rank.worker_id, ttft_s)
+            if request.trace is not None:
+                request.trace.ttft_s = ttft_s
 
-        `erred_before`: ranks that failed the same request, possibly by its fault. `names`: its ids, for the log.
-        """
-        usage = over.usage
+    def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
+        """A worker's part is over: end its lease, update the rank's breaker, poke the queue, count the answer."""
+        usage = attempt.usage
         attempt.lease.end(
-            over.outcome,
+            outcome,
             usage.cached_tokens,
             usage.output_tokens,
-            came_whole=over.came_whole,
-            arrival=attempt.arrival(over.later_tokens),
+            came_whole=attempt.came_whole,
+            arrival=attempt.arrival(),
         )
-        outcome = "cancelled" if over.outcome == "cancelled" else attempt.outcome
-        if outcome == "ok" and not erred_before and self.routing.state.breakers.are_all_closed:
-            self.admission.poke()  # no breaker changes, now or later
-            return
-        rank = attempt.verdict.winner
+        said = "cancelled" if outcome == "cancelled" else attempt.outcome
+        before = request.attempts[:-1]
+        erred = tuple(each.rank for each in before if each.outcome == "erred") if before else ()
+        if said != "ok" or erred or not self.routing.state.breakers.are_all_closed:  # else no breaker changes
+            self._judge(request, attempt, said, erred)
+        self._admission.poke()
+        if request.trace is not None:
+            request.trace.attempt_over(attempt, outcome)
+        if request.is_over and attempt.later_tokens is not None and attempt.is_answered:
+            self._answered(request, attempt)
+
+    def _judge(
+        self, request: FleetRequest, attempt: RankAttempt, outcome: AttemptOutcome, erred: tuple[WorkerRank, ...]
+    ) -> None:
+        """Tell the rank's breaker. `erred`: ranks that failed the same request before, possibly by its fault."""
+        rank = attempt.rank
         if outcome in ("failed", "erred"):
             self._worker_log.warning(
                 "worker_failed",
-                key=(rank, attempt.phase),
+                key=(rank, attempt.stage),
                 worker=rank.worker_id,
                 dp_rank=rank.dp_rank,
-                phase=attempt.phase,
+                phase=attempt.stage,
                 reason=attempt.reason,
-                **names,
+                **log_names(request),
             )
-            self.metrics.worker_failed(rank.worker_id, attempt.phase)
+            self.metrics.worker_failed(rank.worker_id, attempt.stage)
         self.routing.apply(
             AttemptEnded(
                 now_s=self.routing.clock.now(),
                 worker_id=rank.worker_id,
                 dp_rank=rank.dp_rank,
                 outcome=outcome,
-                phase=attempt.phase if attempt.reason else "",
+                phase=attempt.stage if attempt.reason else "",
                 reason=attempt.reason,
                 retry_after_s=attempt.retry_after_s,
                 decision_id=attempt.verdict.request.decision_id,
-                erred_before=erred_before if outcome == "ok" else (),
+                erred_before=erred if outcome == "ok" else (),
             )
         )
-        self.admission.poke()
 
-    def settled(self, attempt: RankAttempt, usage: Usage) -> None:
-        """A request was answered."""
-        verdict = attempt.verdict
-        request = verdict.request
-        isl_tokens = request.known_tokens or usage.input_tokens or 0
+    def _answered(self, request: FleetRequest, attempt: RankAttempt) -> None:
+        """The client has its answer."""
+        if attempt.came_whole or not attempt.is_streamed:
+            self._first_token(request, attempt, attempt.lease.ttft_s)
+        usage = attempt.usage
+        verdict, route = attempt.verdict, attempt.verdict.request
+        isl_tokens = route.known_tokens or usage.input_tokens or 0
         self.metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
-        if usage.cached_tokens is not None and request.known_tokens and request.phase != "decode":
-            predicted_tokens = verdict.overlap_blocks * request.block_size
-            self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
+        if usage.cached_tokens is not None and route.known_tokens and route.phase != "decode":
+            predicted_tokens = verdict.overlap_blocks * route.block_size
+            self.metrics.settled(attempt.rank.worker_id, predicted_tokens, usage.cached_tokens)
             self.routing.compare(verdict, usage.cached_tokens)
+
+    def ended(self, request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None) -> None:
+        """The request is over: count and log it, and send its trace if it is wanted."""
+        metrics, attempts = self.metrics, request.attempts
+        if request.ticket is not None:
+            request.ticket.cancel()
+        e2e_s, trace = perf_counter() - request.exchange.began_s, request.trace
+        self.inflight -= 1
+        metrics.end(request.model, request.mode, outcome, e2e_s)
+        for attempt in attempts[:-1]:
+            if attempt.is_retried:
+                metrics.retried(attempt.stage)
+        for why in request.plan.reroutes if request.is_read else ():
+            metrics.turned(why)
+        if request.stream_loss is not None:
+            metrics.stream_lost(request.stream_loss)
+        if self.request_log.is_on or refusal is not None or outcome == "failed":
+            self.request_log.ended(request, outcome, refusal, e2e_s)
+        if trace is None:
+            return
+        status = 0
+        if outcome != "cancelled":  # else unknown: the client left
+            last = attempts[-1].status if attempts else 0
+            status = last if refusal is None else refusal.status
+        if trace.is_wanted(has_failed=is_error(outcome, status)):
+            trace.send(_request_end(request, outcome, refusal, status))
+            decision_id = request.route.decision_id if request.is_read else ""
+            metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+
+
+def _request_end(request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:
+    """Return what a trace says of the end."""
+    attempts = request.attempts
+    error = "" if refusal is None else refusal.code or refusal.kind
+    if refusal is None and outcome == "failed":
+        error = attempts[-1].stage if attempts else "failed"
+    migrations = request.plan.migrations if request.is_read else 0
+    return RequestEnd(
+        request.route if request.is_read else None,
+        request.model,
+        request.exchange.path,
+        request.mode,
+        outcome,
+        status,
+        error,
+        attempts[-1].usage if attempts else NO_USAGE,
+        perf_counter(),
+        retries=sum(bool(each.reason) for each in attempts[:-1]) - migrations,
+        migrations=migrations,
+    )

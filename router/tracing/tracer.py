@@ -11,9 +11,8 @@ from time import perf_counter, time_ns
 from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent, trace_parent
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import TraceData
-from router.request.events import Chosen, Event, NotChosen
-from router.request.rank_attempt import RankAttempt, of_rank
-from router.request.usage import Usage
+from router.decision.verdict import Verdict
+from router.request.attempt import RankAttempt
 from router.server.heads import Headers
 from router.tracing.projection import projected
 from router.tracing.record import RequestEnd, RequestTrace, Turn
@@ -88,14 +87,10 @@ class TracedRequest(RequestTrace):
         """A decision begins."""
         self.turns.append(Turn(self._tracer.now_s()))
 
-    def decided(self, event: Event) -> None:
-        """The decision was made."""
+    def decided(self, verdict: Verdict | None, refused: str = "") -> None:
+        """The decision was made; None: no worker was chosen, `refused` says why."""
         turn = self.turns[-1]
-        turn.decided_s = self._tracer.now_s()
-        if isinstance(event, Chosen):
-            turn.verdict = of_rank(event.attempt).verdict
-        elif isinstance(event, NotChosen):
-            turn.refused = event.refusal.code or event.refusal.kind
+        turn.decided_s, turn.verdict, turn.refused = self._tracer.now_s(), verdict, refused
 
     def sending(self, client: Headers) -> Headers:
         """The request goes to the chosen worker; return the client's headers with this upstream request's span."""
@@ -126,13 +121,13 @@ class TracedRequest(RequestTrace):
         if turn.first_token_s is None:
             turn.first_token_s = self._tracer.now_s()
 
-    def attempt_over(self, attempt: RankAttempt, outcome: str, usage: Usage) -> None:
+    def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
         """The worker's part is over, and its lease has ended."""
         turn = self.turns[-1]
         turn.ended_s = self._tracer.now_s()
-        turn.status, turn.outcome, turn.usage = attempt.status, outcome, usage
+        turn.status, turn.outcome, turn.usage = attempt.status, outcome, attempt.usage
         if attempt.reason:
-            turn.stage, turn.reason = attempt.phase, attempt.reason
+            turn.stage, turn.reason = attempt.stage, attempt.reason
         if not attempt.is_streamed and turn.sent_s is not None:  # its first bytes say nothing of its first token
             ttft_s = attempt.lease.ttft_s
             turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)

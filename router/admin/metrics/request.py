@@ -16,7 +16,7 @@ from router.admin.metrics.prediction import PHASES, WorkerMetrics
 from router.decision.policies import MODES
 from router.decision.state import RouterState
 from router.queue.waiting import REFUSAL_REASONS
-from router.request.events import STREAM_LOSSES, StreamLoss
+from router.request.plan import STREAM_LOSSES, StreamLoss
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
 REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)

@@ -1,15 +1,15 @@
 """Every request is answered once and truthfully, whatever its workers do; planted bugs are found."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.errors import FlakyFailure, NoSuchExample
 
-from router.request.events import Event, StreamCut
-from router.request.machine import Commands, RequestMachine
+from router.request.request import Request
 from tests.support.amount import examples
-from tests.support.planting import plant
+from tests.support.planting import inside, plant
 from tests.unit.properties.planned_requests import World, live, worlds
 
 
@@ -28,15 +28,13 @@ def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: Wor
 
 
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    receive = RequestMachine.receive
+    migrate = inside(Request, "_migrate")
 
-    def forgetful(machine: RequestMachine, event: Event) -> Commands:
-        commands = receive(machine, event)
-        if isinstance(event, StreamCut):
-            plant(machine, "_progress", None)
-        return commands
+    async def forgetful(request: Request[Any], *cut: Any) -> None:
+        await migrate(request, *cut)
+        request.progress = None
 
-    plant(RequestMachine, "receive", forgetful, monkeypatch)
+    plant(Request, "_migrate", forgetful, monkeypatch)
 
 
 @pytest.mark.slow

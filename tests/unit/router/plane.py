@@ -33,7 +33,7 @@ from router.fleet.registry import SILENT_S, TextDigests
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
-from router.request.endpoints import Endpoints
+from router.request.endpoints import endpoints
 from router.request.serving import Serving
 from router.server.limits import HttpLimits
 from router.server.plane import HttpPlane
@@ -135,7 +135,7 @@ class Plane:
             lambda: f"id-{next(number)}",
             tracer=tracer,
         )
-        self.server = HttpPlane(Endpoints(self.serving, passed_paths=settings.data.passed_paths), limits)
+        self.server = HttpPlane(endpoints(self.serving, passed_paths=settings.data.passed_paths), limits)
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 

@@ -9,7 +9,7 @@ import pytest
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import RequestInvalid, decode_inbound
-from router.request.route_request import RouteRequestBuilder
+from router.request.route_request import route_request
 
 HASHING = Hashing(16, "xxh3-1337")
 
@@ -17,8 +17,7 @@ HASHING = Hashing(16, "xxh3-1337")
 def asked(headers: dict[bytes, bytes] | None = None, **body: Any) -> RouteRequest:
     numbers = count(1)
     inbound = decode_inbound("/v1/completions", json.dumps({"model": "m", "prompt": "hello"} | body).encode())
-    new = RouteRequestBuilder(lambda: f"id-{next(numbers)}")
-    return new.route_request(inbound, headers or {}, HASHING, None, lora="", tenant="t")
+    return route_request(lambda: f"id-{next(numbers)}", inbound, headers or {}, HASHING, None, tenant="t")
 
 
 def test_without_a_word_nothing_is_asked_but_the_model() -> None:

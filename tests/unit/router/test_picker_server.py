@@ -17,7 +17,7 @@ from router.endpoint_picker.config import PickerSection
 from router.endpoint_picker.messages import Immediate
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker
-from router.request.endpoints import Endpoints
+from router.request.endpoints import endpoints
 from router.server.limits import HttpLimits
 from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running_plane, until
 from tests.unit.router.samples import MODEL
@@ -26,11 +26,12 @@ SERVING, NOT_SERVING = 1, 2
 
 
 def picker_of(plane: Plane, *, body_s: float = 30.0, body_total_s: float = 300.0, **settings: Any) -> EndpointPicker:
-    endpoints = Endpoints(plane.serving)
     limits = HttpLimits(
         body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0, body_s=body_s, body_total_s=body_total_s
     )
-    return EndpointPicker(plane.serving, endpoints, PickerSection(port=0, **settings), limits, shares_port=False)
+    return EndpointPicker(
+        plane.serving, endpoints(plane.serving), PickerSection(port=0, **settings), limits, shares_port=False
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,632 @@
+"""The life of one request, from its bytes to its settlement.
+
+    read ─> prompt ─> plan ─> admission ─> decide ─> send ─> relay ─> settle
+
+| where | may go wrong | then |
+|---|---|---|
+| read, prompt | the client's fault | 4xx that names the field |
+| admission | too much waits, or it waits too long | 429 or 503 with `Retry-After` |
+| decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
+| sent | a worker fails before its answer, or is busy | another worker as the plan says; then 502, 503 |
+| | it fails later | the stream resumes on another worker, or ends with an error event |
+| anywhere | the client leaves | its resources are released at once |
+
+A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
+`Destination`'s concern: the workers of a fleet (`serving.py`), pools (`router/pools/served.py`), the cache of a worker
+(`router/drain/warming.py`).
+
+The life is a coroutine without a task. It is suspended where it waits: for a thread, for admission, for the pause
+before a retry, for the end of an answer. Callbacks of these resume it in their own turn of the event loop, so that a
+request which waits for none of the first three is forwarded in the turn in which it came.
+"""
+
+import asyncio
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from kv_protocol.body_limits import Body
+from kv_protocol.continuation import Progress, progress_of
+from kv_protocol.decided import RouteRequest
+from kv_protocol.decision import Exclusion
+from kv_protocol.journal import OutcomeName
+from kv_protocol.openai.inbound import CHAT
+from kv_protocol.openai.requests import Inbound, RequestInvalid
+from kv_runtime.text.chat_template import TextError
+from router.decision.verdict import Verdict
+from router.prompt import EncodedPrompt, EncodersBusy
+from router.request import refusals
+from router.request.attempt import Attempt
+from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
+from router.request.plan import RequestPlan, StreamLoss
+from router.request.refusals import Refusal, RequestRejected
+from router.request.resumption import CannotResume
+from router.request.usage import usage_in
+from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.server.exchange import Exchange, OutboundCall, UpstreamStage
+from router.server.heads import Headers
+from router.server.stream_replay import StreamReplayBuffer
+from router.tracing.tracer import TracedRequest
+
+if TYPE_CHECKING:
+    from kv_protocol.ids import WorkerRank
+    from router.queue.gate import Ticket
+    from router.request.bodies import ReadBody
+
+_USAGE_BYTES = 4096
+
+_log = structlog.get_logger("router")
+A = TypeVar("A", bound=Attempt)
+T = TypeVar("T")
+
+
+class Destination(ABC, Generic[A]):
+    """Where requests go, and what is recorded of them. Its methods are called in the order of a request's life."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self, request: "Request[A]") -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the parsed body, now or later; raise `RequestInvalid`."""
+
+    @abstractmethod
+    def prompt_of(self, request: "Request[A]", read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
+        """Return the prompt, now or later; None if none is needed. The body took `read_s` to parse.
+
+        Raises:
+            RequestInvalid, TextError, EncodersBusy, RequestRejected: there is none.
+        """
+
+    @abstractmethod
+    def planned(self, request: "Request[A]", prompt_s: float) -> RequestPlan:
+        """Set the request's `route`, and return its phases. The prompt took `prompt_s`. May raise as `prompt_of`."""
+
+    def admits(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
+        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
+        return True
+
+    def waited(self, request: "Request[A]", refusal: Refusal | None) -> None:
+        """The request was resumed; raise `RequestRejected` if it was turned away."""
+
+    def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
+        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
+
+    @abstractmethod
+    def choose(self, request: "Request[A]") -> A:
+        """Choose a worker for the present phase, and book the work there; raise `RequestRejected`."""
+
+    @abstractmethod
+    def call(self, request: "Request[A]", attempt: A) -> OutboundCall | None:
+        """Return the call to the chosen worker; None: it left. Raise `CannotResume`."""
+
+    def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
+        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
+        return None
+
+    def replay_buffer(self, request: "Request[A]") -> StreamReplayBuffer:
+        """Return a buffer for a stream that may resume on another worker."""
+        raise AssertionError(f"{request.model}: these streams are not resumed")
+
+    @abstractmethod
+    def answer_lines(self, request: "Request[A]", attempt: A, *, is_aside: bool) -> bytes:
+        """Return the header lines that say how the request was routed, each ended by CRLF.
+
+        `is_aside`: of a prefill worker's answer that the client gets.
+        """
+
+    def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
+        """Return whether another worker can serve the request."""
+        return True
+
+    def lost(self, attempt: A, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - the default
+        """Return why the attempt's worker seems to be lost; empty if it does not. Times as of `Request.lost`."""
+        return ""
+
+    def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
+        """Return the pause before the retry of this number, 1 the first; 0: none."""
+        return 0.0
+
+    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
+        """The request is refused because no worker is eligible."""
+
+    def began(self, request: "Request[A]", attempt: A) -> None:
+        """The worker computed the prompt."""
+
+    @abstractmethod
+    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
+        """A worker's part is over. If the request is over too, and the attempt complete, the client has its answer."""
+
+    @abstractmethod
+    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
+        """The request is over, and all of its attempts are settled."""
+
+
+class Gateway(NamedTuple):
+    """A gateway that sends a request itself: once, and to one worker, the chosen one or an alternative."""
+
+    allowed_workers: frozenset[str] | None
+    """Ids of those that it can reach, and offers; None: all."""
+    alternatives: Callable[[Verdict], tuple[str, ...]]
+    """Returns URLs of other workers that may take the same call."""
+
+
+class Request(Generic[A]):
+    """One request on its way; the handler of its own calls. `begin` starts it; `read` alone may be used without that.
+
+    `body` and `inbound` are set once the body is parsed, `prompt`, `plan` and `route` when all of it `is_read`.
+    """
+
+    __slots__ = (
+        "_aside", "_awaited", "_early", "_failed", "_is_resumed", "_is_running", "_life", "_stays", "attempt",
+        "attempts", "body", "destination", "exchange", "first_route", "gateway", "handoff", "inbound", "is_over",
+        "is_read", "mode", "model", "plan", "prefilled_by", "progress", "prompt", "replay_buffer", "route",
+        "stream_loss", "ticket", "trace",
+    )  # fmt: skip
+
+    body: Body
+    inbound: Inbound
+    prompt: EncodedPrompt | None
+    plan: RequestPlan
+    route: RouteRequest
+    """Of the present phase; `first_route` is as the client sent it."""
+    first_route: RouteRequest
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        destination: Destination[A],
+        mode: str = "",
+        gateway: "Gateway | None" = None,
+        trace: TracedRequest | None = None,
+    ) -> None:
+        """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
+        self.exchange, self.destination, self.mode = exchange, destination, mode
+        self.gateway, self.trace = gateway, trace
+        self.ticket: Ticket | None = None
+        """Its place in the queue, while it waits there."""
+        self.model = ""
+        self.is_read = False
+        self.is_over = False
+        self.attempt: A | None = None
+        """The present attempt; None while no worker has the request."""
+        self.attempts: tuple[A, ...] = ()
+        """Those that are over."""
+        self.stream_loss: StreamLoss | None = None
+        """Why a stream that had begun ended with an error."""
+        self.handoff: PrefillAnswer | None = None
+        """The prefill worker's answer."""
+        self.progress: Progress | None = None
+        """How far the answer had come when its last worker failed."""
+        self.replay_buffer: StreamReplayBuffer | None = None
+        """Gets the events of the present attempt's stream, if another worker may resume it."""
+        self.prefilled_by: WorkerRank | None = None
+        """Who computed the prompt, if not the worker that answers."""
+        self._failed: A | None = None
+        self._stays: A | None = None
+        """A lost worker's attempt whose stream, once it has begun, no other can resume."""
+        self._is_resumed = False
+        """Whether the client has the beginning of a stream that another worker is to continue."""
+        self._aside: BufferedResponse | None = None
+        self._life: Coroutine[Any, Any, None] | None = None
+        self._is_running = False
+        self._awaited: asyncio.Future[Any] | None = None
+        self._early: tuple[Any] | None = None
+
+    # ------------------------------------------------------------------------------------------- the life
+
+    def begin(self) -> None:
+        """Read and serve the client's request."""
+        self.exchange.on_gone(self._left)
+        if not self.is_over:
+            self._life = self._live()
+            self._step(None)
+
+    def explain(self, explained: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that only reads the request, in place of its life."""
+        self.exchange.on_gone(self.stop)
+        if not self.is_over:
+            self._life = explained
+            self._step(None)
+
+    async def _live(self) -> None:
+        destination = self.destination
+        try:
+            await self.read()
+            if not destination.admits(self):
+                destination.waited(self, await self._until_resumed())
+            while not self.is_over:
+                attempt = self.attempt = self.decided(destination.choose)
+                try:
+                    self._send(attempt)
+                except CannotResume as error:
+                    await self._pass_over(attempt, elsewhere=error.elsewhere)
+                    continue
+                came = await self._until_resumed()
+                if isinstance(came, Progress):
+                    await self._migrate(attempt, came)
+                elif isinstance(came, str):  # the worker that a gateway's answer is of
+                    self._settle("failed")
+                    destination.routed(self, came)
+                elif came is None or not self._collected(attempt, came):
+                    await self._retry(attempt)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            self._refuse(refusal_of(error, self))
+
+    async def read(self) -> None:
+        """Parse the body, make the prompt, and plan the phases; raise what `Destination` raises."""
+        destination = self.destination
+        try:
+            began_s = perf_counter()
+            read: Any = destination.read(self)
+            if isinstance(read, asyncio.Future):  # no local refers to it: its error would refer to itself
+                self._awaited, read = read, None
+                read = await self._later()
+            self.body, self.inbound = read
+            self.model = self.inbound.model
+            parsed_s = perf_counter()
+            prompt: Any = destination.prompt_of(self, parsed_s - began_s)
+            if isinstance(prompt, asyncio.Future):
+                self._awaited, prompt = prompt, None
+                prompt = await self._later()
+            self.prompt = prompt
+            self.plan = destination.planned(self, perf_counter() - parsed_s)
+            self.is_read = True
+        finally:
+            self._awaited = None
+
+    def decided(self, decide: "Callable[[Request[A]], T]") -> T:
+        """Return what `decide` does for the plan's phase, or for another one where no worker is eligible for it."""
+        plan, destination = self.plan, self.destination
+        while True:
+            try:
+                return decide(self)
+            except RequestRejected as error:
+                if error.exclusions is not None:
+                    if plan.no_candidate():
+                        destination.routed(self)
+                        continue
+                    destination.unserved(self, error.exclusions)
+                if self._failed is not None:
+                    raise RequestRejected(self._failed.refusal()) from error
+                raise
+
+    def _send(self, attempt: A) -> None:
+        """Send the request to the chosen worker; the methods for its answer are called, `resume` the last."""
+        plan = self.plan
+        keeps_events = self._is_resumed or (plan.may_migrate() and not plan.is_aside)
+        self.replay_buffer = self.destination.replay_buffer(self) if keeps_events else None
+        call = self.destination.call(self, attempt)
+        if call is None:
+            self.on_failed("connect", "the worker left", begun=False)
+        elif plan.is_aside:
+            aside = self._aside = BufferedResponse(self.exchange.outward, ASIDE_BYTES_MAX)
+            aside.ask(call, self)
+        else:
+            self.exchange.forward(call, self)
+
+    def _collected(self, attempt: A, body: bytes) -> bool:
+        """A prefill worker has answered, with the decode worker's parameters or with the complete answer.
+
+        Return whether the answer can be used.
+        """
+        limit_tokens = self.inbound.limit_tokens
+        if limit_tokens is not None and self.progress is not None:
+            limit_tokens -= self.progress.token_count
+        answer = PrefillAnswer(body, b"", is_final=True)
+        if attempt.is_answered:
+            try:
+                answer = prefill_answer(body, limit_tokens=limit_tokens)
+            except AnswerUnusable as error:
+                attempt.fail("body", str(error))
+                return False
+        attempt.complete(usage_in(body[-_USAGE_BYTES:]), later_tokens=0)
+        if answer.is_final:
+            events = b""
+            if attempt.is_answered and self.inbound.stream:
+                events = as_events(answer.body, include_usage=self.inbound.include_usage)
+            self.end(attempt.end_outcome)
+            self._reply(attempt, answer.body, events)
+            return True
+        self._settle(attempt.end_outcome)
+        self.handoff, self.prefilled_by = answer, attempt.rank
+        self.plan.prefilled()
+        self.destination.routed(self)
+        return True
+
+    async def _retry(self, attempt: A) -> None:
+        """The worker failed before its answer: another is tried, if the plan has one."""
+        plan, self._failed = self.plan, attempt
+        self._settle("failed")
+        if not plan.failed(attempt.rank, took_handoff=attempt.took_handoff):
+            raise RequestRejected(attempt.refusal())
+        attempt.is_retried = True
+        await self._pause(max(1, plan.retries))
+
+    async def _migrate(self, attempt: A, progress: Progress) -> None:
+        """The worker failed in the midst of its stream: another one continues it."""
+        plan = self.plan
+        self.progress, self._failed = progress, attempt
+        self._settle("failed")
+        plan.migrated(attempt.rank)
+        if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
+            plan.compute_at_decode()  # as for requests for one token
+        await self._pause(1)
+
+    async def _pass_over(self, attempt: A, *, elsewhere: bool) -> None:
+        """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another may."""
+        plan, failed = self.plan, self._failed
+        assert failed is not None
+        attempt.stage = "local"
+        self._settle("cancelled")
+        if elsewhere and plan.failed(attempt.rank, took_handoff=False):
+            await self._pause(max(1, plan.retries))
+        else:
+            self._refuse(failed.refusal(), "no_worker" if elsewhere else "no_seam")
+
+    async def _pause(self, retry: int) -> None:
+        self.destination.routed(self)
+        pause_s = self.destination.pause_s(self, retry)
+        if pause_s:
+            asyncio.get_running_loop().call_later(pause_s, self.resume)
+            await self._until_resumed()
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def end(self, outcome: OutcomeName, refusal: Refusal | None = None) -> None:
+        """The request is over: settle its attempt and itself; nothing follows. Further calls do nothing."""
+        if self.is_over:
+            return
+        self.stop()
+        if self.attempt is not None:
+            self._settle(outcome if self.attempt.later_tokens is not None or outcome == "cancelled" else "failed")
+        self.destination.ended(self, outcome, refusal)
+
+    def _settle(self, outcome: OutcomeName) -> None:
+        attempt, self.attempt = self.attempt, None
+        assert attempt is not None
+        self.attempts = (*self.attempts, attempt)
+        self.destination.settle(self, attempt, outcome)
+
+    def _refuse(self, refusal: Refusal, loss: StreamLoss = "no_worker") -> None:
+        """End with an error; `loss` is why a stream that has begun is lost."""
+        if self.is_over:
+            return
+        if self._is_resumed:
+            self.stream_loss = loss
+        self.end(refusal.outcome, refusal)
+        named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
+        headers = (*refusal.headers, *named)
+        self.exchange.answer(refusal.status, refusal.body, headers=headers)
+
+    def _reply(self, attempt: A, body: bytes, events: bytes) -> None:
+        """Answer the client with a prefill worker's answer; `events`: the same as an event stream, if it wants one."""
+        lines = self.destination.answer_lines(self, attempt, is_aside=True)
+        named = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+        headers = [(name, value) for name, _, value in named]
+        if not events:
+            self.exchange.answer(attempt.status, body, headers=headers)
+        elif self.exchange.is_begun:
+            self.exchange.end_stream(events)
+        else:
+            self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)
+
+    def _left(self) -> None:
+        """The client left. A prefill worker's KV that waits for its decode worker is fetched all the same."""
+        if self.is_over:
+            return
+        fetches = self.attempt is None and self.handoff is not None and self.plan.phase == "decode"
+        self.end("cancelled")
+        aside = self._aside
+        if aside is not None:
+            aside.give_up()
+            call = self.destination.fetching_call(self) if fetches else None
+            if call is not None:
+                another = aside.another()
+                another.ask(call, self)
+                another.give_up()
+
+    # ------------------------------------------------------------------------------------------- as a call's handler
+
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
+        """Return the header lines to add to the answer; None: it is not passed on."""
+        attempt = self.attempt
+        if attempt is None:
+            return None
+        if not attempt.on_head(status, headers):
+            is_last = attempt.is_engines_word and not (self.plan.may_fail() and self.destination.has_other(self))
+            if not is_last:
+                return None
+        if self._is_resumed and not attempt.is_answered:
+            attempt.reason = f"status {status} to an answer that was to go on"
+            return None
+        if self.plan.is_aside:
+            return b""
+        return self.destination.answer_lines(self, attempt, is_aside=False)
+
+    def on_dropped(self) -> None:
+        """The unwanted answer is dropped."""
+        if self.attempt is not None:
+            self.resume()
+
+    def on_first_byte(self) -> None:
+        """The answer has begun."""
+        attempt = self.attempt
+        if attempt is not None:
+            attempt.has_begun = True
+            self.destination.began(self, attempt)
+
+    def on_bytes(self) -> None:
+        """The answer goes on."""
+        if self.attempt is not None:
+            self.attempt.on_bytes()
+
+    def on_end(self, tail: bytes, later_events: int) -> None:
+        """The answer is complete, at the client, or in the router for a prefill worker's."""
+        attempt, buffer = self.attempt, self.replay_buffer
+        if attempt is None:
+            return
+        if self.plan.is_aside:
+            assert self._aside is not None
+            self.resume(self._aside.body)
+            return
+        if buffer is not None:
+            later_events = buffer.later_tokens or later_events
+        usage = usage_in(tail)
+        later_tokens = 0
+        if self.inbound.has_one_choice:
+            later_tokens = later_events
+            if usage.output_tokens is not None and (later_events or not attempt.is_streamed):
+                before = 0 if self.progress is None else self.progress.token_count
+                later_tokens = max(0, usage.output_tokens - before - 1)
+        attempt.complete(usage, later_tokens, came_whole=bool(tail) and not attempt.has_begun)
+        self.end(attempt.end_outcome)
+
+    def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+        """The worker failed. `begun`: the client has part of the answer."""
+        attempt = self.attempt
+        if attempt is None:  # a call whose answer is not awaited
+            return
+        attempt.fail(stage, reason)
+        if stage == "local":
+            self._refuse(refusals.unavailable(reason, "overloaded"))
+        elif begun and not self.plan.is_aside:
+            if attempt.is_streamed:
+                self.stream_loss = "not_resumable"
+            self.end("failed")
+        else:
+            self.resume()
+
+    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
+        """Return why the worker's answer is not awaited: it is silent or left, and another one can serve the request.
+
+        `begun`: the client has part of the answer; `quiet_s`: since the last byte of it.
+        """
+        attempt, plan = self.attempt, self.plan
+        if attempt is None or (begun and attempt is self._stays):
+            return ""
+        reason = self.destination.lost(attempt, quiet_s, begun=begun)
+        if not reason:
+            return ""
+        buffer = self.replay_buffer
+        keeps_events = buffer is not None and not buffer.is_overfull
+        if not begun or (self._is_resumed and not attempt.has_begun and keeps_events):
+            may_move = plan.may_fail()
+        else:
+            may_move = attempt.has_begun and plan.may_migrate() and self._progress_of(attempt) is not None
+        if not may_move:
+            self._stays = attempt
+            return ""
+        return reason if self.destination.has_other(self) else ""
+
+    def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
+        """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
+        attempt = self.attempt
+        progress = None if attempt is None or stage == "local" else self._progress_of(attempt)
+        if attempt is None or progress is None:
+            return None
+        attempt.fail(stage, reason)
+        inbound = self.inbound
+        if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
+            self.end("ok")
+            prompt_tokens = self.route.known_tokens if inbound.include_usage else None
+            return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)
+        if attempt.has_begun and not self.plan.may_migrate():
+            return None
+        self._is_resumed = True
+        self.resume(progress if attempt.has_begun else None)
+        return b""
+
+    def _progress_of(self, attempt: A) -> Progress | None:
+        """Return how far the answer has come; None if another worker cannot continue it."""
+        buffer = self.replay_buffer
+        if buffer is None or buffer.is_overfull:
+            return None
+        return progress_of(buffer.events(), buffer.before or self.progress) if attempt.has_begun else self.progress
+
+    def on_gone(self) -> None:
+        """The client left and the worker's connection was closed; or a prefill worker's answer is too long."""
+        if self.attempt is not None and self.plan.is_aside:
+            self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
+        else:
+            self._left()
+
+    def served_elsewhere(self, worker_id: str) -> bool:
+        """A gateway says which worker answered; return whether it is another one, at which the work is now booked."""
+        attempt = self.attempt
+        if attempt is None or worker_id == attempt.rank.worker_id:
+            return False
+        attempt.fail("connect", "the gateway sent the request to another endpoint")
+        self.resume(worker_id)
+        return True
+
+    # ------------------------------------------------------------------------------------------- the coroutine
+
+    @types.coroutine
+    def _until_resumed(self) -> "Generator[None, Any, Any]":
+        """Suspend the life until `resume`; return what that is given, or was given already."""
+        early, self._early = self._early, None
+        return (yield) if early is None else early[0]
+
+    async def _later(self) -> Any:  # noqa: ANN401
+        """Return the result of the awaited future."""
+        assert self._awaited is not None
+        self._awaited.add_done_callback(self._done)
+        return await self._until_resumed()
+
+    def _done(self, future: "asyncio.Future[Any]") -> None:
+        if not self.is_over and not future.cancelled():
+            error = future.exception()
+            self._step(future.result() if error is None else None, error)
+
+    def resume(self, came: Any = None) -> None:  # noqa: ANN401 - see `_live`
+        """Go on with the life, which waits for this or is about to: with a refusal, or what came of an answer."""
+        if self._is_running:  # what was asked is answered at once
+            self._early = (came,)
+        elif not self.is_over:
+            self._step(came)
+
+    def _step(self, came: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
+        life = self._life
+        assert life is not None
+        self._is_running = True
+        try:
+            if error is None:
+                life.send(came)
+            else:
+                life.throw(error)
+        except StopIteration:
+            return
+        finally:
+            self._is_running = False
+        if self.is_over:
+            life.close()
+
+    def stop(self) -> None:
+        """Nothing more is done for the request."""
+        self.is_over = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+        if self._life is not None and not self._is_running:
+            self._life.close()
+
+
+def refusal_of(error: BaseException, request: Request[Any]) -> Refusal:
+    """Return the client's error; log what is no fault of the client."""
+    if isinstance(error, RequestRejected):
+        return error.refusal
+    if isinstance(error, (RequestInvalid, TextError)):
+        return refusals.bad_request(error)
+    if isinstance(error, EncodersBusy):
+        return refusals.unavailable(str(error), "overloaded")
+    _log.error("request_failed", path=request.exchange.path, exc_info=error, **log_names(request))
+    return refusals.our_fault(error)
+
+
+def log_names(request: Request[Any]) -> dict[str, str]:
+    """Return the ids that a log line of the request has, as far as they are known."""
+    names = {"trace_id": request.trace.hex_id} if request.trace is not None else {}
+    return names | {"request_id": request.route.request_id} if request.is_read else names
