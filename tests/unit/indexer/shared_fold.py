@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from indexer.follow.fold import IndexFold, OverlapColumns, RankView
+from indexer.follow.inputs import Fact, MessageArrived, Question
+from indexer.follow.messages import read_message
 from indexer.follow.status_writer import StatusWriter
 from indexer.index.prefix_index import Hashes, PrefixIndex
 from indexer.shared import IndexReader
+from kv_protocol import codec
+from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from tests.contract.indexes import SharedNativeIndex
 
@@ -38,3 +42,15 @@ def fold_of(index: PrefixIndex, *limits: Any, **settings: Any) -> IndexFold:
     kind: Any = SharedFold if isinstance(index, SharedNativeIndex) else IndexFold
     made: IndexFold = kind(index, *limits, **settings)
     return made
+
+
+def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
+    return [question for fact in facts for question in fold.apply(fact, now_s)]
+
+
+def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
+    return MessageArrived(rank, read_message(codec.encode_message(batches)))
+
+
+def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
+    return [view.stale for view in fold.overlap((), ranks)]

@@ -9,19 +9,16 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerGone
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import BytesRefused, HeartbeatArrived, Question, WorkerGone
 from indexer.follow.question_turns import RECOVERIES_MAX
-from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Batch
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import RecoverRequest
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
+from tests.unit.indexer.shared_fold import arrived, fold_of, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
@@ -34,14 +31,6 @@ make_index: MakeIndex = ReferenceIndex
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test be of each index."""
     monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
-def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
 def lived(fold: IndexFold, rank: WorkerRank, batches: int) -> Life:

@@ -11,7 +11,6 @@ from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
-    Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
@@ -30,7 +29,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
+from tests.unit.indexer.shared_fold import fold_of, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -88,10 +87,6 @@ def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, ho
 
 def asks_dump(rank: WorkerRank, request_id: int) -> Question:
     return Question(rank, RecoverRequest(request_id))
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
 
 
 def depths(fold: IndexFold, *ranks: WorkerRank) -> list[tuple[int, ...]]:

@@ -36,7 +36,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
+from tests.unit.indexer.shared_fold import fold_of, stale, told
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH = 11
@@ -90,16 +90,8 @@ def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) 
     return AnswerArrived(rank, chunk)
 
 
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
 def asks_all(rank: WorkerRank) -> Question:
     return Question(rank, RecoverRequest(1))
-
-
-def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
-    return [view.stale for view in fold.overlap((), ranks)]
 
 
 def crowded(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:

@@ -31,6 +31,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
+from tests.unit.indexer.shared_fold import told
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=16)
@@ -56,10 +57,6 @@ class Recording(ReferenceIndex):
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
         self.messages += 1
         return super().apply_batch(rank, message, now_s)
-
-
-def told(fold: IndexFold, *facts: Fact) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, 0.0)]
 
 
 def asks_repair(fold: IndexFold, request_id: int, after_seq: int) -> Question:

@@ -12,17 +12,13 @@ from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
-    Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
-    MessageArrived,
     Question,
     WorkerGone,
 )
-from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
-from kv_protocol import codec
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
@@ -33,7 +29,7 @@ from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
-from tests.unit.indexer.shared_fold import fold_of
+from tests.unit.indexer.shared_fold import arrived, fold_of, stale, told
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
@@ -51,18 +47,6 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def fold() -> IndexFold:
     return fold_of(make_index(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
-def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
-
-
-def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
-    return [view.stale for view in fold.overlap((), ranks)]
 
 
 def lived(fold: IndexFold, batches: int, rank: WorkerRank = A0) -> Life:
