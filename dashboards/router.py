@@ -240,7 +240,7 @@ RUNNING = Row(
     (
         Panel(
             title="Versions",
-            description="kvrouter_build_info: version of each router. Several: an update has not ended, or left one out.",
+            description="kvrouter_build_info: version of each router. Several: an update has not ended or left one out",
             queries=(Query(f"sum by (version) ({selected('build_info')})", "{{version}}"),),
             kind="stat",
             unit="none",

@@ -8,7 +8,7 @@ asks what comes first does not depend on their speed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.engines.types import EngineDescription, EngineError, EngineOutput, EngineRequest
 from worker_agent.media.encode_api import ImageEncoder
 
 BLOCK_SIZE = 4
@@ -142,6 +142,15 @@ def request(name: str = "a", max_tokens: int = 4, **fields: Any) -> EngineReques
 
 async def outputs(engine: Engine, asked: EngineRequest) -> list[EngineOutput]:
     return [output async for output in engine.generate(asked)]
+
+
+async def failure(work: Awaitable[object]) -> EngineError | None:
+    """Return the engine's error that ends the work, None if it ends well."""
+    try:
+        await work
+    except EngineError as error:
+        return error
+    return None
 
 
 def tokens_of(told: list[EngineOutput]) -> list[int]:

@@ -12,6 +12,7 @@ from kv_runtime.event_log import EventLog
 from tests.support.forked import begun
 from tests.system.integration.broker import Broker
 from tests.system.integration.event_path import NATS, connected
+from tests.system.integration.scripted_rank import ScriptedRank
 
 E2E = Path(__file__).parent / "e2e"
 STARTED = ("test_attached_engine_death", "test_nats_roles", "test_worker_death")
@@ -33,3 +34,10 @@ async def log(broker: Broker) -> AsyncIterator[EventLog]:
     async with connected(broker.url) as connection:
         await ensure_streams(connection, NATS)
         yield connection
+
+
+@pytest_asyncio.fixture
+async def scripted(log: EventLog) -> ScriptedRank:
+    scripted = ScriptedRank(log)
+    await scripted.start()
+    return scripted

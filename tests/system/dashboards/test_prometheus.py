@@ -154,7 +154,7 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
         await sent.more(_ANSWERS)
         await prometheus.until('sum(kvrouter_requests_total{outcome="ok"}) > 0', READY_S)
         running.processes["w1"].freeze()
-        await until_promised(running, "w1")
+        await running.until_promised("w1")
         await running.kill("w1")
         await sent.more(_ANSWERS)
         await prometheus.until('kvrouter_rank_fit{worker="w1"} == 0', READY_S)
@@ -181,13 +181,6 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
 
 def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
-
-
-async def until_promised(running: Fleet, worker_id: str) -> None:
-    """Return once the worker was given requests that are not over."""
-    async with asyncio.timeout(READY_S):
-        while not (await running.scrape("router")).total("ledger_active_requests", worker=worker_id):
-            await SystemClock().sleep(_LOOK_S)
 
 
 async def overflow(running: Fleet, prometheus: Prometheus) -> None:

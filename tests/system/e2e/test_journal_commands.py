@@ -16,6 +16,7 @@ from kv_runtime.supervise import Part, run_parts
 from router.decision.state import RouterState
 from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
+from tests.system.e2e.replays import figure
 from tests.system.e2e.typed import typed
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.test_journal import SETTINGS, written
@@ -108,12 +109,6 @@ async def living(log: EventLog, **changed: int) -> AsyncIterator[tuple[Life, Jou
         yield life, writers[0]
         await eventually(lambda: not writers[0].statistics().waiting)
         stop.set()
-
-
-def figure(name: str, report: str) -> int:
-    found = re.search(rf"^{name} +(\d+)", report, re.MULTILINE)
-    assert found is not None, report
-    return int(found[1])
 
 
 async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_that_is_left(

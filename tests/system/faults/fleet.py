@@ -120,6 +120,12 @@ class Fleet:
         """One of the processes is gone without a word."""
         await self.processes[name].kill()
 
+    async def until_promised(self, worker_id: str) -> None:
+        """Return once the router has given the worker requests that are not over."""
+        async with asyncio.timeout(READY_S):
+            while not (await self.scrape("router")).total("ledger_active_requests", worker=worker_id):
+                await SystemClock().sleep(_LOOK_S)
+
     async def until_ready(self, within_s: float = READY_S) -> None:
         """Return once the router has a place for every request, and believes all that it knows."""
         for _ in range(round(within_s / _LOOK_S)):

@@ -1,12 +1,10 @@
 """Our own processes are killed, restarted and frozen under load, beside a nats-server that is well."""
 
-import asyncio
 from pathlib import Path
 
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
-from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
+from tests.system.faults.fleet import READY_S, fleet_on_one_server
 from tests.system.faults.nats_servers import Limits
 from tests.system.faults.recoveries import Recoveries
 from tests.system.faults.stream_reader import connected_to
@@ -16,7 +14,6 @@ AGENT_S = 10.0
 ROUTER_S = 10.0
 SLOW_S = 10.0
 QUIET_S = 5.0
-_LOOK_S = 0.02
 BURST_MESSAGES, BURST_BYTES = 64, 512 * 1024
 """More than the system keeps for a connection that is not read: 10 MB or so."""
 
@@ -29,9 +26,7 @@ async def test_a_killed_agent_costs_no_request_and_comes_back_as_a_new_life(
             await running.until_equal(READY_S)
             before = {name: await running.scrape(name) for name in ("router", "index")}
             running.processes["w1"].freeze()
-            await until_promised(
-                running, "w1"
-            )  # what it was given it does not answer: it is killed in the middle of it
+            await running.until_promised("w1")  # what it was given it does not answer: it is killed in the middle of it
             await running.kill("w1")
             await sent.more()
             await running.start_worker("w1")
@@ -50,13 +45,6 @@ async def test_a_killed_agent_costs_no_request_and_comes_back_as_a_new_life(
         assert router.total("retries_total") >= 1
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("agent killed", recovered_s, AGENT_S, sent)
-
-
-async def until_promised(running: Fleet, worker_id: str) -> None:
-    """Return once the router has given the worker requests that are not over."""
-    async with asyncio.timeout(READY_S):
-        while not (await running.scrape("router")).total("ledger_active_requests", worker=worker_id):
-            await SystemClock().sleep(_LOOK_S)
 
 
 async def test_a_restarted_router_answers_every_connected_client_and_is_exact_again(

@@ -42,13 +42,6 @@ TOO_MANY_BLOCKS = 40_000
 
 
 @pytest_asyncio.fixture
-async def scripted(log: EventLog) -> ScriptedRank:
-    scripted = ScriptedRank(log)
-    await scripted.start()
-    return scripted
-
-
-@pytest_asyncio.fixture
 async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
     async with running_index(broker.url) as running:
         yield running

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from yarl import URL
 
 from kv_runtime.clock import SystemClock
-from tests.contract.engines import DESCRIPTION, PROMPT, outputs, request, tokens_of
+from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.engine_args.rules import Role
@@ -23,7 +23,7 @@ from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
 from worker_agent.engines.simulated.live_transfer import TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferStatistics, state_of
-from worker_agent.engines.types import EngineError, RequestRefused
+from worker_agent.engines.types import RequestRefused
 
 SPEED = 1000.0
 PATIENT: dict[str, Any] = {"timeout_s": 3600.0}
@@ -67,14 +67,6 @@ async def handed_over(prefill: Worker, **fields: Any) -> Handoff:
     (answer,) = await outputs(prefill.engine, request(**fields))
     assert answer.handoff is not None
     return answer.handoff
-
-
-async def failure(work: Any) -> BaseException | None:
-    try:
-        await work
-    except EngineError as error:
-        return error
-    return None
 
 
 async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:

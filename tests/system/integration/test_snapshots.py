@@ -5,7 +5,6 @@ import re
 
 import nats
 import pytest
-import pytest_asyncio
 from msgspec import structs
 from structlog.testing import capture_logs
 
@@ -38,13 +37,6 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bucket(log: EventLog) -> ObjectBucket:
     return log.objects(subjects.SNAPSHOT_BUCKET)
-
-
-@pytest_asyncio.fixture
-async def scripted(log: EventLog) -> ScriptedRank:
-    scripted = ScriptedRank(log)
-    await scripted.start()
-    return scripted
 
 
 def metric(index: Index, name: str) -> float:

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from kv_runtime.clock import SystemClock
-from tests.contract.engines import LONGEST, PROMPT, outputs, request, rows_until, tokens_of, trtllm_args, trtllm_engine
+from tests.contract.engines import (
+    LONGEST,
+    PROMPT,
+    failure,
+    outputs,
+    request,
+    rows_until,
+    tokens_of,
+    trtllm_args,
+    trtllm_engine,
+)
 from tests.support.trtllm import Fake, trtllm
 from worker_agent.api.disaggregated import handoff_json, handoff_of_json
 from worker_agent.api.sampling import UNLIKELY, Guide, Sampling
@@ -220,8 +230,8 @@ async def test_a_dead_engine_ends_its_streams_and_then_run(trtllm: Fake) -> None
     engine = trtllm_engine(settings=WATCH)
     await engine.start()
     async with asyncio.TaskGroup() as group:
-        driving = group.create_task(_raised(engine.run()))
-        stream = group.create_task(_raised(outputs(engine, request())))
+        driving = group.create_task(failure(engine.run()))
+        stream = group.create_task(failure(outputs(engine, request())))
         await asyncio.sleep(0)
         trtllm.control.kill(RuntimeError("Xid 79"))
     assert "Xid 79" in str(stream.result())
@@ -229,14 +239,6 @@ async def test_a_dead_engine_ends_its_streams_and_then_run(trtllm: Fake) -> None
     assert engine.fault == "RuntimeError: Xid 79"
     with pytest.raises(EngineStopped, match="Xid 79"):
         await outputs(engine, request("late"))
-
-
-async def _raised(work: Any) -> BaseException | None:
-    try:
-        await work
-    except EngineError as error:
-        return error
-    return None
 
 
 async def test_polls_of_an_engine_that_is_not_there_are_engine_errors(trtllm: Fake) -> None:
@@ -275,7 +277,7 @@ async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) ->
     async with running(worker("prefill")) as prefill, running(worker("decode")) as decode:
         answer = await handed_over(prefill)
         trtllm.control.hold()
-        waiting = asyncio.ensure_future(_raised(outputs(decode, request(max_tokens=150, handoff=answer.handoff))))
+        waiting = asyncio.ensure_future(failure(outputs(decode, request(max_tokens=150, handoff=answer.handoff))))
         await asyncio.sleep(0)
         result = trtllm.control.results[-1]
         waiting.cancel()
@@ -320,7 +322,7 @@ async def test_an_engine_that_does_not_end_holds_up_neither_its_streams_nor_the_
     (llm,) = trtllm.control.llms
     shutdown = llm.shutdown
     monkeypatch.setattr(llm, "shutdown", released.wait)
-    waiting = asyncio.ensure_future(_raised(outputs(engine, request())))
+    waiting = asyncio.ensure_future(failure(outputs(engine, request())))
     await asyncio.sleep(0)
     try:
         await engine.stop(0.0)

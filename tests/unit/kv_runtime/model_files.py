@@ -1,9 +1,13 @@
 """Small models like those that are served: byte-level BPE with the pre-tokenizers, marks and templates of two kinds."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from kv_runtime.text.chat_messages import TextError
 
 _SAID = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -104,3 +108,10 @@ def _byte_level(pattern: str, model: models.BPE) -> Tokenizer:
     )
     tokenizer.train_from_iterator([_TRAINED_ON], trainer)
     return tokenizer
+
+
+def refused(call: Callable[[], object]) -> TextError:
+    """Return the error that the call raises."""
+    with pytest.raises(TextError) as raised:
+        call()
+    return raised.value

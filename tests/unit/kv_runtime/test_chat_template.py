@@ -1,7 +1,6 @@
 """Chat templates: what they are given, that the sandbox is one, and that rendering has bounds."""
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from itertools import count
 from typing import Any
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.template_sandbox import chat_environment
-from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE
+from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, refused
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 FIRST = "messages[0].content"
@@ -24,12 +22,6 @@ PARTS: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a
 
 def template(source: str, **bounds: Any) -> ChatTemplate:
     return ChatTemplate({"default": source}, {"bos_token": "<s>"}, **bounds)
-
-
-def refused(call: Callable[[], object]) -> TextError:
-    with pytest.raises(TextError) as raised:
-        call()
-    return raised.value
 
 
 # ---------------------------------------------------------------- what a template is given

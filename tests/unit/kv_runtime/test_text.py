@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
+from tests.unit.kv_runtime.model_files import refused
 
 CHATML = """\
 {%- for message in messages %}
@@ -80,12 +80,6 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture(params=["byte", "directory"])
 def text(request: pytest.FixtureRequest, write: Write) -> Text:
     return load_text("byte" if request.param == "byte" else write())
-
-
-def refused(call: Callable[[], object]) -> TextError:
-    with pytest.raises(TextError) as raised:
-        call()
-    return raised.value
 
 
 # ---------------------------------------------------------------- both kinds of model
@@ -321,10 +315,11 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     assert (error.field, error.found) == (str(tmp_path / "tokenizer.json"), "No such file or directory")
 
 
-def test_a_broken_tokenizer_is_named(write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "data"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "{")])
+def test_a_broken_file_is_named(write: Write, tmp_path: Path, name: str, data: str) -> None:
     write()
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / "tokenizer.json")
+    (tmp_path / name).write_text(data)
+    assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -337,12 +332,6 @@ def test_a_broken_tokenizer_is_named(write: Write, tmp_path: Path) -> None:
 )
 def test_what_is_no_template_is_named(write: Write, tmp_path: Path, config: object, field: str) -> None:
     assert refused(lambda: load_text(write(config=config))).field == str(tmp_path / field)
-
-
-def test_a_configuration_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:
-    write()
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / "tokenizer_config.json")
 
 
 def test_a_configuration_that_is_nested_too_deeply_is_named(write: Write) -> None:
