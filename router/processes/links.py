@@ -14,7 +14,6 @@ from kv_runtime.telemetry import RateLimitedLog
 
 CALL_S = 5.0
 """For a process that answers at once: beyond it, it counts as silent."""
-_BODY_BYTES_MAX = 64 << 20
 
 _log = structlog.get_logger("router")
 
@@ -83,7 +82,7 @@ class Links:
         try:
             async with asyncio.timeout(CALL_S + more_s):
                 async with self.session.request(method, target, data=body or None) as response:
-                    return Answer(response.status, await response.content.read(_BODY_BYTES_MAX))
+                    return Answer(response.status, await response.read())
         except (OSError, aiohttp.ClientError, TimeoutError) as error:
             self.silent_total[name] += 1
             reason = str(error) or type(error).__name__

@@ -71,7 +71,7 @@ class Supervisor:
         for each in self._processes:
             each.start()
         await asyncio.gather(*(each.serves for each in self._processes))
-        if any(each.ended.done() for each in self._processes):
+        if not all(each.has_served for each in self._processes):
             self._over.set()
             await self.run(self._over)
 

@@ -1,7 +1,7 @@
 """The control plane of a router in several processes, of which some do not answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.bodies: list[tuple[str, bytes]] = []
+        self.answer: Callable[[web.Request], Awaitable[web.StreamResponse]] = self._echo
 
     async def _echo(self, request: web.Request) -> web.Response:
         self.bodies.append((request.method, await request.read()))
@@ -37,7 +38,7 @@ class Process:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         app, stop = web.Application(), asyncio.Event()
-        app.add_routes([web.get("/v1/live", self._live), web.route("*", "/{path:.*}", self._echo)])
+        app.add_routes([web.get("/v1/live", self._live), web.route("*", "/{path:.*}", self.answer)])
         server = HttpServer(app, "127.0.0.1", 0)
         await server.start()
         running = asyncio.ensure_future(server.run(stop))
@@ -71,6 +72,21 @@ async def test_that_no_process_answers_is_said(path: str) -> None:
     async with front_of(s0=GONE, s1=GONE) as (session, _):
         status, error = await error_of(await session.get(path))
         assert (status, error["code"]) == (503, "no_process")
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole() -> None:
+    async def in_pieces(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (b'{"workers":', b"[]}"):
+            await response.write(part)
+            await asyncio.sleep(0.01)
+        return response
+
+    process = Process("s0")
+    process.answer = in_pieces
+    async with process.serving() as url, front_of(s0=url) as (session, _):
+        assert await (await session.get("/v1/workers")).json() == {"workers": []}
 
 
 async def test_a_wrong_parameter_is_refused_without_asking() -> None:
