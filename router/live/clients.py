@@ -6,7 +6,7 @@ Source: HTML, "Server-sent events", https://html.spec.whatwg.org/multipage/serve
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -97,7 +97,7 @@ class LiveClients:
         """Send an event to all clients."""
         self._put(self.encoded(kind, value), list(self._clients))
 
-    def send_decisions(self, rows: list[object], skipped: int) -> None:
+    def send_decisions(self, rows: Sequence[object], skipped: int) -> None:
         """Send each client as many of the rows as it wants; those that it does not get are counted in its event."""
         for wanted in {client.decisions_max for client in self._clients}:
             shown = rows[:wanted]
