@@ -1,4 +1,4 @@
-"""One request on the router's side in virtual time: as `router/request/machine.py` has it, without bytes.
+"""One request on the router's side in virtual time: as `router/request/request.py` has it, without bytes.
 
     planned    `RequestPlan`, of the roles that are fit; `placement` where the layout is conditional
     decided    `Routing.decide` for the phase, and a lease at the winner; no candidate: as the plan has it

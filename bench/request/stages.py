@@ -57,7 +57,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.attribution",
     ),
     "metrics": ("router.admin.metrics",),
-    "request driver": (
+    "request": (
         "router.request.request",
         "router.request.attempt",
         "router.request.passed",

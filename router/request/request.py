@@ -180,7 +180,7 @@ class Request(Generic[A]):
         exchange: Exchange,
         destination: Destination[A],
         mode: str = "",
-        gateway: "Gateway | None" = None,
+        gateway: Gateway | None = None,
         trace: TracedRequest | None = None,
     ) -> None:
         """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
@@ -511,13 +511,8 @@ class Request(Generic[A]):
         reason = self.destination.lost(attempt, quiet_s, begun=begun)
         if not reason:
             return ""
-        buffer = self.replay_buffer
-        keeps_events = buffer is not None and not buffer.is_overfull
-        if not begun or (self._is_resumed and not attempt.has_begun and keeps_events):
-            may_move = plan.may_fail()
-        else:
-            may_move = attempt.has_begun and plan.may_migrate() and self._progress_of(attempt) is not None
-        if not may_move:
+        may_move = plan.may_migrate() if begun and attempt.has_begun else plan.may_fail()
+        if not may_move or (begun and self._progress_of(attempt) is None):
             self._stays = attempt
             return ""
         return reason if self.destination.has_other(self) else ""

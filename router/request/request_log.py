@@ -47,11 +47,11 @@ class RequestLog:
     def ended(self, request: Request[RankAttempt], outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
         """Log the request if it was drawn, or ended with an error of the router. `e2e_s`: since its first byte."""
         is_drawn = self._is_drawn(request)
-        event, attempts = "request_ended", request.attempts
+        event = "request_ended"
         if refusal is not None:
             event = "request_refused"
         elif outcome == "failed":
-            is_word = bool(attempts) and attempts[-1].status >= CLIENT_FAULT
+            is_word = bool(request.attempts) and request.attempts[-1].status >= CLIENT_FAULT
             event = "request_refused" if is_word else "request_cut_off"
         elif not is_drawn:
             return
