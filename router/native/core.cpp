@@ -168,12 +168,6 @@ void Core::take(const Verdict& verdict) {
         expect(verdict);
     }
     promise(std::move(promised), view.now_s, "");
-    if (!request.blocks->empty()) {
-        ends.emplace_back(request.blocks->back(), view.now_s);
-        if (ends.size() > kEndsMax) {
-            ends.pop_front();
-        }
-    }
     if (attribution != nullptr) {
         attribution->decided(verdict);
     }
@@ -194,6 +188,12 @@ void Core::promised(const RankKey& rank, Promise routed, double now_s, std::stri
 void Core::promise(Promise promise, double now_s, std::string_view origin) {
     const Worker* const worker = workers_.find(ranks.key(promise.row).worker_id);
     ++attempts_total;
+    if (!promise.blocks->empty()) {
+        ends.emplace_back(promise.blocks->back(), now_s);
+        if (ends.size() > kEndsMax) {
+            ends.pop_front();
+        }
+    }
     if (worker != nullptr) {
         ++attempts.add(promise.row);
         const i64 blocks = static_cast<i64>(promise.blocks->size()) + promise.extra_blocks;

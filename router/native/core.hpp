@@ -212,7 +212,7 @@ public:
     OfferedLoads offered;
     RankMap<u64> attempts;  // that were routed to ranks of the fleet, by this router and its replicas
     u64 attempts_total = 0;
-    std::deque<std::pair<u64, double>> ends;   // last block of a prompt, and when it was routed here: the newest `kEndsMax`
+    std::deque<std::pair<u64, double>> ends;   // last block of a prompt, and when it was routed, here or by a replica: the newest `kEndsMax`
     std::shared_ptr<Attribution> attribution;  // none: nobody asks what requests saved
 
 private:
