@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import pytest_asyncio
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.amount import EVERY_DAY
 from tests.system.integration.broker import Broker, lasting_broker
@@ -20,7 +20,9 @@ from tests.system.integration.broker import Broker, lasting_broker
 _TEARDOWN_S = 120.0
 _AGAIN_S = 10.0
 
-settings.register_profile(EVERY_DAY, max_examples=25)
+# How fast examples are made and run is the machine's affair: a busy one fails no test.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(EVERY_DAY, settings.get_profile("default"), max_examples=25)
 settings.load_profile(EVERY_DAY)  # `--hypothesis-profile default` comes after it
 gc.disable()  # until all tests are collected: their modules live as long as the process
 

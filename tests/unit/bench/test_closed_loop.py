@@ -71,7 +71,7 @@ sessions = st.lists(
 ).filter(lambda planned: any(each.added_tokens for each in planned))
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(sessions, st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 4), st.integers(1, 9), st.integers(0, 3))
 def test_every_turn_of_every_session_is_sent_once_and_in_order(
     planned: list[Session], policy: str, workers: int, concurrency: int, seed: int

@@ -113,7 +113,7 @@ def test_a_transfer_that_does_not_fit_is_tried_at_three_workers_and_blocks_those
     assert sorted(waited) == [False] * 5 + [True]
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), layout=st.sampled_from(LAYOUTS))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, layout: str) -> None:
     trace = random_trace(seed, requests=20, per_s=per_s)

@@ -103,7 +103,7 @@ def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
     assert outcome.itl_s == pytest.approx(second_s)
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), policy=st.sampled_from((KV, ROUND_ROBIN)))
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
     trace = random_trace(seed, requests=25, per_s=per_s)

@@ -390,7 +390,7 @@ inputs = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(st.lists(st.tuples(moments, inputs), max_size=80))
 def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[tuple[float, Input]]) -> None:
     follower, now_s, asked_at_s, compared = StreamFollower(LIMITS), 0.0, float("-inf"), list[Tier]()

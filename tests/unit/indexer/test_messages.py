@@ -115,14 +115,14 @@ rows = st.builds(
 mixtures = st.lists(rows, min_size=1, max_size=2).map(lambda each: [batch for row_ in each for batch in row_])
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(mixtures)
 def test_of_any_message_the_heads_tell_what_decoding_tells(batches: list[Batch]) -> None:
     data = message(*batches)
     assert message_span(data) == decoded_span(data)
 
 
-@settings(max_examples=examples(1500), deadline=None)
+@settings(max_examples=examples(1500))
 @given(mixtures, st.integers(0, 400), st.integers(0, 255), st.sampled_from(["change", "cut", "add"]))
 def test_of_any_spoilt_message_the_heads_tell_no_more_than_decoding(
     batches: list[Batch], at: int, byte: int, how: str

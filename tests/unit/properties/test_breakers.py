@@ -146,13 +146,12 @@ def run(breakers: Breakers, script: list[tuple[float, Step]]) -> Router:
 
 
 @given(steps)
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 def test_answers_may_be_kept_and_one_request_at_a_time_probes(script: list[tuple[float, Step]]) -> None:
     run(Breakers(LIMITS), script)
 
 
 @given(steps)
-@settings(deadline=None)
 def test_every_rank_comes_back_once_it_answers(script: list[tuple[float, Step]]) -> None:
     router = run(Breakers(LIMITS), script)
     for lease_id in list(router.under_way):
@@ -180,7 +179,6 @@ class LetsEveryRequestProbe(Breakers):
 def test_the_comparison_sees_a_planted_bug() -> None:
     @given(steps)
     @settings(
-        deadline=None,
         max_examples=examples(1000),
         database=None,
         derandomize=True,

@@ -43,7 +43,7 @@ from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
 
-CALM = settings(deadline=None, max_examples=examples(150))
+CALM = settings(max_examples=examples(150))
 
 U64 = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 START = st.integers(1, 2**32 - 20)  # of at most 20 blocks, whose positions are u32s

@@ -281,7 +281,7 @@ UNKNOWN_ONES: Script = [
 @given(scripts)
 @example(A_REUSED_ID)
 @example(UNKNOWN_ONES)
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_the_core_decides_forgets_and_remembers_as_the_reference_whatever_happens(script: Script) -> None:
     run(script)
 
@@ -299,7 +299,6 @@ def assert_nothing_is_promised(folded: RouterState, now_s: float) -> None:
 
 
 @given(scripts, st.sampled_from([Finished, Cancelled, Expired]))
-@settings(deadline=None)
 def test_when_nothing_is_in_flight_every_sum_is_0(script: Script, ending: Any) -> None:
     both = run(script)
     for lease_id in (*LEASES, *(f"d{number + 1}" for number in range(both.decisions))):
@@ -309,7 +308,6 @@ def test_when_nothing_is_in_flight_every_sum_is_0(script: Script, ending: Any) -
 
 
 @given(scripts)
-@settings(deadline=None)
 def test_when_no_lease_is_renewed_every_sum_is_0_after_one_lease(script: Script) -> None:
     both = run(script)
     core = both.state.core

@@ -19,7 +19,7 @@ NOW_S = 1000.0
 HALF_LIFE_S = 10.0
 ENOUGH_TOKENS = 10_000
 
-FIRST_FOUND = settings(max_examples=examples(2000), phases=[Phase.generate], deadline=None)
+FIRST_FOUND = settings(max_examples=examples(2000), phases=[Phase.generate])
 
 Path = tuple[int, ...]
 """A prefix: what each of its blocks says."""
@@ -117,7 +117,7 @@ def faults(world: World, found: list[HotPrefix]) -> list[str]:
 
 
 @given(world=worlds())
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_the_list_keeps_every_rule(world: World) -> None:
     assert faults(world, listed(world)) == []
 

@@ -117,7 +117,7 @@ def test_every_split_of_an_answer_is_the_same_answer_and_h11s(data: bytes) -> No
         assert read_answer_by_us([data[:at], data[at:]]) == whole
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(spoilt(REQUESTS), cuts)
 @example(REQUESTS[2].replace(b"0A;", b"0xA;"), [])
 @example(REQUESTS[2].replace(b"\r\n3\r\n", b"\r\n+3\r\n"), [])
@@ -132,7 +132,7 @@ def test_spoilt_requests_are_read_as_h11_reads_them_or_refused_on_purpose(data: 
     assert read_by_us(pieces_of(data, places)) == ours, "however it is cut"
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(spoilt(ANSWERS), cuts)
 @example(ANSWERS[2].replace(b"A;a", b"A ;a"), [])
 def test_spoilt_answers_are_read_as_h11_reads_them_or_refused_on_purpose(data: bytes, places: list[int]) -> None:
@@ -141,7 +141,7 @@ def test_spoilt_answers_are_read_as_h11_reads_them_or_refused_on_purpose(data: b
     assert read_answer_by_us(pieces_of(data, places)) == ours, "however it is cut"
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from(HOSTILE) | st.binary(max_size=5), max_size=30), cuts)
 @example([b"\r", b"\r\n"], [2])
 def test_hostile_bytes_are_read_as_h11_reads_them_or_refused_on_purpose(parts: list[bytes], places: list[int]) -> None:

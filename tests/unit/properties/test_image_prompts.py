@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -34,7 +34,7 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.media.parts import MediaRules, content_digest, split_chat
 
-CALM = settings(deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(max_examples=examples(80))
 PLANTED = settings(CALM, max_examples=examples(500), derandomize=True, database=None, phases=[Phase.generate])
 PAD, BEGIN, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
 LOOPS = """\

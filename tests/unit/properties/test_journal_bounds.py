@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
@@ -46,7 +46,7 @@ BODY_BYTES = 64 << 20
 """`data.body_bytes_max` by default: so many tokens at most, where a token is a byte."""
 EVENT_BYTES = 1 << 20
 """As large a message as nats-server takes by default: what a fleet event may have of text."""
-WORST = settings(deadline=None, max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
+WORST = settings(max_examples=examples(8))
 
 
 def messages(told: Sequence[Recordable]) -> list[bytes]:

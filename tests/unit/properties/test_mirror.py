@@ -252,7 +252,7 @@ def check_proof(mirror: RankMirror, fold: Fold) -> None:
 
 @example([])
 @given(events)
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_folding_what_the_mirror_gives_out_gives_what_the_sources_said(told: list[Told]) -> None:
     check(RankMirror(BLOCK_SIZE), told)
 
@@ -272,7 +272,7 @@ class CountsNoCopies(RankMirror):
 
 @pytest.mark.planted
 def test_the_property_fails_on_a_planted_bug() -> None:
-    @settings(max_examples=examples(6000), deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(6000), database=None, derandomize=True, phases=[Phase.generate])
     @given(events)
     def search(told: list[Told]) -> None:
         check(CountsNoCopies(BLOCK_SIZE), told)

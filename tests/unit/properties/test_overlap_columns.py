@@ -115,7 +115,7 @@ def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_columns_are_the_views_after_any_facts_in_any_order(implementation: str) -> None:
-    @settings(max_examples=examples(60), deadline=None)
+    @settings(max_examples=examples(60))
     @given(steps)
     def holds(told: list[Step]) -> None:
         assert differences(IMPLEMENTATIONS[implementation], told) == []
@@ -157,9 +157,7 @@ def test_not_looking_again_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert _is_found("python")
 
 
-FIRST_FOUND = settings(
-    max_examples=examples(300), deadline=None, database=None, derandomize=True, phases=[Phase.generate]
-)
+FIRST_FOUND = settings(max_examples=examples(300), database=None, derandomize=True, phases=[Phase.generate])
 
 
 def _is_found(implementation: str) -> bool:

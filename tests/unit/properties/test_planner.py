@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis.errors import FlakyFailure, NoSuchExample
 
 from router.request.request import Request
@@ -14,7 +14,7 @@ from tests.unit.properties.planned_requests import World, live, worlds
 
 
 @given(world=worlds())
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80))
 def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
     asyncio.run(live(world))
 
@@ -22,7 +22,7 @@ def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(world=worlds())
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300))
 def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: World) -> None:
     asyncio.run(live(world))
 
@@ -54,7 +54,7 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         find(
             worlds(),
             fails,
-            settings=settings(max_examples=examples(1500), deadline=None, database=None, phases=[Phase.generate]),
+            settings=settings(max_examples=examples(1500), database=None, phases=[Phase.generate]),
         )
     except FlakyFailure:
         return  # the world failed, though not again: sockets decide which step comes first

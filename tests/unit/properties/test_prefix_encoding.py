@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
@@ -28,7 +28,7 @@ from tests.unit.kv_runtime.model_files import (
 )
 from tests.unit.properties.test_text_prefix import SPELLINGS, TOKENIZER_TEXT
 
-CALM = settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(max_examples=examples(60))
 PLANTED = settings(CALM, max_examples=examples(1000), derandomize=True, database=None, phases=[Phase.generate])
 HASHING = Hashing(4)
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "<|im_end|> \u00fc"}}]

@@ -19,7 +19,6 @@ from tests.support.amount import examples
 from tests.unit.router.samples import route
 
 PLANTED = settings(
-    deadline=None,
     max_examples=examples(1000),
     database=None,
     derandomize=True,
@@ -211,7 +210,7 @@ def _limits(policy: QueuePolicy) -> QueueLimits:
 
 
 @given(policies, steps)
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_a_queue_holds_what_plain_lists_hold_in_their_order(
     policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
 ) -> None:
@@ -256,13 +255,11 @@ def shares_of(kind: type[FairShare]) -> FairShare:
 
 
 @given(backlogs)
-@settings(deadline=None)
 def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[list[int]]) -> None:
     starvation(shares_of(FairShare), waiting)
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
-@settings(deadline=None)
 def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, other_cost: int) -> None:
     shares = FairShare(FairShareLimits(quantum_tokens=QUANTUM, weights={"heavy": float(ratio)}))
     cost_of, served = {"heavy": cost, "light": other_cost}, {"heavy": 0, "light": 0}

@@ -268,9 +268,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
-    run_state_machine_as_test(
-        PoolMachine, settings=settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=examples(100), stateful_step_count=40))
 
 
 def nowhere() -> WindowLog:
@@ -292,7 +290,6 @@ def test_the_property_fails_on_a_planted_bug() -> None:
     search = settings(
         max_examples=examples(1000),
         stateful_step_count=40,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.events import Tier
@@ -170,7 +170,7 @@ def check(layout: CacheLayout, plan: list[Any], simulator_class: type[Simulator]
     assert (driver.alive, driver.foretold) == ([], {})
 
 
-SEARCH = settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEARCH = settings(max_examples=examples(400))
 
 
 @SEARCH

@@ -7,7 +7,7 @@ end nothing is held, used, waited for, or taken of a buffer, whatever happened. 
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.amount import examples
@@ -111,7 +111,7 @@ def check(transfers: TransferRules, plan: list[Any], kind: type[Simulator] = Sim
     run.check()
 
 
-SEARCH = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SEARCH = settings(max_examples=examples(150))
 
 
 @SEARCH

@@ -167,13 +167,13 @@ def check_connections(make: Callable[[], SourceCursor], heard: list[list[int]]) 
 
 
 @given(FATES)
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_with_a_ring_that_has_all_each_payload_is_had_once_and_in_order(fates: list[Fate]) -> None:
     check_once_and_in_order(SourceCursor, fates)
 
 
 @given(FATES, st.integers(1, 5))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_with_a_small_ring_what_is_had_since_the_last_loss_has_no_hole(fates: list[Fate], ring: int) -> None:
     check_bounded_ring(SourceCursor, fates, ring)
 
@@ -183,7 +183,7 @@ def test_with_a_small_ring_what_is_had_since_the_last_loss_has_no_hole(fates: li
     [([("drop", 0), ("answer", 1), ("live", 0)], False), ([("live", 0)], False), ([("live", 0), ("ask", 0)], False)]
 )
 @given(LIVES)
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_a_publisher_that_begins_anew_at_any_point_is_noticed_and_had_whole(
     lives: list[tuple[list[Fate], bool]],
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_publisher_that_begins_anew_at_any_point_is_noticed_and_had_whole(
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=5), st.sets(st.integers(0, 40)))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_without_replay_every_hole_and_every_life_that_goes_back_is_a_loss(
     counts: list[int], dropped: set[int]
 ) -> None:
@@ -210,7 +210,7 @@ def test_without_replay_every_hole_and_every_life_that_goes_back_is_a_loss(
 
 
 @given(st.lists(st.lists(st.integers(0, 12), unique=True), min_size=2, max_size=4))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_without_replay_two_lives_on_two_connections_are_never_mixed(heard: list[list[int]]) -> None:
     check_connections(lambda: SourceCursor(has_replay=False), heard)
 
@@ -230,7 +230,7 @@ class ComparesNothing(SourceCursor):
 @pytest.mark.planted
 def test_the_properties_fail_on_a_planted_bug() -> None:
     @given(LIVES)
-    @settings(max_examples=examples(600), deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=examples(600), database=None, derandomize=True, phases=[Phase.generate])
     def several_lives(lives: list[tuple[list[Fate], bool]]) -> None:
         check_restarts(ComparesNothing, lives)
 

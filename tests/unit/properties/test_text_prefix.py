@@ -16,7 +16,7 @@ from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
 from tests.support.planting import plant
 
-CALM = settings(deadline=None, max_examples=examples(150))
+CALM = settings(max_examples=examples(150))
 PLANTED = settings(CALM, max_examples=examples(20_000), derandomize=True, database=None)
 BYTE = ByteText()
 MARKS = list(BYTE.special_ids)

@@ -115,7 +115,7 @@ def differences(told: list[Step]) -> list[str]:
     return found
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(steps)
 def test_a_view_is_a_function_of_what_was_applied_and_the_time(told: list[Step]) -> None:
     assert differences(told) == []

@@ -165,7 +165,7 @@ async def test_whole_or_streamed_an_agents_answers_teach_the_same() -> None:
     assert learnt[0] == pytest.approx(learnt[1], rel=1e-3)
 
 
-@settings(deadline=None, max_examples=examples(15))
+@settings(max_examples=examples(15))
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_unstreamed_answers_among_streams_do_not_change_what_is_learnt(are_streamed: Sequence[bool]) -> None:
     async def learnt(*, has_whole: bool) -> tuple[Any, ...]:

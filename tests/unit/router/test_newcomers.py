@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
@@ -166,7 +166,6 @@ def test_each_rank_of_a_worker_has_its_own_slice(dp_ranks: tuple[int, ...]) -> N
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 99), max_size=200))
-@settings(deadline=None)
 def test_a_newcomer_gets_at_most_its_slice_of_any_stretch(founders: int, joining: int, wishes: list[int]) -> None:
     folded, ranks = joined(*(worker(f"w{at}", 1 << 20) for at in range(founders))), founders + joining
     used(folded, "w0", 1 << 20)

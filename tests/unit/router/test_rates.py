@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
@@ -175,7 +175,6 @@ def test_a_decode_worker_teaches_nothing_of_prompts() -> None:
 measurements = st.tuples(st.sampled_from((HERE, THERE)), st.floats(allow_nan=True), st.floats(allow_nan=True))
 
 
-@settings(deadline=None)
 @given(st.lists(measurements, max_size=300))
 def test_factors_keep_within_their_bounds_whatever_is_measured(told: list[tuple[WorkerRank, float, float]]) -> None:
     folded = workers()

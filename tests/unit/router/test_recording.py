@@ -122,7 +122,7 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32), st.sampled_from([3, 2**16 - 1, 2**20]))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_any_overlap_is_read_as_it_was_packed(ranks: int, seed: int, most: int) -> None:
     draw = random.Random(seed)
     depths = [sorted(draw.choice([0, draw.randrange(most)]) for _ in range(4)) for _ in range(ranks)]

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
@@ -118,7 +118,6 @@ Measurements = list[tuple[float, float, float, float]]
     st.lists(st.tuples(amounts, amounts, amounts, st.floats(1e-6, SECONDS_MAX)), max_size=60),
     st.tuples(amounts, amounts, amounts),
 )
-@settings(deadline=None)
 def test_whatever_was_measured_a_prediction_is_a_number_and_never_negative_and_variances_stay_bounded(
     told: Measurements, asked: tuple[float, float, float]
 ) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capture.payloads import MEDIUM_OF_TIER
@@ -245,25 +245,21 @@ def check_the_others_stand(decoder: BatchDecoder, strange: object) -> None:
     assert len(batch.events) + len(batch.refused) + batch.ignored == 3
 
 
-@settings(deadline=None)
 @given(values)
 def test_the_others_stand_whatever_is_in_place_of_an_event(strange: object) -> None:
     check_the_others_stand(BatchDecoder(), strange)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(FIELDS), values)
 def test_the_others_stand_whatever_is_in_place_of_a_field(field: str, strange: object) -> None:
     check_the_others_stand(BatchDecoder(), stored_map(**{field: strange}))
 
 
-@settings(deadline=None)
 @given(st.lists(values, max_size=TAIL_SLOTS), st.sampled_from([stored_array(), list(GOOD_MAP.values())]))
 def test_the_others_stand_whatever_is_behind_an_array(slots: list[object], event: list[object]) -> None:
     check_the_others_stand(BatchDecoder(), [*event, *slots])
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 40))
 def test_bytes_that_are_no_batch_are_malformed_and_nothing_else(strange: bytes, at: int) -> None:
     whole = wire(GOOD_MAP)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.openai.requests import CompletionRequest
@@ -75,7 +75,6 @@ def choice_of(events: bytes, choice: int) -> dict[str, Any]:
 said = st.lists(st.text("abcé€", max_size=8).map(lambda text: list(text.encode())), min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(said, st.lists(st.text("abcé€", min_size=1, max_size=3), max_size=2).map(tuple), st.data())
 def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
     said: list[list[int]], stops: tuple[str, ...], data: st.DataObject

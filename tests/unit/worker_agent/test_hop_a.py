@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capture.payloads import encode_payload
@@ -101,7 +101,6 @@ removals = st.builds(EngineRemoved, block_hashes=hash_tuples, tier=st.sampled_fr
 engine_events = stores() | names | removals | st.just(EngineCleared())
 
 
-@settings(deadline=None)
 @given(st.lists(engine_events, max_size=4), st.integers(0, 7))
 def test_what_is_written_is_read_again(events: list[EngineEvent], dp_rank: int) -> None:
     assert BatchDecoder().decode(8, encode_payload(0.5, events, dp_rank)) == EngineBatch(

@@ -150,7 +150,7 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     assert list(dict.fromkeys(name for names in rounds(engine)[5:] for name in names)) == ["a", "b", "c"]
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=10), st.integers(13, 30))
 def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_many(
     sizes: list[tuple[int, int]], blocks: int
