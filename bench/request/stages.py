@@ -42,10 +42,9 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
     "relay": (
         "router.server.relay",
-        "router.server.answer_output",
+        "router.server.exchange",
         "router.server.buffered_response",
         "router.server.stream_replay",
-        "router.server.null_sink",
         f"{_UPSTREAM}:WorkerConnection.data_received",
         f"{_CLIENT}:ClientConnection.write",
         f"{_CLIENT}:ClientConnection.finish",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -44,9 +44,12 @@ from router.request.refusals import Refusal
 from router.request.replies import Replies
 from router.request.request import Gateway
 from router.request.serving import FleetRequest, Serving
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
+from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.server.heads import RequestHead
 from router.server.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from router.server.upstream import Upstreams
 
 _PATHS = frozenset(PATHS.values())
 _MESSAGE_BYTES_MORE = 1 << 20
@@ -323,7 +326,7 @@ class _Stream:
             self._picker.said(outcome)
 
     @property
-    def outward(self) -> UpstreamPool:
+    def outward(self) -> "Upstreams":
         """Nothing is sent from here."""
         raise AssertionError("the gateway sends the requests")
 

@@ -409,7 +409,7 @@ class Request(Generic[A]):
         headers = [(name, value) for name, _, value in named]
         if not events:
             self.exchange.answer(attempt.status, body, headers=headers)
-        elif self.exchange.is_begun:
+        elif self.exchange.has_begun:
             self.exchange.end_stream(events)
         else:
             self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)

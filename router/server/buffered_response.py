@@ -4,10 +4,13 @@
 It serves calls without a client, and calls whose client has left.
 """
 
-import asyncio
+from typing import TYPE_CHECKING
 
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
+from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.server.heads import RequestHead
+
+if TYPE_CHECKING:
+    from router.server.upstream import Upstreams
 
 ASIDE_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
@@ -19,7 +22,7 @@ class BufferedResponse:
 
     __slots__ = ("_bytes_max", "_exchange", "_outward", "_size", "_written", "http_1_1")
 
-    def __init__(self, outward: UpstreamPool, bytes_max: int) -> None:
+    def __init__(self, outward: "Upstreams", bytes_max: int) -> None:
         self._outward, self._bytes_max = outward, bytes_max
         self.http_1_1 = False
         """Bodies arrive decoded, not in chunks."""
@@ -64,13 +67,13 @@ class BufferedResponse:
         return ""
 
     @property
-    def outward(self) -> UpstreamPool:
+    def outward(self) -> "Upstreams":
         """The pool that sends the call."""
         return self._outward
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and collect its answer."""
-        self._outward.forward(exchange, self, call, watcher, asyncio.get_running_loop().time())
+        self._outward.forward(exchange, call, watcher)
 
     def write(self, data: bytes) -> None:
         """Keep received bytes of the answer."""

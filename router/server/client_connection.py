@@ -26,13 +26,13 @@ import structlog
 
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
-from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
+from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, own_answer
 from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
-from router.server.own_answer import own_answer
 from router.server.request_body import GatheredBody
 
 if TYPE_CHECKING:
     from router.server.plane import HttpPlane
+    from router.server.upstream import Upstreams
 
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
@@ -149,15 +149,15 @@ class ClientConnection:
         """The client reads too slowly."""
         self._writing_paused = True
         self._since_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
-        if self._exchange is not None and self._exchange.carried is not None:
-            self._exchange.carried.pause()
+        if self._exchange is not None and self._exchange.relay is not None:
+            self._exchange.relay.pause()
 
     def resume_writing(self) -> None:
         """The client has read most of the pending bytes."""
         self._writing_paused = False
         if self._exchange is not None:
-            if self._exchange.carried is not None:
-                self._exchange.carried.resume()
+            if self._exchange.relay is not None:
+                self._exchange.relay.resume()
         elif self._state <= _HEAD:
             self._advance()
 
@@ -275,7 +275,7 @@ class ClientConnection:
             self._fault(exchange, error)
 
     def _fault(self, exchange: Exchange, error: Exception) -> None:
-        if exchange.carried is not None or not exchange.open:
+        if exchange.relay is not None or not exchange.open:
             self._transport.abort()
         else:
             message = f"our fault: {type(error).__name__}; see the log"
@@ -308,15 +308,15 @@ class ClientConnection:
         return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
 
     @property
-    def outward(self) -> UpstreamPool:
+    def outward(self) -> "Upstreams":
         """The pool that sends its calls to workers."""
         return self._plane.upstreams
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and relay its answer."""
-        self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
-        if self._writing_paused and exchange.carried is not None:
-            exchange.carried.pause()
+        self._plane.upstreams.forward(exchange, call, watcher)
+        if self._writing_paused and exchange.relay is not None:
+            exchange.relay.pause()
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router."""
@@ -385,8 +385,8 @@ class ClientConnection:
         exchange = self._exchange
         if exchange is None:
             self.abort()
-        elif exchange.carried is not None:
-            exchange.carried.expire()
+        elif exchange.relay is not None:
+            exchange.relay.expire()
         else:
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
             exchange.expire(503, body, ((b"retry-after", b"1"),))
@@ -401,7 +401,7 @@ class ClientConnection:
         if not self._since_s:
             self._since_s = now_s
         if self._writing_paused or state == _CLOSED:
-            self._check_read_timeouts(now_s)
+            self._check_unsent(now_s)
         elif state == _IDLE:
             if self._is_idle_too_long(now_s):
                 self._send_away(request_consumed=True)
@@ -409,7 +409,7 @@ class ClientConnection:
             if self._half_closed and self._is_reset():
                 self._leave()
         elif state in {_HEAD, _BODY}:
-            self._check_write_timeouts(now_s)
+            self._check_request_timeouts(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
             self._transport.abort()
 
@@ -425,7 +425,7 @@ class ClientConnection:
         found = self._transport.get_extra_info("socket")
         return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
-    def _check_write_timeouts(self, now_s: float) -> None:
+    def _check_request_timeouts(self, now_s: float) -> None:
         head_s, gathered = self._plane.limits.head_s, self._gathered
         if gathered is not None:
             if reason := gathered.too_slow(now_s):
@@ -433,7 +433,7 @@ class ClientConnection:
         elif now_s - self._since_s > head_s:
             self._refuse(408, f"head: not whole within {head_s:g} s")
 
-    def _check_read_timeouts(self, now_s: float) -> None:
+    def _check_unsent(self, now_s: float) -> None:
         pending_bytes = self._transport.get_write_buffer_size()
         if pending_bytes < self._pending_bytes:
             self._since_s = now_s

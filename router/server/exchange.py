@@ -15,19 +15,27 @@ All of it happens in callbacks of one event loop, and none of them may block.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from kv_protocol.body_limits import Bytes
+from kv_runtime.http.answers import error_body
 from router.server.framing import LAST_CHUNK, chunk
-from router.server.heads import Headers, RequestHead
+from router.server.heads import CHUNKED, Headers, RequestHead
 from router.server.stream_replay import StreamReplayBuffer
+
+if TYPE_CHECKING:
+    from router.server.relay import ResponseRelay
+    from router.server.upstream import Upstreams
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: "local" is a limit of the router, which says nothing of the worker; the others are its steps."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode("ascii") for each in HTTPStatus}
+_BODYLESS = frozenset({204, 304})
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 BUFFERED_BYTES_MAX = 256 << 10
 """Longer answers, and longer events, are passed on before they are complete."""
@@ -107,34 +115,25 @@ class ResponseHandler(Protocol):
         """The client left; the worker's connection was closed."""
 
 
-class UpstreamCall(Protocol):
-    """A call in flight, as the client's connection sees it."""
-
-    @property
-    def probe(self) -> bytes:
-        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
-
-    def leave(self) -> None:
-        """The client left."""
-
-    def pause(self) -> None:
-        """The client reads too slowly: read nothing more until `resume`."""
-
-    def resume(self) -> None:
-        """The client has read the pending bytes."""
-
-    def expire(self) -> None:
-        """The plane stops: end the answer now."""
-
-
-class ResponseSink(Protocol):
-    """Where an answer is written: a client's connection, or an object in its place."""
+class ClientEnd(Protocol):
+    """The client's connection, as a request sees it; or an object in its place."""
 
     http_1_1: bool
 
     @property
     def connection_line(self) -> bytes:
         """Header lines of the connection: whether it ends, and which page may read the answer. Read with the head."""
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+
+    @property
+    def outward(self) -> "Upstreams":
+        """The pool that sends its calls to workers."""
+
+    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
+        """Send the call and relay its answer."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router, which ends the exchange."""
@@ -149,28 +148,11 @@ class ResponseSink(Protocol):
         """The answer stays incomplete: close the connection, so that the client cannot take it for a complete one."""
 
 
-class UpstreamPool(Protocol):
-    """Sends calls to workers."""
-
-    def forward(
-        self, exchange: "Exchange", client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
-    ) -> None:
-        """Send the call, and relay its answer to `client`; `now_s` is the loop's time."""
-
-
-class ClientEnd(ResponseSink, Protocol):
-    """The client's connection, as a request sees it."""
-
-    @property
-    def peer(self) -> str:
-        """Host and port."""
-
-    @property
-    def outward(self) -> UpstreamPool:
-        """The pool that sends its calls to workers."""
-
-    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and relay its answer."""
+def own_answer(status: int, body: bytes, content_type: bytes, headers: HeaderLines, connection_line: bytes) -> bytes:
+    """Return an answer of the router itself; `connection_line` ends with CRLF, or is empty."""
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    more = b"".join([b"%b: %b\r\n" % each for each in headers]) + connection_line
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (line, content_type, len(body), more, body)
 
 
 def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
@@ -189,20 +171,22 @@ def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event
     return b"%bevent: error\ndata: %b\n\n" % (b"\n\n" if mid_event else b"", msgspec.json.encode(error))
 
 
-def head_probe(client: ResponseSink) -> bytes:
-    """Return a probe to be sent before an answer: an interim answer, which HTTP/1.0 lacks (RFC 9110, 15.2)."""
-    return CONTINUE if client.http_1_1 else b""
-
-
-def event_probe(client: ResponseSink) -> bytes:
-    """Return a probe to be sent between two events of a stream: a comment."""
-    return chunk(_COMMENT) if client.http_1_1 else _COMMENT
-
-
 class Exchange:
-    """One complete request of a client, and the means to answer it exactly once."""
+    """One complete request of a client, and the means to answer it exactly once.
 
-    __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "is_begun", "method", "path", "query")
+    | a worker's answer | the client gets |
+    |---|---|
+    | came whole, or was gathered | its length |
+    | an event stream | chunks |
+    | longer than what is gathered | its length where the worker stated it, else chunks |
+
+    A client of HTTP/1.0 gets bytes until its connection ends instead of chunks.
+    """
+
+    __slots__ = (
+        "_client", "_framing", "_is_chunked", "_lines", "_on_gone", "began_s", "body", "has_begun", "headers",
+        "is_mid_event", "is_stream", "method", "path", "query", "relay",
+    )  # fmt: skip
 
     def __init__(self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float) -> None:
         self._client: ClientEnd | None = client
@@ -211,10 +195,14 @@ class Exchange:
         self.body = body
         self.began_s = began_s
         """`perf_counter` at its first byte."""
-        self.carried: UpstreamCall | None = None
-        self.is_begun = False
-        """Whether the client has the beginning of an event stream that is to be continued."""
+        self.relay: ResponseRelay | None = None
+        """Of the forwarded call; None: nothing is forwarded."""
         self._on_gone: Callable[[], None] | None = None
+        self.has_begun = self.is_stream = False
+        """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
+        an event stream, which another call or the router continues."""
+        self.is_mid_event = False
+        """Whether the client has only the beginning of an event."""
 
     @property
     def peer(self) -> str:
@@ -227,12 +215,27 @@ class Exchange:
         return self._client is not None
 
     @property
+    def outward(self) -> "Upstreams":
+        """The pool that sends calls to workers; the client must still be there."""
+        assert self._client is not None
+        return self._client.outward
+
+    @property
     def probe(self) -> bytes:
-        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
+        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none.
+
+        Before an answer an interim answer, which HTTP/1.0 lacks (RFC 9110, 15.2), between two events a comment.
+        """
         client = self._client
-        if client is None or self.carried is not None:
-            return b"" if self.carried is None else self.carried.probe
-        return event_probe(client) if self.is_begun else head_probe(client)
+        if client is None:
+            return b""
+        if not self.has_begun:
+            return CONTINUE if client.http_1_1 else b""
+        if not self.is_stream or self.is_mid_event:
+            return b""
+        return chunk(_COMMENT) if client.http_1_1 else _COMMENT
+
+    # ------------------------------------------------------------ the router answers
 
     def answer(
         self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
@@ -243,12 +246,106 @@ class Exchange:
         """
         client = self._client
         if client is not None:
-            assert self.carried is None, "a call is being forwarded"
-            if self.is_begun:
+            assert self.relay is None, "a call is being forwarded"
+            if self.has_begun:
                 self.end_stream(error_events(body))
             else:
                 self.close()
                 client.reply(status, body, content_type, headers)
+
+    def end_stream(self, events: bytes) -> None:
+        """End the event stream that has begun with these bytes. Do nothing if the client left."""
+        client = self._client
+        if client is not None:
+            self.close()
+            client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
+            client.finish()
+
+    def end_with_error(self, message: str, code: str, *, passed_on: bytes | None = None) -> None:
+        """End the answer that has begun: an event stream by an error event, else cut the client off.
+
+        `passed_on`: of a response's stream, the end of what the client has of it.
+        """
+        if not self.is_stream:
+            self.cut()
+        elif passed_on is not None:
+            self.end_stream(response_error_event(message, code, passed_on, mid_event=self.is_mid_event))
+        else:
+            self.end_stream(error_events(error_body(message, "server_error", code=code), mid_event=self.is_mid_event))
+
+    def cut(self) -> None:
+        """End the connection within the answer. Do nothing if the client left."""
+        client = self._client
+        self.close()
+        if client is not None:
+            client.cut()
+
+    # ------------------------------------------------------------ a worker answers
+
+    def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
+        """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
+        if self._client is None:
+            watcher.on_gone()
+        else:
+            assert self.relay is None, "a call is being forwarded"
+            self._client.forward(self, call, watcher)
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a complete answer, whose head begins with `lines`: one write. Do nothing if the client left."""
+        client = self._client
+        if client is None:
+            return
+        self.has_begun = True
+        start = lines + client.connection_line
+        if body or status not in _BODYLESS:
+            client.write(b"%bcontent-length: %d\r\n\r\n%b" % (start, len(body), body))
+        else:
+            client.write(start + b"\r\n")
+
+    def begin(self, lines: bytes, body_bytes: int = CHUNKED) -> None:
+        """A body follows as it comes: of this length, or of an unknown one. `lines` begin its head."""
+        assert self._client is not None
+        self._lines, self._is_chunked = lines, body_bytes < 0 and self._client.http_1_1
+        if body_bytes >= 0:
+            self._framing = b"content-length: %d\r\n\r\n" % body_bytes
+        else:
+            self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n"
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether chunks of the worker can be passed on unchanged."""
+        return self._is_chunked
+
+    def write(self, payload: bytes) -> None:
+        """Send the next part of the body; it may be empty."""
+        self.write_framed(chunk(payload) if self._is_chunked and payload else payload)
+
+    def write_last(self, payload: bytes) -> None:
+        """Send the last part of the body; it may be empty."""
+        last = chunk(payload) if self._is_chunked and payload else payload
+        self.write_framed(last + LAST_CHUNK if self._is_chunked else last)
+
+    def write_framed(self, data: bytes) -> None:
+        """Send bytes that are framed as the client gets them, after the head if that was not sent.
+
+        Do nothing if the client left.
+        """
+        client = self._client
+        if client is None:
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            data = b"%b%b%b%b" % (self._lines, client.connection_line, self._framing, data)
+        client.write(data)
+
+    def finish(self) -> None:
+        """The worker's answer is complete at the client."""
+        client = self._client
+        self.close()
+        if client is not None:
+            client.finish()
+
+    # ------------------------------------------------------------ the client leaves
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
@@ -257,32 +354,9 @@ class Exchange:
         else:
             self._on_gone = callback
 
-    def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
-        if self._client is None:
-            watcher.on_gone()
-        else:
-            assert self.carried is None, "a call is being forwarded"
-            self._client.forward(self, call, watcher)
-
-    def end_stream(self, events: bytes) -> None:
-        """End the event stream that has begun with these bytes. Do nothing if the client left."""
-        client = self._client
-        if client is not None:
-            assert self.carried is None, "a call is being forwarded"
-            self.close()
-            client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
-            client.finish()
-
-    @property
-    def outward(self) -> UpstreamPool:
-        """The pool that sends calls to workers; the client must still be there."""
-        assert self._client is not None
-        return self._client.outward
-
     def close(self) -> None:
         """The exchange is over: detach its callbacks."""
-        self._client = self._on_gone = self.carried = None
+        self._client = self._on_gone = self.relay = None
 
     def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
         """The plane stops while nothing is forwarded: answer the client, and call the `on_gone` callback."""
@@ -293,9 +367,9 @@ class Exchange:
 
     def leave(self) -> None:
         """The client left: call the `on_gone` callback."""
-        carried, callback = self.carried, self._on_gone
+        relay, callback = self.relay, self._on_gone
         self.close()
-        if carried is not None:
-            carried.leave()
+        if relay is not None:
+            relay.leave()
         elif callback is not None:
             callback()

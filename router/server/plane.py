@@ -24,10 +24,9 @@ from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.server.capacity import Capacity, capacity, lowered
 from router.server.client_connection import ClientConnection, ClientStatistics
-from router.server.exchange import Exchange
+from router.server.exchange import Exchange, own_answer
 from router.server.heads import HeadReader
 from router.server.limits import HttpLimits
-from router.server.own_answer import own_answer
 from router.server.sites import Sites
 from router.server.timeout_sweeper import TimeoutSweeper, Watched
 from router.server.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
@@ -175,7 +174,7 @@ class HttpPlane:
         self._connections.discard(connection)
         self._note_quiet()
 
-    def gathers(self, more: int) -> bool:
+    def count_body_bytes(self, more: int) -> bool:
         """Account for `more` bytes of request bodies in memory; return whether they fit."""
         self._bodies_bytes += more
         return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max

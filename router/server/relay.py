@@ -17,85 +17,52 @@ stream with one that ends without `[DONE]` may be resumed, too; so may one in wh
 failure, and that event is not passed on. The buffer decides what of the others is passed on.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kv_runtime.http.answers import error_body
-from router.server.answer_output import DONE, TAIL_BYTES, AnswerOutput
-from router.server.exchange import Exchange, OutboundCall, ResponseHandler, ResponseSink, UpstreamStage
+from router.server.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.server.framing import ChunkReader, body_reader, complete_chunks_tail
 from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
-from router.server.null_sink import NullSink
 from router.server.stream_replay import FAILURE, failure_in
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from router.server.upstream import WorkerConnection
+
+TAIL_BYTES = 4096
+"""Of the end of a body: it has the usage, the stream's end mark, and the number of the last event."""
+DONE = b"[DONE]"
+_RECENT_MAX = 8
 _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK_BYTES = 2
 """How much of a mark can precede new bytes."""
-_HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _OVER = range(5)
+_HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
+_OK = 200
 _CUT_SHORT = "the connection closed before the answer's end"
-
-
-class WorkerEnd(Protocol):
-    """The worker's connection, as the relay sees it."""
-
-    def release(self, *, reusable: bool) -> None:
-        """The answer is read, or not wanted: keep the connection for other requests, or close it."""
-
-    def pause_reading(self) -> None:
-        """Stop reading until `resume_reading`."""
-
-    def resume_reading(self) -> None:
-        """Go on reading."""
-
-
-class Dial(Protocol):
-    """A connection that is being opened."""
-
-    def cancel(self) -> object:
-        """Give up opening the connection."""
 
 
 class ResponseRelay:
     """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
 
     __slots__ = (
-        "_buffer",
-        "_exchange",
-        "_has_token",
-        "_heads",
-        "_later_events",
-        "_output",
-        "_reader",
-        "_received_s",
-        "_reusable",
-        "_silent",
-        "_since_s",
-        "_state",
-        "_until_close",
-        "_watcher",
-        "call",
-        "connection",
-        "dial",
-        "paused",
-        "received",
+        "_buffer", "_exchange", "_has_token", "_heads", "_is_deserted", "_later_events", "_lines", "_reader",
+        "_received_s", "_recent", "_reusable", "_silent", "_since_s", "_state", "_tail", "_until_close", "_watcher",
+        "call", "connection", "dial", "paused", "received",
     )  # fmt: skip
 
     def __init__(
-        self,
-        exchange: Exchange,
-        client: ResponseSink,
-        call: OutboundCall,
-        watcher: ResponseHandler,
-        heads: HeadReader,
-        now_s: float,
+        self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, heads: HeadReader, now_s: float
     ) -> None:
         self._exchange, self._watcher, self._heads = exchange, watcher, heads
-        self._output = AnswerOutput(client, goes_on=exchange.is_begun)
         self.call = call
         self._since_s = self._received_s = now_s
-        self.connection: WorkerEnd | None = None
-        self.dial: Dial | None = None
+        self.connection: WorkerConnection | None = None
+        self.dial: asyncio.Task[None] | None = None
         self.received = self.paused = self._until_close = False
+        self._is_deserted = False
+        """Whether the client has left, and the worker's connection is closed once its answer has begun."""
         self._silent = True
         self._has_token = False
         """Whether an event with the call's `token_mark` came."""
@@ -103,6 +70,9 @@ class ResponseRelay:
         self._state = _HEAD
         self._buffer: bytearray | None = None
         """Received bytes of the head, or of the body's payload, that were not passed on yet."""
+        self._tail = b""
+        self._recent: list[bytes] = []
+        """Chunks that were passed on, and are not in the tail yet."""
 
     # ------------------------------------------------------------ what the worker sends
 
@@ -115,6 +85,8 @@ class ResponseRelay:
             self._feed_body(data)
         elif self._state == _HEAD:
             self._feed_head(data)
+        elif self._state == _DESERTED:
+            self._detach(reusable=False)
         else:
             self._feed_body(data)
 
@@ -141,14 +113,21 @@ class ResponseRelay:
         self._buffer = bytearray(data)
 
     def _begin(self, head: AnswerHead, body: bytes) -> None:
+        exchange, body_bytes = self._exchange, head.body_bytes
+        is_whole = body_bytes == len(body)
+        if self._is_deserted:
+            self._state = _DESERTED
+            if body or is_whole:
+                self._detach(reusable=is_whole and head.reusable)
+            return
         self._reusable = head.reusable
         lines = self._watcher.on_head(head.status, head.headers)
         if lines is None:
             self._drop(head, body)
             return
-        output, body_bytes, start = self._output, head.body_bytes, head.lines + lines
-        if body_bytes == len(body) and not output.has_begun:  # most answers
-            output.send_whole(start, head, body)
+        lines = head.lines + lines
+        if is_whole and not exchange.has_begun:  # most answers
+            exchange.send_whole(head.status, lines, body)
             self._over(extra=False, tail=body[-TAIL_BYTES:])
             return
         self._reader = body_reader(body_bytes)
@@ -156,30 +135,34 @@ class ResponseRelay:
         self._buffer = bytearray()
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
             self._state = _EVENTS
-            output.begin_events(start, names_cache=b"cache-control" in head.headers)
-        elif output.has_begun:
+            exchange.is_stream = True
+            exchange.begin(lines if b"cache-control" in head.headers else lines + b"cache-control: no-cache\r\n")
+        elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
         elif body_bytes > self.call.buffered_bytes_max:
             self._state = _PASS_THROUGH
-            output.begin_length(start, body_bytes)
+            exchange.begin(lines, body_bytes)
         else:
-            self._state = _GATHER
-            output.begin_gathering(start)
+            self._state, self._lines = _GATHER, lines
         if body:
             self.feed(body)
 
     def _forwarded_unchanged(self, data: bytes) -> bool:
         """Pass `data` on if it is complete chunks, the last of which ends an event; return whether it was."""
         reader = self._reader
-        if type(reader) is not ChunkReader or not reader.between_chunks or not self._output.takes_chunks:
+        if type(reader) is not ChunkReader or not reader.between_chunks or not self._exchange.takes_chunks:
             return False
         if self.call.replay_buffer is not None and FAILURE in data:
             return False
         tail_at = complete_chunks_tail(data, TAIL_BYTES)
         if tail_at < 0:
             return False
-        self._output.pass_chunks(data, tail_at, self._shown(data, framed=True))
+        recent = self._recent
+        recent.append(data[tail_at:] if tail_at else data)
+        if len(recent) > _RECENT_MAX:
+            del recent[0]
+        self._exchange.write_framed(self._shown(data, framed=True))
         self._tell()
         return True
 
@@ -210,7 +193,7 @@ class ResponseRelay:
         if at < 0:
             return False
         if at:
-            self._output.is_mid_event = False
+            self._exchange.is_mid_event = False
             self._tell()
             self._forward(buffer, at)
         buffer.clear()
@@ -221,23 +204,24 @@ class ResponseRelay:
         """Pass on the first `ripe` bytes of the buffer."""
         payload = bytes(buffer[:ripe])
         del buffer[:ripe]
-        self._output.pass_payload(payload, self._shown_of(payload))
+        self._exchange.write(self._shown_of(payload))
+        self._remember(payload)
 
     def _ripe(self, buffer: bytearray, searched_from: int) -> int:
         """Return how many of the buffered bytes may be passed on."""
         if self._state == _EVENTS:
             ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
             if ends:
-                self._output.is_mid_event = False
+                self._exchange.is_mid_event = False
                 return max(ends)
         elif self._state == _PASS_THROUGH:
             return len(buffer)
         if len(buffer) <= self.call.buffered_bytes_max:
             return 0
-        self._output.is_mid_event = True
+        self._exchange.is_mid_event = True
         if self._state == _GATHER:
             self._state = _PASS_THROUGH
-            self._output.end_head_unmeasured()
+            self._exchange.begin(self._lines)
         return len(buffer)
 
     def _shown_of(self, payload: bytes) -> bytes:
@@ -248,14 +232,14 @@ class ResponseRelay:
         """Return what the client gets of events, or of a long event's beginning; `framed`: both are complete chunks."""
         if self.call.token_mark:
             self._count_tokens(events.count(self.call.token_mark))
-        elif self._output.has_begun:
+        elif self._exchange.has_begun:
             self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
         replay_buffer = self.call.replay_buffer
         return events if replay_buffer is None else replay_buffer.add(events, framed=framed)
 
     def _tell(self) -> None:
         is_first, self._silent = self._silent, False
-        if self._output.is_stream and self.call.token_mark:
+        if self._exchange.is_stream and self.call.token_mark:
             return  # `_count_tokens` tells
         if is_first:
             self._watcher.on_first_byte()
@@ -282,22 +266,24 @@ class ResponseRelay:
             return
         if self._state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
             return
-        output, rest = self._output, bytes(self._buffer or b"")
+        rest = bytes(self._buffer or b"")
         if self._state == _GATHER:
-            output.send_gathered(rest)
+            self._exchange.send_whole(_OK, self._lines, rest)
         else:
-            output.send_last(rest, self._shown_of(rest))
-        self._over(extra=extra, tail=output.tail)
+            self._exchange.write_last(self._shown_of(rest))
+        self._remember(rest)
+        self._over(extra=extra, tail=self._tail)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
         buffer = self._buffer
         assert buffer is not None
-        if DONE in (self._output.tail + buffer)[-TAIL_BYTES:]:
+        self._remember(b"")
+        if DONE in (self._tail + buffer)[-TAIL_BYTES:]:
             return False
         if ripe := self._ripe(buffer, 0):
             self._forward(buffer, ripe)
-        if not self._output.has_begun:
+        if not self._exchange.has_begun:
             return False
         self._detach(reusable=False)
         goes_on = self._goes_on("body", "the stream ended without [DONE]")
@@ -306,10 +292,9 @@ class ResponseRelay:
 
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)
-        self._exchange.close()
         has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(DONE)
         self._watcher.on_end(tail, self._later_events - has_mark)
-        self._output.client.finish()
+        self._exchange.finish()
 
     def _drop(self, head: AnswerHead, body: bytes) -> None:
         """Drop an unwanted answer; keep its connection if the answer is complete."""
@@ -320,7 +305,7 @@ class ResponseRelay:
             except Malformed:
                 is_complete = False
         self._detach(reusable=is_complete and head.reusable)
-        self._exchange.carried = None
+        self._exchange.relay = None
         self._watcher.on_dropped()
 
     def closed(self, *, clean: bool) -> None:
@@ -333,85 +318,92 @@ class ResponseRelay:
                 self.fail("first_byte" if self._silent else "body", _CUT_SHORT)
 
     @property
-    def probe(self) -> bytes:
-        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
-        return self._output.probe
-
-    @property
     def unanswered(self) -> bool:
         """Whether no byte of an answer was received."""
         return self._state == _HEAD and self._buffer is None
 
     def abandon(self) -> None:
         """End the call after a fault of the router: answer the client, or cut it off."""
-        known = self._state == _OVER
+        known = self._state == _OVER or self._is_deserted
         self._detach(reusable=False)
-        client = self._output.client
-        if self._exchange.open and not self._output.has_begun:
-            self._exchange.close()
-            client.reply(500, error_body("our fault; see the log", "server_error"), b"application/json", ())
+        exchange = self._exchange
+        exchange.relay = None
+        if exchange.has_begun:
+            exchange.cut()
         else:
-            client.cut()
+            exchange.answer(500, error_body("our fault; see the log", "server_error"))
         if not known:
             self._watcher.on_gone()
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
-        output = self._output
+        exchange = self._exchange
         if self._state == _EVENTS and self._is_complete():
-            output.send_last(b"", b"")
-            self._over(extra=True, tail=output.tail)
+            exchange.write_last(b"")
+            self._over(extra=True, tail=self._tail)
             return
         self._detach(reusable=False)
-        if output.has_begun:
-            if self.call.replay_buffer is not None and not output.is_mid_event and self._goes_on(phase, reason):
+        if self._is_deserted:
+            return
+        if exchange.has_begun:
+            if self.call.replay_buffer is not None and not exchange.is_mid_event and self._goes_on(phase, reason):
                 return
-            self._exchange.close()
             self._watcher.on_failed(phase, reason, begun=True)
             self._cut_short(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
         else:
-            self._exchange.carried = None
+            exchange.relay = None
             self._watcher.on_failed(phase, reason, begun=False)
 
     def _is_complete(self) -> bool:
         """Return whether the client has all of the stream but its framing."""
-        has_begun = self._output.has_begun and not self._buffer
-        return has_begun and not self.call.token_mark and self._output.has_end_mark
+        if not self._exchange.has_begun or self._buffer or self.call.token_mark:
+            return False
+        self._remember(b"")
+        return self._tail.rstrip().endswith(DONE)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
         exchange = self._exchange
-        exchange.is_begun, exchange.carried = True, None
+        exchange.relay = None
         more = self._watcher.on_cut(phase, reason)
         if more:
-            exchange.close()
-            self._output.end_with(more)
+            exchange.end_stream(more)
         return more is not None
 
     def leave(self) -> None:
         """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
-        watcher = self._watcher
         if self.call.is_once and self._silent and self._state != _OVER:
-            self._output.client = self._watcher = NullSink(self.leave)
+            self._is_deserted = True
         else:
             self._detach(reusable=False)
-        watcher.on_gone()
+        self._watcher.on_gone()
 
     def expire(self) -> None:
         """The plane stops and ends this answer; the watcher is called as if the client left."""
+        exchange = self._exchange
         self._detach(reusable=False)
-        self._exchange.close()
+        exchange.relay = None
         self._watcher.on_gone()
         message = "the router stops; the answer was not complete in time"
-        if self._output.has_begun:
+        if exchange.has_begun:
             self._cut_short(message, "shutting_down")
         else:
             body = error_body(message, "server_error", code="shutting_down")
-            self._output.client.reply(503, body, b"application/json", [(b"retry-after", b"1")])
+            exchange.answer(503, body, headers=((b"retry-after", b"1"),))
 
     def _cut_short(self, message: str, code: str) -> None:
         """End the client's part of an answer that is not complete."""
-        self._output.end_with_error(message, code, is_response=bool(self.call.token_mark))
+        self._remember(b"")
+        self._exchange.end_with_error(message, code, passed_on=self._tail if self.call.token_mark else None)
+
+    def _remember(self, payload: bytes) -> None:
+        """Bring the tail up to date: with the chunks that were passed on, and then the payload."""
+        if self._recent or payload:
+            known, reader = bytearray(self._tail), ChunkReader()
+            for each in self._recent:
+                reader.feed(each, known)
+            self._recent.clear()
+            self._tail = bytes((known + payload[-TAIL_BYTES:])[-TAIL_BYTES:])
 
     def _detach(self, *, reusable: bool) -> None:
         self._state = _OVER
@@ -448,7 +440,7 @@ class ResponseRelay:
             reason = f"TimeoutError: no byte within {call.first_byte_s:g} s"
         elif not (self._silent or self.paused) and quiet_s > call.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.between_bytes_s:g} s"
-        elif not (self.paused or self._output.is_mid_event):
-            reason = self._watcher.lost(quiet_s, begun=self._output.has_begun)
+        elif not (self.paused or self._exchange.is_mid_event or self._is_deserted):
+            reason = self._watcher.lost(quiet_s, begun=self._exchange.has_begun)
         if reason:
             self.fail("first_byte" if self._silent else "body", reason)

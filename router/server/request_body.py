@@ -42,7 +42,7 @@ class GatheredBody:
 
     def _count(self, body_bytes: int) -> None:
         more, self._counted = body_bytes - self._counted, body_bytes
-        if not self._plane.gathers(more):
+        if not self._plane.count_body_bytes(more):
             allowed = self._plane.limits.bodies_bytes_max
             raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
 

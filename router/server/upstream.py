@@ -22,7 +22,7 @@ from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
-from router.server.exchange import Exchange, OutboundCall, ResponseHandler, ResponseSink, UpstreamStage
+from router.server.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.server.heads import HOP_BY_HOP, HeadReader
 from router.server.limits import HttpLimits
 from router.server.relay import ResponseRelay
@@ -101,7 +101,6 @@ class Upstreams:
         self._limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._origins: dict[str, UpstreamOrigin] = {}
         self._tls: ssl.SSLContext | None = None
         self._heads = HeadReader(not_passed_on)
@@ -115,33 +114,32 @@ class Upstreams:
         """How long an idle connection is kept."""
         return self._limits.worker_idle_s
 
-    def forward(
-        self, exchange: Exchange, client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
-    ) -> None:
-        """Send `call` to its worker; `watcher` gets its events."""
-        splice = exchange.carried = ResponseRelay(exchange, client, call, watcher, self._heads, now_s)
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
+        """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
+        now_s = asyncio.get_running_loop().time()
+        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s)
         self._lent += 1
         origin = self._origins.get(call.base_url)
         if origin is None:
             try:
                 origin = self._origins[call.base_url] = UpstreamOrigin(call.base_url)
             except ValueError as error:
-                splice.fail("connect", str(error))
+                relay.fail("connect", str(error))
                 return
         idle = origin.idle
         while idle:
             connection, _ = idle.popitem()
             if not connection.closing:
-                connection.send(splice)
+                connection.send(relay)
                 return
-        self._dial(origin, splice)
+        self._dial(origin, relay)
 
-    def again(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
+    def again(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         """Send a call over a new connection: the worker had closed the old one."""
         self._stale += 1
-        self._dial(origin, splice)
+        self._dial(origin, relay)
 
-    def stands(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
+    def register(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
         """Register an established connection; return its slot in the timeout sweeper."""
         self.connections.add(connection)
         origin.connections += 1
@@ -175,22 +173,22 @@ class Upstreams:
         for connection in tuple(self.connections):
             connection.abort()
 
-    def _dial(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
+    def _dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         if self.dials is None:
             reason = "the router stops"
         elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
             reason = f"data.worker_connections_max: {self.connections_max} connections are open; try again"
         else:
             try:
-                splice.dial = self.dials.spawn(self._dialed(origin, splice))
+                relay.dial = self.dials.spawn(self._dialed(origin, relay))
             except TaskSetFull as error:
                 reason = str(error)
             else:
                 origin.dials += 1
-                splice.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
+                relay.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
                 return
         self._forget_unused(origin)
-        splice.fail("local", reason)
+        relay.fail("local", reason)
 
     def _closed_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
@@ -207,29 +205,29 @@ class Upstreams:
         origin.dials -= 1
         self._forget_unused(origin)
 
-    async def _dialed(self, origin: UpstreamOrigin, splice: ResponseRelay) -> None:
+    async def _dialed(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         phase: UpstreamStage = "connect"
         reason, connection = "", None
         try:
-            async with asyncio.timeout(splice.call.connect_s):
+            async with asyncio.timeout(relay.call.connect_s):
                 connection = await self._connected(origin)
         except TimeoutError:
-            reason = f"TimeoutError: not connected within {splice.call.connect_s:g} s"
+            reason = f"TimeoutError: not connected within {relay.call.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
             if _is_ours(error):
                 self._log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
                 phase, reason = "local", "the router has no resources for another connection to a worker; try again"
-        splice.dial = None
+        relay.dial = None
         try:
             if connection is None:
-                splice.fail(phase, reason)
+                relay.fail(phase, reason)
             else:
                 self._opened += 1
                 connection.enlist()
-                connection.send(splice)
+                connection.send(relay)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
-            abandoned(splice)
+            abandoned(relay)
 
     async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
         tls = self._tls_context() if origin.tls else None
@@ -248,11 +246,11 @@ class Upstreams:
 class WorkerConnection:
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_idle_since_s", "_origin", "_slot", "_splice", "_transport", "_upstreams", "_used")
+    __slots__ = ("_idle_since_s", "_origin", "_relay", "_slot", "_transport", "_upstreams", "_used")
 
     def __init__(self, upstreams: Upstreams, origin: UpstreamOrigin) -> None:
         self._upstreams, self._origin = upstreams, origin
-        self._splice: ResponseRelay | None = None
+        self._relay: ResponseRelay | None = None
         self._slot: set[Watched] | None = None
         self._used = False
         self._idle_since_s = 0.0
@@ -270,16 +268,16 @@ class WorkerConnection:
     def enlist(self) -> None:
         """Register it, and have its timeouts checked, until it is closed."""
         if not self._transport.is_closing():
-            self._slot = self._upstreams.stands(self, self._origin)
+            self._slot = self._upstreams.register(self, self._origin)
 
-    def send(self, splice: ResponseRelay) -> None:
-        """Lend it to `splice`, and send that one's call."""
+    def send(self, relay: ResponseRelay) -> None:
+        """Lend it to `relay`, and send that one's call."""
         if self._transport.is_closing():  # it was hardly open
-            splice.closed(clean=False)
+            relay.closed(clean=False)
             return
-        self._splice = splice
-        splice.connection = self
-        call = splice.call
+        self._relay = relay
+        relay.connection = self
+        call = relay.call
         body = call.body
         if isinstance(body, bytes):
             head = self._origin.request_head(call.method, call.path, call.headers, len(body))
@@ -290,19 +288,19 @@ class WorkerConnection:
         else:
             head = self._origin.request_head(call.method, call.path, call.headers, sum(map(len, body)))
             self._transport.writelines((head, *body))
-        if splice.paused:
+        if relay.paused:
             self.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""
-        splice = self._splice
-        if splice is None:
+        relay = self._relay
+        if relay is None:
             self.abort()
             return
         try:
-            splice.feed(data)
+            relay.feed(data)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
-            abandoned(splice)
+            abandoned(relay)
 
     def pause_writing(self) -> None:
         """The worker reads slowly. Nothing has to be held back: a request is written once, when it is complete."""
@@ -323,26 +321,26 @@ class WorkerConnection:
         self._ended(clean=False)
 
     def _ended(self, *, clean: bool) -> None:
-        splice, self._splice = self._splice, None
-        if splice is None:
+        relay, self._relay = self._relay, None
+        if relay is None:
             return
-        if self._used and splice.unanswered and not splice.call.is_once:
-            splice.connection = None
-            self._upstreams.again(self._origin, splice)
+        if self._used and relay.unanswered and not relay.call.is_once:
+            relay.connection = None
+            self._upstreams.again(self._origin, relay)
             return
         try:
-            splice.closed(clean=clean)
+            relay.closed(clean=clean)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
-            abandoned(splice)
+            abandoned(relay)
 
     def release(self, *, reusable: bool) -> None:
         """Its call is over: keep it as idle, or close it."""
-        splice, self._splice = self._splice, None
+        relay, self._relay = self._relay, None
         transport = self._transport
         if not reusable or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
-        if splice is not None and splice.paused:
+        if relay is not None and relay.paused:
             transport.resume_reading()
         self._used = True
         self._idle_since_s = 0.0
@@ -364,12 +362,12 @@ class WorkerConnection:
 
     def check_timeouts(self, now_s: float) -> None:
         """Check the timeouts of its call, or of being idle."""
-        splice = self._splice
-        if splice is not None:
+        relay = self._relay
+        if relay is not None:
             try:
-                splice.check_timeouts(now_s)
+                relay.check_timeouts(now_s)
             except Exception:  # noqa: BLE001 - the edge: see `abandoned`
-                abandoned(splice)
+                abandoned(relay)
         elif not self._idle_since_s:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s > self._upstreams.idle_s:
@@ -383,7 +381,7 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SYSTEMS
 
 
-def abandoned(splice: ResponseRelay) -> None:
+def abandoned(relay: ResponseRelay) -> None:
     """Log a fault of the router and end the call, so that no client waits forever. Called within an `except`."""
-    _log.exception("splice_failed")
-    splice.abandon()
+    _log.exception("relay_failed")
+    relay.abandon()

@@ -144,8 +144,7 @@ class Life(Destination[Try]):
 
     def forward(self, exchange: Exchange, *call: Any) -> None:
         handler: ResponseHandler = next(each for each in call if isinstance(each, Request))
-        self._sink = call[0]
-        del exchange
+        self._asked = exchange
         if self._fails:
             handler.on_failed("connect", self._fails, False)
 
@@ -182,13 +181,13 @@ class Life(Destination[Try]):
 
     def is_cut(self) -> bytes | None:
         """Let the present worker fail in the midst of its stream."""
-        self.exchange.is_begun = True
+        self.exchange.has_begun = self.exchange.is_stream = True
         return self.request.on_cut("body", "cut")
 
     def collects(self, body: bytes) -> None:
         """Let the present worker, a prefill one, answer."""
         self.begins(headers={})
-        self._sink.write(b"\r\n\r\n" + body)
+        self._asked.send_whole(200, b"", body)
         self.request.on_end(b"", 0)
 
 

@@ -451,7 +451,7 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
             await until(lambda: http.plane.statistics().connections == 0)
             await until(lambda: http.plane.statistics().inflight == 0)
             writer.close()
-    assert [each["event"] for each in logs] == ["splice_failed"]
+    assert [each["event"] for each in logs] == ["relay_failed"]
 
 
 async def test_workers_that_are_gone_are_forgotten() -> None:
