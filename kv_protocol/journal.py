@@ -178,7 +178,7 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s` are None if unknown (`router/request/latency.py`). `came_whole`: no first token was
+    Seconds; `ttft_s` and `itl_s` are None if unknown (`router/decision/latency.py`). `came_whole`: no first token was
     recorded before. None: a former version wrote the record, which used the duration of an unstreamed response as its
     `ttft_s`; it is folded as that version did.
     """

@@ -27,10 +27,10 @@ from bench.routing.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
 from kv_protocol.decided import RouteRequest
 from kv_runtime.clock import SystemClock
-from router.config import JournalSection
 from router.decision.policies import MODES
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
+from router.journal.config import JournalSection
 from router.journal.writer import JournalWriter
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policy import Policy
+from router.decision.recorders import Recorder
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.journal.records import Recorder
 
 BLOCK_SIZE = 16
 PROMPTS, FAMILIES = 64, 8

@@ -16,11 +16,11 @@ from bench.decision.fleet import DecisionFleet, DecisionShape
 from bench.report import machine_line
 from bench.routing.virtual_worker import TEXT
 from kv_protocol.journal import JournalBegan, WorkerHeard, decode_journal
+from router.decision.recorders import Applied
 from router.decision.routing import Lease
 from router.decision.state_settings import StateSettings
 from router.journal.continuity import Continuity
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from router.journal.replay import Redecided, Replay
 
 TARGET_S_PER_100000 = 4.0
@@ -48,7 +48,7 @@ class _Journal:
         self._encoder = JournalEncoder(1)
         self.messages: list[bytes] = []
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         self._encoder.add(what, 1, 0.0)
         if len(self._encoder) >= _IN_FLIGHT:
             self.cut()

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from bench.decision.fleet import DecisionFleet, DecisionShape
 from bench.report import percentile
 from kv_runtime.tracing.sampling import Sampling
+from router.decision.recorders import Applied
 from router.decision.routing import Lease
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from router.request.attempt import RankAttempt
-from router.tracing.tracer import Tracer
+from router.request.tracer import Tracer
 
 REQUEST_STAGES = ("decide", "take", "first", "end", "journal", "trace")
 _BATCH = 64
@@ -35,9 +35,9 @@ class RequestCost(NamedTuple):
 
 class _Records:
     def __init__(self) -> None:
-        self.waiting: deque[Recordable] = deque()
+        self.waiting: deque[Applied] = deque()
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         self.waiting.append(what)
 
 

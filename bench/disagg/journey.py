@@ -20,8 +20,8 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from router.decision.disaggregation import ConditionalLimits, placement
 from router.decision.errors import NoEligibleWorker
+from router.decision.plan import RequestPlan, first_phase
 from router.decision.routing import Lease, Routing
-from router.request.plan import RequestPlan, first_phase
 from worker_agent.engines.types import EngineOutput
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import msgspec
 
 from bench.request.stages import OBSERVER, RUNNER, Moment, Step
 from router.__main__ import main
-from router.server.client_connection import ClientConnection
-from router.server.upstream import WorkerConnection
+from router.http.client import ClientConnection
+from router.http.worker import WorkerConnection
 
 SAMPLE_S = 0.002
 _STEPS_MAX = 400_000

@@ -15,11 +15,11 @@ PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
 """Those of this repository that a router runs."""
 RUNNER = "asyncio.runners"
 """Runs the event loop: what is outside of it is the same for every moment."""
-_STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.server.client_connection", "router.server.upstream"
+_STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.http.client", "router.http.worker"
 _ROUTING = "router.decision.routing"
 
 STAGES: Mapping[str, tuple[str, ...]] = {
-    "read": (_CLIENT, "router.server.plane", "router.request.endpoints"),
+    "read": (_CLIENT, "router.http.plane", "router.request.endpoints"),
     "parse": (
         "router.request.bodies",
         "router.request.route_request",
@@ -31,7 +31,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "kv_runtime.text",
         "kv_protocol.hashing",
         "indexer.native.block_hashes",
-        "router.drain.recent_prompts",
+        "router.prompt.recent_prompts",
     ),
     "queue": ("router.queue",),
     "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.model_view"),
@@ -41,21 +41,21 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
     "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
     "relay": (
-        "router.server.relay",
-        "router.server.exchange",
-        "router.server.buffered_response",
-        "router.server.stream_replay",
+        "router.http.relay",
+        "router.http.exchange",
+        "router.http.buffered_response",
+        "router.http.stream_replay",
         f"{_UPSTREAM}:WorkerConnection.data_received",
         f"{_CLIENT}:ClientConnection.write",
         f"{_CLIENT}:ClientConnection.finish",
     ),
     "settle": (
         f"{_ROUTING}:Lease",
-        "router.request.usage",
+        "router.http.usage",
         "router.request.request_log",
         "router.attribution",
     ),
-    "metrics": ("router.admin.metrics",),
+    "metrics": ("router.metrics",),
     "request": (
         "router.request.request",
         "router.request.attempt",
@@ -64,17 +64,17 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.drain.warming",
         "router.endpoint_picker",
         "router.pools",
-        "router.request.plan",
-        "router.request.refusals",
+        "router.decision.plan",
+        "router.http.refusals",
         "router.request.replies",
     ),
     WRITES: (f"{OBSERVER}:MeasuredTransport.write", f"{OBSERVER}:MeasuredTransport.writelines"),
     "log client": ("kv_runtime.event_log", "nats", "asyncio.streams"),
     "background": (
-        "router.fleet.feeds",
-        "router.fleet.watch",
-        "router.fleet.trust_watch",
-        "router.server.timeout_sweeper",
+        "router.feeds.feeds",
+        "router.feeds.watch",
+        "router.feeds.trust_watch",
+        "router.http.timeout_sweeper",
         "router.admin.control_plane",
         "router.drain",
         "indexer.service",
@@ -91,12 +91,12 @@ OF_CALLERS = (
     "router.live",
     "router.planner",
     "router.prompt.chains",
-    "router.server.exchange",
-    "router.server.framing",
-    "router.server.heads",
-    "router.server.sites",
-    "router.server.request_body",
-    "router.request.latency",
+    "router.http.exchange",
+    "router.http.framing",
+    "router.http.heads",
+    "router.http.sites",
+    "router.http.request_body",
+    "router.decision.latency",
     "router.decision.verdict",
     _STATE,
     f"{_ROUTING}:Routing.apply",

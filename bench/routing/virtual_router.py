@@ -13,11 +13,11 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policies import Mode
 from router.decision.policy import Policy
+from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.journal.records import Recorder
 from worker_agent.engines.types import EngineDescription
 
 LEASE_S = 300.0

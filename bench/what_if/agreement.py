@@ -28,10 +28,10 @@ from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import IN_FORCE, Result, names, result_of
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy
+from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from worker_agent.engines.simulated.timing import H200_8B
 
 LIVE = Policy.current(mode="kv")
@@ -56,7 +56,7 @@ class SimulatedJournal:
         settings = msgspec.to_builtins(StateSettings(text=TEXT))
         self.record(JournalBegan(now_s=0.0, router="simulated", started_ns=1, settings=settings))
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         """`what` was applied."""
         self._encoder.add(what, 1, 0.0)
         self.records += decode_journal(self._encoder.cut().data).records

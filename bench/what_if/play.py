@@ -21,9 +21,9 @@ from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, SpeedLearn
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
+from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.journal.records import Recordable
 from worker_agent.engines.simulated.timing import EngineTiming
 
 WARM = 0.1
@@ -85,7 +85,7 @@ class _Learning:
     def __init__(self) -> None:
         self.speeds = SpeedLearner()
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         if isinstance(what, Verdict):
             self.speeds.decided(what)
         elif isinstance(what, OutcomeKnown):

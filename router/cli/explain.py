@@ -32,10 +32,9 @@ from router.config import RouterSettings
 from router.decision.report import Misses, MissKind, RequestReport
 from router.decision.report_text import report_lines
 from router.doctor.http_client import HttpAsker, Reply
-from router.doctor.pages import decoded
+from router.doctor.pages import PageUnreadable, decoded
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.reports import Findings, JournalReports, Question
-from router.pools.router_page import PageUnreadable
 
 _TIMEOUT_S = 10.0
 _NEWEST = 1000

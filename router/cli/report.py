@@ -38,9 +38,8 @@ from router.cli.options import (
 )
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker
-from router.doctor.pages import decoded
+from router.doctor.pages import PageUnreadable, decoded
 from router.journal.reader import JournalEntry, read_journal, read_to_end
-from router.pools.router_page import PageUnreadable
 
 _TIMEOUT_S = 10.0
 _NS_PER_S = 1_000_000_000

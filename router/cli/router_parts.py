@@ -27,7 +27,32 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
-from router.admin.metrics import (
+from router.attribution.service import Savings
+from router.config import RouterSettings
+from router.decision.kept_prompts import KeptPrompts
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
+from router.decision.recorders import Recorders
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.drain.handover import Handover
+from router.drain.warming import Warming
+from router.endpoint_picker.metrics import PickerStatistics, picker_families
+from router.feeds.event_origins import EventOrigins
+from router.feeds.feeds import RouterFeeds
+from router.feeds.rates_store import RatesStore
+from router.feeds.trust_watch import TrustWatch
+from router.feeds.watch import FleetWatch
+from router.fleet.registry import TextDigests
+from router.http.plane import HttpPlane
+from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
+from router.live.decision_rows import TailOfDecisions
+from router.live.evidence import event_log_routes
+from router.live.moments import Moments
+from router.live.routes import LiveRoutes
+from router.live.service import Live
+from router.metrics import (
     RequestMetrics,
     build_families,
     http_families,
@@ -38,45 +63,20 @@ from router.admin.metrics import (
     state_families,
     trust_families,
 )
-from router.attribution.service import Savings
-from router.config import RouterSettings
-from router.decision.kept_prompts import KeptPrompts
-from router.decision.policy import Policy
-from router.decision.policy_store import PolicyStore
-from router.decision.routing import Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
-from router.drain.handover import Handover
-from router.drain.recent_prompts import RecentPrompts
-from router.drain.warming import Warming
-from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.fleet.event_origins import EventOrigins
-from router.fleet.feeds import RouterFeeds
-from router.fleet.rates_store import RatesStore
-from router.fleet.registry import TextDigests
-from router.fleet.trust_watch import TrustWatch
-from router.fleet.watch import FleetWatch
-from router.journal.records import Recorders
-from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.decision_rows import TailOfDecisions
-from router.live.evidence import event_log_routes
-from router.live.moments import Moments
-from router.live.routes import LiveRoutes
-from router.live.service import Live
 from router.names import Names
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
 from router.prompt import ModelPrompts
 from router.prompt.engine_parity import EngineParity
+from router.prompt.recent_prompts import RecentPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
-from router.server.plane import HttpPlane
+from router.request.tracer import Tracer
 from router.shadows.service import Shadows
-from router.tracing.tracer import Tracer
 from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:

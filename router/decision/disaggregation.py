@@ -20,8 +20,8 @@ import msgspec
 
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
+from router.decision.headroom import BATCHED_TOKENS_DEFAULT
 from router.decision.verdict import Verdict
-from router.queue.headroom import BATCHED_TOKENS_DEFAULT
 
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
 

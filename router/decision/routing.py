@@ -22,14 +22,14 @@ from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, Outc
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
+from router.decision.latency import Arrival, latency_of
 from router.decision.policy import Policy
+from router.decision.recorders import Recorder, Recorders, RefusedRequest
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
 from router.fleet.calibration import Calibration, Compared, Move
 from router.fleet.trust import EXACT, Trust, trust_of
-from router.journal.records import Recorder, Recorders, RefusedRequest
-from router.request.latency import Arrival, latency_of
 
 _MOVES_MAX = 256
 _NOTES_MAX = 64

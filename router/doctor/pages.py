@@ -2,7 +2,7 @@
 
 | asked | of | read |
 |---|---|---|
-| `/ready` | a router's planes | as `router/pools/router_page.py` has it |
+| `/ready` | a router's planes | whether it is ready, and why not |
 | `/version` | routers, agents | `version`; of an agent `agent`, where it says so: `version` is its engine's |
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
 | `/v1/index` | a control plane | each rank's `counts`: gaps, repairs, resyncs |
@@ -25,9 +25,17 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.doctor.facts import Counts, ParityBroken, RankStatus
-from router.pools.router_page import PageUnreadable
 
 _T = TypeVar("_T")
+
+
+class PageUnreadable(Exception):
+    """A router's answer has an unexpected format."""
+
+
+class _Readiness(msgspec.Struct):
+    ready: bool
+    reasons: list[str] = []
 
 
 class VersionPage(msgspec.Struct, frozen=True):
@@ -133,6 +141,12 @@ def decoded(body: bytes, kind: type[_T], what: str) -> _T:
         return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
         raise PageUnreadable(f"{what}: {error}") from error
+
+
+def not_ready(body: bytes) -> str:
+    """Return why a router is not ready, empty if it is; raise `PageUnreadable`."""
+    readiness = decoded(body, _Readiness, "/ready")
+    return "" if readiness.ready else f"not ready: {'; '.join(readiness.reasons) or 'it does not say why'}"
 
 
 def health(body: bytes) -> Health:

@@ -6,8 +6,7 @@ from kv_protocol.fleet import WorkerRegistered
 from router.decision.policies import MODES
 from router.doctor.facts import WATCHED, AddressAnswer, RouterLook, RouterSeen
 from router.doctor.http_client import OK, HttpAsker, Reply, is_beyond_loopback
-from router.doctor.pages import Index, PolicyPage, Workers, counts, decoded, versions
-from router.pools.router_page import PageUnreadable, not_ready
+from router.doctor.pages import Index, PageUnreadable, PolicyPage, Workers, counts, decoded, not_ready, versions
 
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"

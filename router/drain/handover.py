@@ -33,8 +33,8 @@ from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
-from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
 from router.drain.warming import Warming, wish_of
+from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 HANDOVERS_MAX = 16

@@ -22,18 +22,18 @@ from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.plan import RequestPlan
 from router.decision.verdict import Verdict
-from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
+from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.http.exchange import Exchange, OutboundCall
+from router.http.heads import RequestHead
+from router.http.refusals import Refusal, RequestRejected, unavailable
+from router.http.worker import Upstreams
 from router.prompt import EncodedPrompt
+from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.request.attempt import RankAttempt
-from router.request.plan import RequestPlan
-from router.request.refusals import Refusal, RequestRejected, unavailable
 from router.request.request import Destination, Request
 from router.request.serving import FleetRequest, Serving
-from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.server.exchange import Exchange, OutboundCall
-from router.server.heads import RequestHead
-from router.server.upstream import Upstreams
 
 if TYPE_CHECKING:
     from router.request.bodies import ReadBody

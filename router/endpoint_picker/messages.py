@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from kv_protocol.body_limits import Bytes
-from router.server.heads import Headers
+from router.http.heads import Headers
 
 BodyMode = Literal["none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc"]
 """How the gateway sends a body. Source: Envoy's API, `ProcessingMode.BodySendMode`."""

@@ -19,9 +19,9 @@ import structlog
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
+from router.config.picker import PickerSection
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import endpoint_of
-from router.endpoint_picker.config import PickerSection
 from router.endpoint_picker.messages import AnswerCame, FromGateway, Immediate, Lines, ToGateway
 from router.endpoint_picker.metrics import Outcome, PickerStatistics
 from router.endpoint_picker.picked import Addresses, alternatives
@@ -39,17 +39,17 @@ from router.endpoint_picker.stream import (
     Placed,
     ToRouter,
 )
-from router.request import refusals
-from router.request.refusals import Refusal
+from router.http import refusals
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.heads import RequestHead
+from router.http.limits import HttpLimits
+from router.http.refusals import Refusal
 from router.request.replies import Replies
 from router.request.request import Gateway
 from router.request.serving import FleetRequest, Serving
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.server.heads import RequestHead
-from router.server.limits import HttpLimits
 
 if TYPE_CHECKING:
-    from router.server.upstream import Upstreams
+    from router.http.worker import Upstreams
 
 _PATHS = frozenset(PATHS.values())
 _MESSAGE_BYTES_MORE = 1 << 20

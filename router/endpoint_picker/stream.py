@@ -40,8 +40,8 @@ from router.endpoint_picker.messages import (
     ToGateway,
     TrailersReply,
 )
-from router.request import refusals
-from router.request.refusals import Refusal
+from router.http import refusals
+from router.http.refusals import Refusal
 
 CHUNK_BYTES_MAX = 64 << 10
 """Parts in which a request's body is sent back."""

@@ -28,7 +28,7 @@ from router.endpoint_picker.messages import (
     TrailersReply,
 )
 from router.endpoint_picker.schema import MESSAGES
-from router.server.heads import Headers
+from router.http.heads import Headers
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key of the metadata, of the picked endpoints."""

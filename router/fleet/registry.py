@@ -26,7 +26,7 @@ from kv_protocol.fleet import (
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
-from router.decision.pairs import Pairs
+from router.fleet.pairs import Pairs
 from router.fleet.trust import PARITY_FIELDS, Disparity
 
 _Rules = tuple[Hashing, ImageRule | None]

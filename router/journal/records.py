@@ -14,14 +14,12 @@ A decision states doubts as trust; `doubt_of` returns the doubt behind a rank's 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from kv_protocol.decided import RouteRequest
-from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, RankStanding, Refused
+from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
 from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
@@ -38,36 +36,10 @@ _UNHEARD = (0, "")
 """Default record of a rank: no epoch, no doubt."""
 
 
-class RefusedRequest(NamedTuple):
-    """No rank was eligible for this request at that time."""
-
-    now_s: float
-    request: RouteRequest
-    exclusions: tuple[Exclusion, ...]
-
-
-Recordable = JournalRecord | Verdict | RefusedRequest | JournalCheckpoint
+Recordable = Applied | JournalCheckpoint
+"""What a journal takes."""
 Encodable = JournalRecord | bytes
 """A record, or the msgpack of one."""
-
-
-class Recorder(Protocol):
-    """Receives all that is applied, in order."""
-
-    def record(self, what: Recordable) -> None:
-        """`what` was applied."""
-
-
-class Recorders:
-    """Several recorders, called one after the other; without any, nothing is recorded."""
-
-    def __init__(self, *recorders: Recorder) -> None:
-        self._records = [each.record for each in recorders]
-
-    def record(self, what: Recordable) -> None:
-        """`what` was applied."""
-        for record in self._records:
-            record(what)
 
 
 class Shortener:

@@ -33,11 +33,11 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
-from router.config import JournalSection
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
+from router.journal.config import JournalSection
 from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 from router.journal.records import Recordable
 

@@ -6,12 +6,12 @@ POST /v1/pools/select                         which pools such a request would b
 `/v1/models` names what pools serve; `/ready` is 503 while a phase has no pool that is up.
 """
 
+from router.http import refusals
+from router.http.exchange import Exchange
 from router.pools.served import PoolAttempt, Pools
 from router.pools.service import PoolService
-from router.request import refusals
 from router.request.replies import Replies, answer, refuse
 from router.request.request import Request, refusal_of
-from router.server.exchange import Exchange
 
 
 def pool_endpoints(service: PoolService) -> Replies:

@@ -20,8 +20,12 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.loading import load_text
-from router.admin.metrics import http_families, prompt_families
 from router.config import RouterSettings
+from router.http.exchange import Exchange
+from router.http.heads import HOP_BY_HOP
+from router.http.plane import HttpPlane
+from router.http.sites import CORS_HEADERS
+from router.metrics import http_families, prompt_families
 from router.names import Names
 from router.pools.config import PoolsConfig
 from router.pools.control_plane import PoolControl
@@ -32,10 +36,6 @@ from router.pools.state import PoolsLive
 from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
 from router.prompt import ModelPrompts
-from router.server.exchange import Exchange
-from router.server.heads import HOP_BY_HOP
-from router.server.plane import HttpPlane
-from router.server.sites import CORS_HEADERS
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Setting without which a router refuses requests of one phase."""

@@ -21,12 +21,12 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
+from router.http import refusals
+from router.http.heads import Headers
+from router.http.refusals import RequestRejected
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
 from router.prompt import EncodedPrompt
-from router.request import refusals
-from router.request.refusals import RequestRejected
-from router.server.heads import Headers
 
 if TYPE_CHECKING:
     import asyncio

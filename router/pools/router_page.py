@@ -12,12 +12,12 @@ Of a page's thousands of lines only those are parsed. Source: `router/admin/cont
 
 from collections import defaultdict
 from collections.abc import Collection
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from kv_protocol.errors import UNDECODABLE
+from router.doctor.pages import PageUnreadable, decoded
 from router.pools.probes import Attained, LiveLimits, Queue, Target, attained
 
 _QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
@@ -27,16 +27,6 @@ _LATENCIES: dict[str, Target] = {
 }
 _OPENINGS = tuple(f"{name}{after}" for name in (_QUEUED, _WAITING, *_LATENCIES) for after in "{ ")
 _MS_PER_S = 1000
-_T = TypeVar("_T")
-
-
-class PageUnreadable(Exception):
-    """A router's answer has an unexpected format."""
-
-
-class _Readiness(msgspec.Struct):
-    ready: bool
-    reasons: list[str] = []
 
 
 class _Model(msgspec.Struct):
@@ -55,15 +45,9 @@ class Busyness(NamedTuple):
     itl: Attained | None = None
 
 
-def not_ready(body: bytes) -> str:
-    """Return why a router is not ready, empty if it is; raise `PageUnreadable`."""
-    readiness = _decoded(body, _Readiness, "/ready")
-    return "" if readiness.ready else f"not ready: {'; '.join(readiness.reasons) or 'it does not say why'}"
-
-
 def not_serving(body: bytes, models: Collection[str]) -> str:
     """Return why a router serves none of `models`, empty if it serves one; raise `PageUnreadable`."""
-    found = [each.id for each in _decoded(body, _Models, "/v1/models").data]
+    found = [each.id for each in decoded(body, _Models, "/v1/models").data]
     if not set(models).isdisjoint(found):
         return ""
     return f"serves {', '.join(found[:8]) or 'no model'}, wanted {', '.join(models)}"
@@ -92,10 +76,3 @@ def busyness(page: bytes, limits: LiveLimits) -> Busyness:
 
 def _attained(buckets: dict[float, float], bound_ms: float | None) -> Attained | None:
     return None if bound_ms is None or not buckets else attained(buckets, bound_ms / _MS_PER_S)
-
-
-def _decoded(body: bytes, kind: type[_T], what: str) -> _T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except UNDECODABLE as error:
-        raise PageUnreadable(f"{what}: {error}") from error

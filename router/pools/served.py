@@ -28,17 +28,17 @@ import structlog
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
+from router.decision.plan import RequestPlan
+from router.http.exchange import OutboundCall
+from router.http.heads import Headers
+from router.http.refusals import Refusal
 from router.pools.attempts import PoolSequence
 from router.pools.reader import PoolQuestion, pool_question, prompt_of
 from router.pools.selection import PoolPhase
 from router.pools.service import PoolService, sent_on
 from router.request.attempt import CLIENT_FAULT, REDIRECTS, SERVER_FAULT, Attempt
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
-from router.request.plan import RequestPlan
-from router.request.refusals import Refusal
 from router.request.request import Destination, Request
-from router.server.exchange import OutboundCall
-from router.server.heads import Headers
 
 if TYPE_CHECKING:
     import asyncio

@@ -9,6 +9,8 @@ import msgspec
 
 from router.config import RouterSettings
 from router.decision.routing import Readiness
+from router.http.heads import HOP_BY_HOP, Headers
+from router.http.worker import Upstreams
 from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup, SelectionInput, Targets, select
@@ -16,8 +18,6 @@ from router.pools.watch import PoolWatch
 from router.prompt import ModelPrompts
 from router.request.bodies import BodyParser
 from router.request.route_request import route_request
-from router.server.heads import HOP_BY_HOP, Headers
-from router.server.upstream import Upstreams
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
 """Headers of a connection, and headers that this process writes itself."""

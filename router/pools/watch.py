@@ -11,10 +11,11 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
+from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.config import PoolsConfig
 from router.pools.metrics import LookOutcome, PoolMetrics
 from router.pools.probes import AttemptFailed, Looked
-from router.pools.router_page import Busyness, PageUnreadable, busyness, not_ready, not_serving
+from router.pools.router_page import Busyness, busyness, not_serving
 from router.pools.state import PoolsLive
 from router.pools.targets import PoolSettings, RouterAddress
 

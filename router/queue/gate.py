@@ -27,12 +27,12 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from router.decision.eligibility import constrains
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.headroom import Headroom
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
+from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.headroom import Headroom
 from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueueRefusal, QueueStatistics
-from router.request.refusals import Refusal
 
 _log = structlog.get_logger("router")
 

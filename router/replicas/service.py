@@ -25,8 +25,8 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
+from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
-from router.journal.records import Recordable
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, ReplicaStatistics, Replication
 
@@ -84,7 +84,7 @@ class Replicas:
         await self._event_log.listen(subjects.LEDGER_ALL, self._on_message)
         await self._event_log.listen(subjects.ledger_of("*", self._router_id), self._on_message)
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         """Send an applied record if it is an event of an own lease; implements `Recorder`."""
         if isinstance(what, Verdict):
             self._begun(what.promise)

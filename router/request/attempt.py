@@ -19,14 +19,14 @@ from abc import ABC, abstractmethod
 from kv_protocol.decode_time import DECODE_HEADER, decode_seconds
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptOutcome, OutcomeName
+from router.decision.latency import Arrival
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
-from router.request import refusals
-from router.request.latency import Arrival
-from router.request.refusals import Refusal
-from router.request.usage import NO_USAGE, Usage
-from router.server.exchange import UpstreamStage
-from router.server.heads import Headers
+from router.http import refusals
+from router.http.exchange import UpstreamStage
+from router.http.heads import Headers
+from router.http.refusals import Refusal
+from router.http.usage import NO_USAGE, Usage
 
 CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)

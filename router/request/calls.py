@@ -31,6 +31,9 @@ from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
+from router.http.exchange import BUFFERED_BYTES_MAX, OutboundCall
+from router.http.heads import Headers
+from router.http.stream_replay import StreamReplayBuffer
 from router.prompt import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
@@ -46,9 +49,6 @@ from router.request.resumption import (
     rewriter,
     stops_of,
 )
-from router.server.exchange import BUFFERED_BYTES_MAX, OutboundCall
-from router.server.heads import Headers
-from router.server.stream_replay import StreamReplayBuffer
 
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Client headers that workers get, too."""

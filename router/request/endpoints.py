@@ -13,12 +13,12 @@ from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.requests import RequestInvalid
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
+from router.http.exchange import Exchange
 from router.request.passed import METHODS, is_passed
 from router.request.passed import MODE as PASSED
 from router.request.replies import Endpoint, Replies, answer
 from router.request.request import Request, refusal_of
 from router.request.serving import FleetRequest, Serving
-from router.server.exchange import Exchange
 
 _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 

@@ -15,8 +15,8 @@ from kv_protocol.openai.endpoints import CLOSED_PATHS
 from kv_protocol.openai.passed import PassedInbound, passed_form
 from kv_protocol.openai.requests import RequestInvalid
 from router.fleet.registry import Fleet
+from router.http.exchange import Exchange
 from router.request.bodies import BodyParser, ReadBody
-from router.server.exchange import Exchange
 
 if TYPE_CHECKING:
     import asyncio

@@ -12,9 +12,9 @@ import msgspec
 
 from kv_protocol.errors import shortened
 from router.decision.routing import Readiness
-from router.request import refusals
-from router.request.refusals import Refusal
-from router.server.exchange import Exchange
+from router.http import refusals
+from router.http.exchange import Exchange
+from router.http.refusals import Refusal
 
 Endpoint = Callable[[Exchange], object]
 _MODEL = "/v1/models/"

@@ -37,20 +37,20 @@ from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import CHAT
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from kv_runtime.text.chat_template import TextError
+from router.decision.plan import RequestPlan, StreamLoss
 from router.decision.verdict import Verdict
+from router.http import refusals
+from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.http.exchange import Exchange, OutboundCall, UpstreamStage
+from router.http.heads import Headers
+from router.http.refusals import Refusal, RequestRejected
+from router.http.stream_replay import StreamReplayBuffer
+from router.http.usage import usage_in
 from router.prompt import EncodedPrompt, EncodersBusy
-from router.request import refusals
 from router.request.attempt import Attempt
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
-from router.request.plan import RequestPlan, StreamLoss
-from router.request.refusals import Refusal, RequestRejected
 from router.request.resumption import CannotResume
-from router.request.usage import usage_in
-from router.server.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.server.exchange import Exchange, OutboundCall, UpstreamStage
-from router.server.heads import Headers
-from router.server.stream_replay import StreamReplayBuffer
-from router.tracing.tracer import TracedRequest
+from router.request.tracer import TracedRequest
 
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank

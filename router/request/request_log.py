@@ -23,8 +23,8 @@ from kv_protocol.openai.inbound import ChatInbound, CompletionInbound
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
+from router.http.refusals import Refusal
 from router.request.attempt import CLIENT_FAULT, RankAttempt
-from router.request.refusals import Refusal
 from router.request.request import Request
 
 _HASHES = 1 << 64

@@ -19,37 +19,37 @@ from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.requests import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
-from router.admin.metrics import RequestMetrics
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.eligibility import exclusion, exclusions, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
+from router.decision.plan import RequestPlan, first_phase
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.drain.recent_prompts import RecentPrompt, RecentPrompts
 from router.fleet.registry import SILENT_S
+from router.http import refusals
+from router.http.exchange import Exchange, OutboundCall
+from router.http.refusals import Refusal, RequestRejected
+from router.http.stream_replay import StreamReplayBuffer
+from router.http.usage import NO_USAGE
+from router.metrics import RequestMetrics
 from router.prompt import EncodedPrompt, ModelPrompts
+from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
-from router.request import refusals
 from router.request.attempt import RankAttempt
 from router.request.bodies import BodyParser, ReadBody
 from router.request.calls import Calls, wants_tokens
 from router.request.passed import MODE as PASSED
 from router.request.passed import completed, read_passed
-from router.request.plan import RequestPlan, first_phase
-from router.request.refusals import Refusal, RequestRejected
 from router.request.replies import refuse
 from router.request.request import Destination, Gateway, Request, log_names
 from router.request.request_log import RequestLog
 from router.request.resumption import CannotResume
 from router.request.route_request import route_request
-from router.request.usage import NO_USAGE
-from router.server.exchange import Exchange, OutboundCall
-from router.server.stream_replay import StreamReplayBuffer
-from router.tracing.record import RequestEnd, is_error
-from router.tracing.tracer import Tracer
+from router.request.trace_record import RequestEnd, is_error
+from router.request.tracer import Tracer
 
 if TYPE_CHECKING:
     import asyncio

@@ -30,9 +30,9 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
 from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused
+from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.journal.records import Recordable
 from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
 from router.shadows.config import ShadowSection
@@ -86,7 +86,7 @@ class Shadows:
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         """A decision is carried out, or the policy changed."""
         if isinstance(what, Verdict):
             if self._policies:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from router.workers.address import WORKERS_MAX, WorkerAddress, worker_address
+from router.config.worker_address import DNS, WORKERS_MAX, WorkerAddress, worker_address
 
-_DNS = "dns://"
 _BYTES_MAX = 1 << 20
 FILE_PERIOD_S, DNS_PERIOD_S = 1.0, 5.0
 
@@ -27,13 +26,13 @@ class WorkerList:
     def __init__(self, place: str) -> None:
         self._place = place
         self._problem = ""
-        self.period_s = DNS_PERIOD_S if place.startswith(_DNS) else FILE_PERIOD_S
+        self.period_s = DNS_PERIOD_S if place.startswith(DNS) else FILE_PERIOD_S
         """How long to wait before it is read again."""
 
     async def read(self) -> tuple[WorkerAddress, ...] | None:
         """Return what is in the list now; None if it cannot be read."""
         try:
-            texts = await (self._resolved() if self._place.startswith(_DNS) else asyncio.to_thread(self._lines))
+            texts = await (self._resolved() if self._place.startswith(DNS) else asyncio.to_thread(self._lines))
             found = _addresses(texts)
         except (OSError, ValueError) as error:
             if self._problem != str(error):
@@ -52,7 +51,7 @@ class WorkerList:
         return [line for line in lines if line and not line.startswith("#")]
 
     async def _resolved(self) -> list[str]:
-        name, _, port = self._place.removeprefix(_DNS).rpartition(":")
+        name, _, port = self._place.removeprefix(DNS).rpartition(":")
         found = await asyncio.get_running_loop().getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
         hosts = sorted({str(each[4][0]) for each in found})
         return [f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}" for host in hosts]
@@ -62,11 +61,3 @@ def _addresses(texts: list[str]) -> tuple[WorkerAddress, ...]:
     if len(texts) > WORKERS_MAX:
         raise ValueError(f"found {len(texts)} engines, allowed {WORKERS_MAX}")
     return tuple(dict.fromkeys(map(worker_address, texts)))
-
-
-def check_place(place: str) -> str:
-    """Return the place of a list; raise `ValueError` if a name lacks its port."""
-    name, _, port = place.removeprefix(_DNS).rpartition(":")
-    if place.startswith(_DNS) and not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"found {place!r}, allowed a file, or dns://name:port")
-    return place

@@ -26,7 +26,7 @@ from kv_runtime.telemetry import Family, gauge
 from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
 from router.config import RouterSettings
-from router.workers.address import WORKERS_MAX, WorkerAddress, worker_address
+from router.config.worker_address import WORKERS_MAX, WorkerAddress, worker_address
 from router.workers.listing import WorkerList
 
 if TYPE_CHECKING:

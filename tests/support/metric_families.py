@@ -18,7 +18,16 @@ from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.nats_server import nats_server_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.tracing.exporter import span_families
-from router.admin.metrics import (
+from router.attribution.attribution import AttributionLimits
+from router.attribution.service import savings_families
+from router.drain.handover import Handover
+from router.endpoint_picker.metrics import PickerStatistics, picker_families
+from router.journal.writer import JournalStatistics, journal_families
+from router.live.clients import LiveClients
+from router.live.moments import moment_families
+from router.live.ring import Ring
+from router.live.service import live_families
+from router.metrics import (
     RequestMetrics,
     build_families,
     http_families,
@@ -29,18 +38,9 @@ from router.admin.metrics import (
     state_families,
     trust_families,
 )
-from router.admin.metrics.decision import DecisionMetrics
-from router.admin.metrics.prediction import WorkerMetrics
-from router.admin.metrics.weighing import Weighing
-from router.attribution.attribution import AttributionLimits
-from router.attribution.service import savings_families
-from router.drain.handover import Handover
-from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.journal.writer import JournalStatistics, journal_families
-from router.live.clients import LiveClients
-from router.live.moments import moment_families
-from router.live.ring import Ring
-from router.live.service import live_families
+from router.metrics.decision import DecisionMetrics
+from router.metrics.prediction import WorkerMetrics
+from router.metrics.weighing import Weighing
 from router.native import built
 from router.planner.service import planner_families
 from router.pools.metrics import PoolMetrics

@@ -19,7 +19,7 @@
 
 The longest input is `max_seq_len` - 1: one token is generated at least. If `max_seq_len` is not given, the model
 defines it, and the checks that depend on it are skipped. The router checks that a prefill and a decode worker fit
-together (`router/decision/pairs.py`).
+together (`router/fleet/pairs.py`).
 
 Source: `docs/SOURCES.md` D4.2 (buffer) and 6.3 (reuse); `docs/SOURCES.md` E1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);

@@ -25,7 +25,7 @@ from dashboards.alerts import GROUPS
 from dashboards.objectives import OBJECTIVES
 from dashboards.rules import alerts
 from kv_runtime.clock import SystemClock
-from router.admin.metrics.decision import STAGES
+from router.metrics.decision import STAGES
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import picture

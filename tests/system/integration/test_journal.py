@@ -9,9 +9,9 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
-from router.config import JournalSection
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
+from router.journal.config import JournalSection
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.replay import replay

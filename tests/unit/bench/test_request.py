@@ -21,7 +21,7 @@ from bench.request.stages import (
 
 TAKE = "router.decision.routing:Routing.take"
 BOOK = "router.fleet.calibration:Calibration.note"
-READ = "router.server.client_connection:ClientConnection.data_received"
+READ = "router.http.client:ClientConnection.data_received"
 NAMED = [name for names in STAGES.values() for name in names]
 
 
@@ -38,7 +38,7 @@ def test_what_no_function_runs_in_is_the_loops() -> None:
         Moment(2, False, []),
         Moment(1, True, [READ]),
         Moment(4, False, [READ]),
-        Moment(1, True, ["router.server.heads:HeadReader.request", READ]),
+        Moment(1, True, ["router.http.heads:HeadReader.request", READ]),
     ]
     assert shares(moments) == {LOOP: 3 / 8, "read": 5 / 8}
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, cast
 import h11
 import msgspec
 
-from router.server.client_connection import ClientConnection
-from router.server.exchange import Exchange
-from router.server.framing import body_reader
-from router.server.heads import UNTIL_CLOSE, HeadReader, Malformed
-from router.server.limits import HttpLimits
-from router.server.plane import HttpPlane
+from router.http.client import ClientConnection
+from router.http.exchange import Exchange
+from router.http.framing import body_reader
+from router.http.heads import UNTIL_CLOSE, HeadReader, Malformed
+from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
 
 DELIBERATE = (
     "bare CR or LF before it",  # h11 forgives bare LF; proxies that disagree on it are smuggled through

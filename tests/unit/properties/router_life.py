@@ -37,15 +37,16 @@ from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import ManualClock
 from router.decision.errors import NoEligibleWorker
+from router.decision.latency import Arrival
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
+from router.decision.recorders import Recorder, Recorders
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
-from router.journal.records import Encodable, Recordable, Recorder, Recorders, Shortener
-from router.request.latency import Arrival
+from router.journal.records import Encodable, Recordable, Shortener
 from tests.reference.following import Answered
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 

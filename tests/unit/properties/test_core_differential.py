@@ -13,11 +13,11 @@ from kv_protocol.ledger import Expired, Renewed, Routed
 from kv_protocol.load import LoadReport
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import CostParameters, Policy
+from router.decision.recorders import RefusedRequest
 from router.decision.routing import Lease
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import RefusedRequest
 from tests.reference.following import KV_SEQ, Answered, Decided, Following
 from tests.reference.policies import MODES
 from tests.support.amount import examples

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.server import framing
+from router.http import framing
 from tests.support.amount import examples
 from tests.support.planting import plant
 from tests.unit.properties.http_readers import (

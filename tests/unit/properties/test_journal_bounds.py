@@ -29,12 +29,13 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import Routed
 from router.decision.decide import decide
 from router.decision.policy import Policy
+from router.decision.recorders import RefusedRequest
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.continuity import continuous
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable, RefusedRequest, Shortener
+from router.journal.records import Recordable, Shortener
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
 from tests.unit.properties.router_life import SETTINGS, encoded_record

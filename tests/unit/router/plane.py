@@ -22,7 +22,6 @@ from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
-from router.admin.metrics import RequestMetrics
 from router.config import DataSection, FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
@@ -30,14 +29,15 @@ from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.fleet.registry import SILENT_S, TextDigests
+from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
+from router.metrics import RequestMetrics
 from router.prompt import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints
 from router.request.serving import Serving
-from router.server.limits import HttpLimits
-from router.server.plane import HttpPlane
-from router.tracing.tracer import Tracer
+from router.request.tracer import Tracer
 from tests.unit.router.samples import MODEL, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

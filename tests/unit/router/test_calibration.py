@@ -5,8 +5,8 @@ from structlog.testing import capture_logs
 
 from kv_protocol.decided import RouteRequest
 from router.decision.policy import Policy
+from router.feeds.trust_watch import TrustWatch
 from router.fleet.calibration import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
-from router.fleet.trust_watch import TrustWatch
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route
 from tests.unit.router.test_routing import Bench
 

@@ -20,7 +20,7 @@ from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import FleetApplied, LogConnection
 from router.fleet.registry import SILENT_S
-from router.server.limits import HttpLimits
+from router.http.limits import HttpLimits
 from tests.unit.router.plane import CHAT, COMPLETIONS, NOW_S, PROMPT, TEXT, Plane, encoded, running_plane, until
 from tests.unit.router.samples import MODEL, rank
 from tests.unit.router.upstream import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.server.limits import HttpLimits
+from router.http.limits import HttpLimits
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says, says_and_waits

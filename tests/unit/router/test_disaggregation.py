@@ -15,8 +15,8 @@ from router.decision.disaggregation import (
     placement,
     requested_phase,
 )
+from router.decision.plan import first_phase
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
-from router.request.plan import first_phase
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
 
 ISL = 4096

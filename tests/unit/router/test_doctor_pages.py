@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
-from router.doctor.pages import Index, PolicyPage, Workers, counts, decoded, health, versions
+from router.doctor.pages import Index, PageUnreadable, PolicyPage, Workers, counts, decoded, health, versions
 from router.doctor.router_probe import reads_overlap
-from router.pools.router_page import PageUnreadable
 from tests.unit.router.samples import rank, registered
 
 PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load

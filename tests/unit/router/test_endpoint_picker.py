@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
+from router.config.picker import PickerSection
 from router.endpoint_picker.addresses import addresses_of, endpoint_of
-from router.endpoint_picker.config import PickerSection
 from router.endpoint_picker.messages import (
     AnswerBody,
     AnswerCame,

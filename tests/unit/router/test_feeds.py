@@ -18,10 +18,10 @@ from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage
 from router.decision.policy import Policy
+from router.decision.recorders import Applied, Recorder
 from router.decision.routing import Routing
-from router.fleet.feeds import ACQUAINTED_S, RouterFeeds
+from router.feeds.feeds import ACQUAINTED_S, RouterFeeds
 from router.fleet.registry import RANKS_MAX
-from router.journal.records import Recordable, Recorder
 from tests.unit.router.samples import MODEL, registered, state
 
 
@@ -30,18 +30,18 @@ def routing(clock: ManualClock, recorder: Recorder | None = None) -> Routing:
     return Routing(state(lease_s=1.0), index, clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorder=recorder)
 
 
-class Recorded:
+class Kept:
     """A recorder that keeps everything."""
 
     def __init__(self) -> None:
-        self.records: list[Recordable] = []
+        self.records: list[Applied] = []
         self._grown = asyncio.Event()
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         self.records.append(what)
         self._grown.set()
 
-    async def has(self, what: Recordable) -> None:
+    async def has(self, what: Applied) -> None:
         """Return once it was recorded."""
         while what not in self.records:
             self._grown.clear()
@@ -89,7 +89,7 @@ class Begun(NamedTuple):
     log: Log
     clock: ManualClock
     routing: Routing
-    recorded: Recorded
+    recorded: Kept
 
     def addresses(self) -> list[str]:
         return [worker.registration.base_url for worker in self.routing.state.fleet.workers()]
@@ -97,7 +97,7 @@ class Begun(NamedTuple):
 
 async def begun(*told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> Begun:
     """Return the feeds of a router that was told of these workers; with keys it wants signatures."""
-    log, clock, recorded = Log(*told), ManualClock(), Recorded()
+    log, clock, recorded = Log(*told), ManualClock(), Kept()
     routing_ = routing(clock, recorded)
     feeds = RouterFeeds(routing_, cast("EventLog", log), clock, FleetGate(keys))
     await feeds.start()

@@ -5,8 +5,8 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, LogConnection, WorkerHeard
+from router.feeds.watch import FleetWatch
 from router.fleet.registry import SILENT_S
-from router.fleet.watch import FleetWatch
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 

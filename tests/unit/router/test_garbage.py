@@ -15,7 +15,7 @@ import pytest
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.journal import FleetApplied, TimePassed
 from router.decision.policy import Policy
-from router.server.limits import HttpLimits
+from router.http.limits import HttpLimits
 from tests.reference.predictions import SEEN_S
 from tests.unit.router.plane import COMPLETIONS, Plane, encoded, running_plane, until
 from tests.unit.router.role_workers import RoleWorker

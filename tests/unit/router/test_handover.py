@@ -18,8 +18,8 @@ from router.config import HandoverSection
 from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
 from router.drain.progress import HandoverStatus
-from router.drain.recent_prompts import RecentPrompt, RecentPrompts
 from router.drain.warming import Warming
+from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route

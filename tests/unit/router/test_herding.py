@@ -8,8 +8,8 @@ import pytest
 from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import LedgerApplied
 from router.decision.policy import Policy
+from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
-from router.journal.records import Recordable
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -24,7 +24,7 @@ class Promises:
     def __init__(self) -> None:
         self.taken: list[Verdict] = []
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         if isinstance(what, Verdict):
             self.taken.append(what)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.server.limits import HttpLimits
+from router.http.limits import HttpLimits
 from tests.unit.router.plane import CHAT, running_plane
 from tests.unit.router.upstream import Upstream, answers, completion
 

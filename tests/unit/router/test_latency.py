@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decode_time import decode_header, decode_seconds
-from router.request.latency import Arrival, Latency, latency_of
+from router.decision.latency import Arrival, Latency, latency_of
 
 
 @pytest.mark.parametrize(

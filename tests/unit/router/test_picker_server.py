@@ -13,12 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
-from router.endpoint_picker.config import PickerSection
+from router.config.picker import PickerSection
 from router.endpoint_picker.messages import Immediate
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker
+from router.http.limits import HttpLimits
 from router.request.endpoints import endpoints
-from router.server.limits import HttpLimits
 from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running_plane, until
 from tests.unit.router.samples import MODEL
 

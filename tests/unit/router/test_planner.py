@@ -12,6 +12,7 @@ from dashboards.objectives import FIRST_TOKEN_OBJECTIVE, FIRST_TOKEN_S, TOKEN_IN
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
+from router.decision.latency import Arrival
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
@@ -22,7 +23,6 @@ from router.planner.offered import SLOT_S, Group, OfferedLoad, covered, offered
 from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
 from router.planner.service import Planner, answered_tokens, planner_families, shown
-from router.request.latency import Arrival
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 

@@ -12,9 +12,9 @@ from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesR
 from kv_runtime.clock import ManualClock
 from router.decision.decide import decide
 from router.decision.policy import Policy
+from router.decision.recorders import Applied
 from router.decision.routing import Routing
-from router.fleet.rates_store import MODELS_MAX, WRITE_S, RatesStore
-from router.journal.records import Recordable
+from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
 from tests.unit.router.samples import MODEL, route, row, state, view
 
 LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
@@ -24,9 +24,9 @@ class Kept:
     """A recorder that keeps everything."""
 
     def __init__(self) -> None:
-        self.records: list[Recordable] = []
+        self.records: list[Applied] = []
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         self.records.append(what)
 
 

@@ -24,15 +24,11 @@ from kv_protocol.journal import (
 )
 from router.decision.decide import decide
 from router.decision.policy import Policy
+from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
-from router.journal.records import (
-    Recordable,
-    RefusedRequest,
-    Shortener,
-    doubt_of,
-)
+from router.journal.records import Shortener, doubt_of
 from tests.support.amount import examples
 from tests.unit.properties.router_life import encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
@@ -91,7 +87,7 @@ def only_decided(records: list[JournalRecord]) -> Decided:
     return found
 
 
-def recorded(what: Recordable, shortener: Shortener | None = None) -> list[JournalRecord]:
+def recorded(what: Applied, shortener: Shortener | None = None) -> list[JournalRecord]:
     """Return the records of `what` as a reader decodes them."""
     return [decode_record(encoded_record(each)) for each in (shortener or Shortener()).records(what, 7)]
 

@@ -12,16 +12,16 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.requests import decode_inbound
-from router.request import refusals
+from router.decision.plan import RequestPlan
+from router.http import refusals
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.heads import Headers, RequestHead
+from router.http.refusals import Refusal, RequestRejected
+from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
 from router.request.bodies import ReadBody
-from router.request.plan import RequestPlan
-from router.request.refusals import Refusal, RequestRejected
 from router.request.request import Destination, Request
 from router.request.route_request import route_request
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.server.heads import Headers, RequestHead
-from router.server.stream_replay import StreamReplayBuffer
 
 STREAM: Headers = {b"content-type": b"text/event-stream"}
 NO_ROOM = refusals.unavailable("the queue is full", "queue_full")

@@ -17,16 +17,16 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Reconciled, Routed
 from kv_runtime.telemetry import Projection
-from router.admin.metrics import RequestMetrics, policy_families, queue_families, state_families
-from router.admin.metrics.decision import FALLBACKS, REASONS, STAGES
-from router.admin.metrics.prediction import PHASES, WorkerMetrics
-from router.admin.metrics.request import OUTCOMES, REJECTIONS
-from router.admin.metrics.weighing import SAMPLES_MAX, TERMS
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.fleet.feeds import RouterFeeds
+from router.feeds.feeds import RouterFeeds
+from router.metrics import RequestMetrics, policy_families, queue_families, state_families
+from router.metrics.decision import FALLBACKS, REASONS, STAGES
+from router.metrics.prediction import PHASES, WorkerMetrics
+from router.metrics.request import OUTCOMES, REJECTIONS
+from router.metrics.weighing import SAMPLES_MAX, TERMS
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
 from tests.unit.router.samples import MODEL, answer, registered, route

@@ -12,6 +12,8 @@ import pytest
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound
 from kv_runtime.text.byte_model import ByteText
+from router.http.framing import chunk
+from router.http.stream_replay import StreamReplayBuffer, without_ids
 from router.request.resumption import (
     CannotResume,
     asking,
@@ -23,8 +25,6 @@ from router.request.resumption import (
     rewriter,
     stops_of,
 )
-from router.server.framing import chunk
-from router.server.stream_replay import StreamReplayBuffer, without_ids
 from tests.support.vllm_server import MODEL_LEN, stream_events
 
 CHAT_BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}

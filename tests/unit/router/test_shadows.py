@@ -17,11 +17,11 @@ from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
+from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from router.journal.replay import replay
 from router.shadows.budget import KEPT_REQUESTS, Budget
 from router.shadows.comparison import NoChoice, compared
@@ -59,7 +59,7 @@ class Recording:
         self.messages = list[bytes]()
         self.record(JournalBegan(now_s=0.0, router="r", started_ns=1, settings=settings))
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         if isinstance(what, Verdict):
             self.shadows.evaluate_slice()
         self._encoder.add(what, 1, 0.0)

@@ -8,9 +8,9 @@ import pytest
 from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import TraceData
-from router.request.usage import NO_USAGE
-from router.tracing.record import RequestEnd
-from router.tracing.tracer import Tracer
+from router.http.usage import NO_USAGE
+from router.request.trace_record import RequestEnd
+from router.request.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import CHAT, PROMPT, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of

@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.journal import FleetApplied, TrustMoved
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
+from router.decision.recorders import Applied
+from router.feeds.trust_watch import LOOK_S, TrustWatch
 from router.fleet.calibration import ENOUGH
-from router.fleet.trust_watch import LOOK_S, TrustWatch
-from router.journal.records import Recordable
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -99,7 +99,7 @@ class Journal:
     def __init__(self) -> None:
         self.moved = list[TrustMoved]()
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: Applied) -> None:
         """Keep it, if it is one."""
         if isinstance(what, TrustMoved):
             self.moved.append(what)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.request.usage import Usage, usage_in
+from router.http.usage import Usage, usage_in
 
 USAGE = {"prompt_tokens": 64, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 48}}
 

@@ -10,7 +10,7 @@ from typing import Any
 from kv_runtime.tracing.exporter import SpanExporter
 from kv_runtime.tracing.otlp import OtlpSender, http_exporter
 from kv_runtime.tracing.sampling import Sampling
-from router.tracing.tracer import Tracer
+from router.request.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import Plane, running_plane
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_runtime.open_files import OpenFiles
-from router.server.client_connection import ClientStatistics
-from router.server.exchange import Exchange, OutboundCall, UpstreamStage
-from router.server.heads import Headers
-from router.server.limits import HttpLimits
-from router.server.plane import HttpPlane
-from router.server.sites import Sites
-from router.server.stream_replay import StreamReplayBuffer
+from router.http.client import ClientStatistics
+from router.http.exchange import Exchange, OutboundCall, UpstreamStage
+from router.http.heads import Headers
+from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
+from router.http.sites import Sites
+from router.http.stream_replay import StreamReplayBuffer
 from tests.system.integration.broker import WAIT_S
 
 OURS = b"x-decision-id: d1\r\n"

@@ -7,7 +7,7 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from router.server.exchange import BUFFERED_BYTES_MAX
+from router.http.exchange import BUFFERED_BYTES_MAX
 from tests.system.integration.http.serving import Recorded, Timeouts, answered, post, running, until
 from tests.unit.router.upstream import (
     DONE,

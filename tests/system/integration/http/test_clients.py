@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
-from router.server.plane import HttpPlane
+from router.http.plane import HttpPlane
 from tests.system.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import (
     STREAM_HEAD,

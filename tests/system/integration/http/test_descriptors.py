@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.open_files import RESERVED, OpenFiles
-from router.server.capacity import CLIENTS_MIN, TooFewFiles
-from router.server.plane import REFUSED_MAX
+from router.http.capacity import CLIENTS_MIN, TooFewFiles
+from router.http.plane import REFUSED_MAX
 from tests.support.descriptors import no_descriptors_left
 from tests.system.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import Upstream, answers, completion, says_and_waits

@@ -3,7 +3,7 @@
 import pytest
 
 from kv_runtime.http.hosts import HostNames
-from router.server.sites import Sites
+from router.http.sites import Sites
 from tests.system.integration.http.serving import answered, get, post, running
 from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, chunked, completion, event
 

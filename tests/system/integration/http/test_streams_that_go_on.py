@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kv_protocol.continuation import token_comment
-from router.server.exchange import BUFFERED_BYTES_MAX
+from router.http.exchange import BUFFERED_BYTES_MAX
 from tests.system.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import (
     DONE,

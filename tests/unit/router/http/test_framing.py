@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.server.framing import ChunkReader, LengthReader, body_reader, chunk, complete_chunks_tail
-from router.server.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from router.http.framing import ChunkReader, LengthReader, body_reader, chunk, complete_chunks_tail
+from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.server.heads import CHUNKED, HEADERS_MAX, HOP_BY_HOP, UNTIL_CLOSE, HeadReader, Malformed
+from router.http.heads import CHUNKED, HEADERS_MAX, HOP_BY_HOP, UNTIL_CLOSE, HeadReader, Malformed
 
 PLAIN = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: router\r\n%b\r\n"
 

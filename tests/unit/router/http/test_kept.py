@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.continuation import COMMENT, token_comment, without_tokens
-from router.server.framing import chunk
-from router.server.stream_replay import StreamReplayBuffer
+from router.http.framing import chunk
+from router.http.stream_replay import StreamReplayBuffer
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
 TEXT = st.one_of(st.text(max_size=20), st.sampled_from([": tokens AAAA", "\n: tokens AAAA\n", "data: [DONE]"]))

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.server.timeout_sweeper import SLOTS, TimeoutSweeper
+from router.http.timeout_sweeper import SLOTS, TimeoutSweeper
 
 
 class Looked:

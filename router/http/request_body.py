@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
-from router.server.framing import BodyReader, ChunkReader, body_reader
-from router.server.heads import Malformed, RequestHead
+from router.http.framing import BodyReader, ChunkReader, body_reader
+from router.http.heads import Malformed, RequestHead
 
 if TYPE_CHECKING:
-    from router.server.plane import HttpPlane
+    from router.http.plane import HttpPlane
 
 
 class GatheredBody:

@@ -19,20 +19,20 @@ from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.config import ReportSection
+from router.config.picker import PickerSection
+from router.config.worker_address import WORKERS_MAX, WorkerText, check_place, worker_address
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.decision.state_settings import LEASE_S
-from router.endpoint_picker.config import PickerSection
 from router.fleet.breakers import BreakerLimits
+from router.http.limits import HttpLimits
+from router.http.sites import Sites
+from router.journal.config import JournalSection
 from router.planner.config import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS, FairShareBy
 from router.queue.waiting import QueueLimits, QueuePolicy
-from router.server.limits import HttpLimits
-from router.server.sites import Sites
 from router.shadows.config import ShadowSection
-from router.workers.address import WORKERS_MAX, WorkerText, worker_address
-from router.workers.listing import check_place
 
 _HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
@@ -351,27 +351,6 @@ class TokensSection(Section):
     def limits(self) -> PromptLimits:
         """Return the bounds of encoding."""
         return picked(self, PromptLimits)
-
-
-class JournalSection(Section):
-    """The journal on the log, and the decisions kept for people."""
-
-    decisions_max: int = Field(1000, ge=1, le=1_000_000, description="newest decisions that can be explained; memory")
-    enabled: bool = Field(default=True, description="write the journal: without it no decision can be replayed")
-    router: str = Field("", pattern=r"^[a-z0-9-]{0,64}$", description="this router's name there; empty: made at start")
-    max_age_s: float = Field(86_400.0, ge=1, le=30 * 86_400, description="how long KV_JOURNAL keeps; costs disk")
-    max_bytes: int = Field(
-        512 << 20, ge=1 << 20, le=1 << 40, description="what KV_JOURNAL keeps of all routers, bytes of disk"
-    )
-    checkpoint_s: float = Field(
-        300.0, ge=1, le=86_400, description="seconds between checkpoints, at which a replay can start; less costs disk"
-    )
-    checkpoint_records: int = Field(
-        200_000, ge=100, le=1_000_000_000, description="records between checkpoints, if those come sooner"
-    )
-    buffer_records_max: int = Field(
-        65_536, ge=64, le=10_000_000, description="records that wait for the log; beyond it the oldest are lost; memory"
-    )
 
 
 class LiveSection(Section):

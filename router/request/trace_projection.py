@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.tracing.spans import Attributes, SpanData, SpanEvent, SpanLink, TraceData, text
 from router.decision.verdict import Verdict
-from router.request.usage import Usage
-from router.tracing.record import RequestEnd, RequestTrace, Turn
+from router.http.usage import Usage
+from router.request.trace_record import RequestEnd, RequestTrace, Turn
 
 TURNS_MAX = 32
 """Of a request with more turns, the spans of the first ones are left out."""

@@ -22,13 +22,13 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
-from router.server.framing import LAST_CHUNK, chunk
-from router.server.heads import CHUNKED, Headers, RequestHead
-from router.server.stream_replay import StreamReplayBuffer
+from router.http.framing import LAST_CHUNK, chunk
+from router.http.heads import CHUNKED, Headers, RequestHead
+from router.http.stream_replay import StreamReplayBuffer
 
 if TYPE_CHECKING:
-    from router.server.relay import ResponseRelay
-    from router.server.upstream import Upstreams
+    from router.http.relay import ResponseRelay
+    from router.http.worker import Upstreams
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: "local" is a limit of the router, which says nothing of the worker; the others are its steps."""

@@ -22,14 +22,14 @@ from kv_runtime.http.answers import error_body
 from kv_runtime.http.hosts import HostNames
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
-from router.server.capacity import Capacity, capacity, lowered
-from router.server.client_connection import ClientConnection, ClientStatistics
-from router.server.exchange import Exchange, own_answer
-from router.server.heads import HeadReader
-from router.server.limits import HttpLimits
-from router.server.sites import Sites
-from router.server.timeout_sweeper import TimeoutSweeper, Watched
-from router.server.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
+from router.http.capacity import Capacity, capacity, lowered
+from router.http.client import ClientConnection, ClientStatistics
+from router.http.exchange import Exchange, own_answer
+from router.http.heads import HeadReader
+from router.http.limits import HttpLimits
+from router.http.sites import Sites
+from router.http.timeout_sweeper import TimeoutSweeper, Watched
+from router.http.worker import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""

@@ -6,11 +6,11 @@ It serves calls without a client, and calls whose client has left.
 
 from typing import TYPE_CHECKING
 
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.server.heads import RequestHead
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.heads import RequestHead
 
 if TYPE_CHECKING:
-    from router.server.upstream import Upstreams
+    from router.http.worker import Upstreams
 
 ASIDE_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""

@@ -11,12 +11,12 @@ from itertools import product
 from prometheus_client import CollectorRegistry
 
 from kv_runtime.telemetry import Count, Distribution, Family, Projection, counter, gauge, histogram
-from router.admin.metrics.decision import DecisionMetrics
-from router.admin.metrics.prediction import PHASES, WorkerMetrics
+from router.decision.plan import STREAM_LOSSES, StreamLoss
 from router.decision.policies import MODES
 from router.decision.state import RouterState
+from router.metrics.decision import DecisionMetrics
+from router.metrics.prediction import PHASES, WorkerMetrics
 from router.queue.waiting import REFUSAL_REASONS
-from router.request.plan import STREAM_LOSSES, StreamLoss
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
 REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)

@@ -12,7 +12,7 @@ Sources: RFC 9112, section 7.1; RFC 9110, section 6.5.1.
 import re
 from typing import Literal, Protocol
 
-from router.server.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 _LINE_BYTES_MAX = 4096
 _TRAILER_BYTES_MAX = 16 << 10

@@ -19,6 +19,8 @@ ENGINES = ("auto", "vllm", "sglang", "trtllm-serve")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 _ALLOWED = "http(s)://host:port"
+DNS = "dns://"
+"""Begins the place of a list that is a name's addresses."""
 
 
 class WorkerAddress(NamedTuple):
@@ -77,3 +79,11 @@ def _checked(text: str) -> str:
 
 WorkerText = Annotated[str, AfterValidator(_checked)]
 """A setting with such an address."""
+
+
+def check_place(place: str) -> str:
+    """Return the place of a list; raise `ValueError` if a name lacks its port."""
+    name, _, port = place.removeprefix(DNS).rpartition(":")
+    if place.startswith(DNS) and not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ValueError(f"found {place!r}, allowed a file, or dns://name:port")
+    return place

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, counter, gauge
-from router.server.plane import HttpStatistics
+from router.http.plane import HttpStatistics
 
 REFUSED_STATUSES = (400, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
 """Statuses with which the data plane refuses a malformed, too large or too slow request before routing."""

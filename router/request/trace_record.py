@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.trace_context import TraceParent
-from router.request.usage import NO_USAGE, Usage
+from router.http.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from router.decision.verdict import Verdict

@@ -6,8 +6,8 @@ from importlib.metadata import version
 from kv_runtime.telemetry import Family, counter, gauge
 from router.decision.routing import Routing
 from router.decision.state import RouterState
+from router.feeds.feeds import RouterFeeds
 from router.fleet.breakers import BREAKER_STATES
-from router.fleet.feeds import RouterFeeds
 from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
 from router.queue.waiting import QueueStatistics
 

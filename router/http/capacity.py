@@ -8,7 +8,7 @@ A request takes one descriptor of each side, so a side gets half of what is free
 from typing import NamedTuple
 
 from kv_runtime.open_files import RESERVED, OpenFiles
-from router.server.limits import HttpLimits
+from router.http.limits import HttpLimits
 
 CLIENTS_MIN = 16
 """The data plane does not start with room for fewer clients."""

@@ -4,10 +4,10 @@ On the request path counting is plain additions on objects with slots; samples a
 exists at 0 from the start, and is removed with the model or worker that it names.
 """
 
-from router.admin.metrics.prompts import prompt_families
-from router.admin.metrics.request import RequestMetrics
-from router.admin.metrics.sockets import http_families
-from router.admin.metrics.state import (
+from router.metrics.prompts import prompt_families
+from router.metrics.request import RequestMetrics
+from router.metrics.sockets import http_families
+from router.metrics.state import (
     build_families,
     policy_families,
     queue_families,

@@ -26,13 +26,13 @@ import structlog
 
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
-from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, own_answer
-from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
-from router.server.request_body import GatheredBody
+from router.http.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, own_answer
+from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
-    from router.server.plane import HttpPlane
-    from router.server.upstream import Upstreams
+    from router.http.plane import HttpPlane
+    from router.http.worker import Upstreams
 
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""

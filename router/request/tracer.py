@@ -12,10 +12,10 @@ from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, pars
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import TraceData
 from router.decision.verdict import Verdict
+from router.http.heads import Headers
 from router.request.attempt import RankAttempt
-from router.server.heads import Headers
-from router.tracing.projection import projected
-from router.tracing.record import RequestEnd, RequestTrace, Turn
+from router.request.trace_projection import projected
+from router.request.trace_record import RequestEnd, RequestTrace, Turn
 
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64

@@ -22,12 +22,12 @@ from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
-from router.server.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.server.heads import HOP_BY_HOP, HeadReader
-from router.server.limits import HttpLimits
-from router.server.relay import ResponseRelay
-from router.server.sites import CORS_HEADERS
-from router.server.timeout_sweeper import TimeoutSweeper, Watched
+from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
+from router.http.heads import HOP_BY_HOP, HeadReader
+from router.http.limits import HttpLimits
+from router.http.relay import ResponseRelay
+from router.http.sites import CORS_HEADERS
+from router.http.timeout_sweeper import TimeoutSweeper, Watched
 
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""

@@ -15,7 +15,7 @@ Source: Fetch standard, CORS protocol; RFC 9110, 15.5.20.
 from collections.abc import Iterable
 
 from kv_runtime.http.hosts import ANY, HostNames
-from router.server.heads import Headers, Malformed
+from router.http.heads import Headers, Malformed
 
 CORS_HEADERS = frozenset(
     {

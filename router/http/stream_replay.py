@@ -13,7 +13,7 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, Progress, without_tokens
-from router.server.framing import ChunkReader, chunk, payload_of
+from router.http.framing import ChunkReader, chunk, payload_of
 
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""

@@ -20,15 +20,15 @@ failure, and that event is not passed on. The buffer decides what of the others 
 from typing import TYPE_CHECKING
 
 from kv_runtime.http.answers import error_body
-from router.server.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.server.framing import ChunkReader, body_reader, complete_chunks_tail
-from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
-from router.server.stream_replay import FAILURE, failure_in
+from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
+from router.http.framing import ChunkReader, body_reader, complete_chunks_tail
+from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
+from router.http.stream_replay import FAILURE, failure_in
 
 if TYPE_CHECKING:
     import asyncio
 
-    from router.server.upstream import WorkerConnection
+    from router.http.worker import WorkerConnection
 
 TAIL_BYTES = 4096
 """Of the end of a body: it has the usage, the stream's end mark, and the number of the last event."""

@@ -13,10 +13,10 @@ from itertools import product
 from typing import get_args
 
 from kv_runtime.telemetry import Count, Distribution, Family, counter, histogram
-from router.admin.metrics.weighing import Weighing
 from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
+from router.decision.plan import REROUTES, Reroute
 from router.decision.verdict import Reason, Verdict
-from router.request.plan import REROUTES, Reroute
+from router.metrics.weighing import Weighing
 
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 REASONS: tuple[str, ...] = get_args(Reason)
