@@ -86,11 +86,7 @@ class ChatTemplate:
         self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
 
     def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Render a chat; raise `TextError` for one that the template refuses."""
-        return self.render_utf8(messages, **options).decode()
-
-    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Render a chat in UTF-8."""
+        """Render a chat as text that is valid in UTF-8; raise `TextError` for one that the template refuses."""
         if not self._templates:
             raise TextError("chat_template", "none", "a model with a chat template")
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
@@ -105,10 +101,10 @@ class ChatTemplate:
         if options.get("continue_final_message"):
             rendered = _continued(rendered, prepared)
         try:
-            return rendered.encode()
-        except UnicodeEncodeError:
+            return checked_unicode("messages", rendered)
+        except TextError:
             blame_characters(prepared)
-            return checked_unicode("messages", rendered).encode()
+            raise
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
