@@ -80,6 +80,7 @@ class ChatTemplate:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
         except Exception as error:  # a deep or a long expression exceeds limits of Python
             raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
+        self._globals = dict(environment.globals)
         self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -114,8 +115,7 @@ class ChatTemplate:
             if self._now() > until_s:
                 raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
 
-        context = template.new_context(variables)
-        assert isinstance(context, ChatContext)
+        context = ChatContext(template.environment, {**self._globals, **variables}, template.name, template.blocks)
         context.look = look
         for piece in template.root_render_func(context):
             pieces.append(piece)
