@@ -40,21 +40,20 @@ PROMPTS = Row(
             unit="cps",
         ),
         Panel(
-            title="Text of chats, known and new",
-            description="kvrouter_chat_bytes_total: rendered chats, known from an earlier turn or encoded anew. Few "
-            "known though conversations grow: the cache is too small, or the template rewrites earlier turns.",
-            queries=(Query(rate("chat_bytes_total", by="part"), "{{part}}"),),
+            title="Text of prompts, known and new",
+            description="kvrouter_encoder_bytes_total: text encoded for an earlier prompt, or anew. Few known though "
+            "conversations grow: tokens.cache_bytes_max is too small, or the template rewrites earlier turns.",
+            queries=(Query(rate("encoder_bytes_total", by="part"), "{{part}}"),),
             kind="stacked",
             unit="cps",
         ),
         Panel(
-            title="The cache of chats",
-            description="kvrouter_chat_cache_bytes; at the right kvrouter_chat_cache_chats and "
-            "kvrouter_chat_cache_evictions_total a second. Many evictions: raise tokens.cache_bytes_max.",
+            title="Encoded segments of chats",
+            description="kvrouter_encoder_cache_bytes; at the right kvrouter_encoder_cache_segments. Near "
+            "tokens.cache_bytes_max, and little text is known: raise it.",
             queries=(
-                Query(f"sum({selected('chat_cache_bytes')})", "bytes"),
-                Query(f"sum({selected('chat_cache_chats')})", "chats", right=True),
-                Query(rate("chat_cache_evictions_total"), "evicted, a second", right=True),
+                Query(f"sum({selected('encoder_cache_bytes')})", "bytes"),
+                Query(f"sum({selected('encoder_cache_segments')})", "segments", right=True),
             ),
         ),
         Panel(

@@ -80,17 +80,14 @@ class ChatTemplate:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
         except Exception as error:  # a deep or a long expression exceeds limits of Python
             raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
+        self._globals = dict(environment.globals)
         self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
         self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
 
     def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Render a chat; raise `TextError` for one that the template refuses."""
-        return self.render_utf8(messages, **options).decode()
-
-    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Render a chat in UTF-8."""
+        """Render a chat as text that is valid in UTF-8; raise `TextError` for one that the template refuses."""
         if not self._templates:
             raise TextError("chat_template", "none", "a model with a chat template")
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
@@ -105,10 +102,10 @@ class ChatTemplate:
         if options.get("continue_final_message"):
             rendered = _continued(rendered, prepared)
         try:
-            return rendered.encode()
-        except UnicodeEncodeError:
+            return checked_unicode("messages", rendered)
+        except TextError:
             blame_characters(prepared)
-            return checked_unicode("messages", rendered).encode()
+            raise
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
@@ -118,8 +115,7 @@ class ChatTemplate:
             if self._now() > until_s:
                 raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
 
-        context = template.new_context(variables)
-        assert isinstance(context, ChatContext)
+        context = ChatContext(template.environment, {**self._globals, **variables}, template.name, template.blocks)
         context.look = look
         for piece in template.root_render_func(context):
             pieces.append(piece)

@@ -5,6 +5,8 @@
     auto     the fast one if it passes the self-check; else the reference, with the reason
     fast     the fast one; a model that fails the self-check is refused
 
+Either keeps the ids of a chat's segments if it is asked to, so that of the next turn only what is new is encoded.
+
 The self-check is a fixed corpus (`encoder_check.py`) with every added token of the model among words and spaces. If the
 fast one raises for a text later, the reference encodes that text, and the failure is counted.
 
@@ -13,7 +15,9 @@ exceeds its limits. A panic is raised as a `BaseException` that is no `Exception
 """
 
 import array
+import re
 import sys
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import fastokens  # type: ignore[import-untyped]  # it ships no types
@@ -22,6 +26,7 @@ from tokenizers import Tokenizer
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.encoder_check import first_difference
+from kv_runtime.text.marks import KeptSegments, Segments
 
 IDS_MAX = 1 << 24
 """fastokens allocates a table up to the largest id; vocabularies have some 2^18."""
@@ -56,6 +61,12 @@ class Encoder(Protocol):
         The library's panics pass: the caller knows the field that has the text.
         """
 
+    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
+        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
+
+    def kept(self) -> KeptSegments:
+        """Return the figures."""
+
 
 class HfEncoder:
     """The reference. Its batch call releases the interpreter; its call for one text does not."""
@@ -65,15 +76,30 @@ class HfEncoder:
 
     def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
         self._tokenizer = tokenizer
+        self._segments: Segments | None = None
         self.reason = reason
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids."""
-        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids = array.array("I", encoded.ids)
+        if self._segments is not None and not add_special_tokens:
+            return self._segments.pack(text, self._packed)
+        return self._packed([text], add_special_tokens=add_special_tokens)[0]
+
+    def _packed(self, texts: list[str], *, add_special_tokens: bool = False) -> list[bytes]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        packed = [array.array("I", each.ids) for each in encoded]
         if sys.byteorder == "big":
-            ids.byteswap()
-        return ids.tobytes()
+            for ids in packed:
+                ids.byteswap()
+        return [ids.tobytes() for ids in packed]
+
+    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
+        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
+        self._segments = Segments(marks, bytes_max)
+
+    def kept(self) -> KeptSegments:
+        """Return the figures."""
+        return KeptSegments() if self._segments is None else self._segments.kept()
 
 
 class EncodesFlat(Protocol):
@@ -81,6 +107,12 @@ class EncodesFlat(Protocol):
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = ...) -> tuple[bytes, bytes]:  # noqa: FBT001
         """Return the ids of all inputs as little-endian u32s, and where each begins."""
+
+    def enable_segment_cache(self, max_bytes: int) -> None:
+        """Keep segments between added tokens, of which the library knows itself where text may be cut."""
+
+    def segment_cache_stats(self) -> Mapping[str, int] | None:
+        """Return the figures; None if none are kept."""
 
 
 class FastEncoder:
@@ -103,6 +135,15 @@ class FastEncoder:
                 raise
             self.failures += 1
             return self._truth.pack(text, add_special_tokens=add_special_tokens)
+
+    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - the library knows them
+        """Keep the ids of text between added tokens, in at most `bytes_max` bytes."""
+        self._tokenizer.enable_segment_cache(bytes_max)
+
+    def kept(self) -> KeptSegments:
+        """Return the figures."""
+        told = self._tokenizer.segment_cache_stats() or {}
+        return KeptSegments(*[told.get(name, 0) for name in KeptSegments._fields])
 
 
 def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> Encoder:

@@ -8,14 +8,22 @@ token is a mark when it
     neither begins nor ends with white space, which other tokens may strip
     is part of no other such token, except as its beginning, and no token, including itself, ends with its beginning
 
-and the template, or one of its special tokens, contains it: other marks never occur.
+and the template, or one of its special tokens, contains it: other marks never occur. The text from one mark to the next
+is a segment; the turns of a chat repeat those of the turns before (`Segments`).
 Source: tokenizers 0.23, `AddedVocabulary`.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
+from threading import Lock
+from typing import NamedTuple
 
 from tokenizers import AddedToken
+
+_SEGMENT_BYTES = 300
+"""Approximate overhead of a kept segment."""
 
 
 def mark_pattern(added: Iterable[AddedToken], written: Collection[str]) -> re.Pattern[str]:
@@ -41,3 +49,51 @@ def _takes(other: str, content: str) -> bool:
     """Return whether an occurrence of `other` may cover the beginning of one of `content` that begins later."""
     ends_as_it_begins = any(other.endswith(content[:length]) for length in range(1, len(content)))
     return ends_as_it_begins or content in other[1:]
+
+
+class KeptSegments(NamedTuple):
+    """Totals of text whose ids were kept, and of text that was encoded; segments kept now, and their memory."""
+
+    hit_bytes: int = 0
+    miss_bytes: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class Segments:
+    """The ids of segments; beyond `bytes_max` the least recently used are dropped. Thread-safe."""
+
+    def __init__(self, marks: re.Pattern[str], bytes_max: int) -> None:
+        self._marks, self._bytes_max = marks, bytes_max
+        self._ids = OrderedDict[str, bytes]()
+        self._lock = Lock()
+        self._size_bytes = self._hit_bytes = self._miss_bytes = 0
+
+    def pack(self, text: str, encode: Callable[[list[str]], list[bytes]]) -> bytes:
+        """Return the ids of the text; `encode` returns those of segments that are not kept."""
+        places = sorted({0, *(mark.start() for mark in self._marks.finditer(text)), len(text)})
+        segments = [text[begin:end] for begin, end in pairwise(places)]
+        with self._lock:
+            known = {each: self._ids[each] for each in segments if each in self._ids}
+            for each in known:
+                self._ids.move_to_end(each)
+        new = [each for each in dict.fromkeys(segments) if each not in known]
+        found = known | dict(zip(new, encode(new), strict=True))
+        with self._lock:
+            self._hit_bytes += sum(len(each.encode()) for each in segments if each in known)
+            self._miss_bytes += sum(len(each.encode()) for each in segments if each not in known)
+            for each in new:
+                if each not in self._ids:  # else another thread encoded it, too
+                    self._ids[each] = found[each]
+                    self._size_bytes += _size(each, found[each])
+            while self._size_bytes > self._bytes_max:
+                self._size_bytes -= _size(*self._ids.popitem(last=False))
+        return b"".join([found[each] for each in segments])
+
+    def kept(self) -> KeptSegments:
+        """Return the figures."""
+        return KeptSegments(self._hit_bytes, self._miss_bytes, len(self._ids), self._size_bytes)
+
+
+def _size(segment: str, ids: bytes) -> int:
+    return len(segment) + len(ids) + _SEGMENT_BYTES

@@ -4,7 +4,7 @@ The template is in `tokenizer_config.json` or in `chat_template.jinja`. Text is 
 special token in a user's text becomes that token.
 
 Text may be cut before a mark: an added token that the tokenizer extracts before it encodes the rest, whatever surrounds
-it (`marks.py`). Text before a mark need not be encoded again:
+it (`marks.py`). So a segment, the text from one mark to the next, is encoded once (`keep_segments`):
 
     pack_marked(text) = pack_marked(text[:at]) + pack_marked(text[at:])     for every `at` of mark_spans(text)
 """
@@ -58,10 +58,6 @@ class TokenizerText(Text):
         """Return the chat as the model reads it."""
         return self._template.render(messages, **options)
 
-    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return the chat as the model reads it, in UTF-8."""
-        return self._template.render_utf8(messages, **options)
-
     def pack_marked(self, text: str) -> bytes:
         """Return the tokens of a rendered chat, or of a part of one that was cut before a mark."""
         return self._packed("messages", text, add_special_tokens=False)
@@ -75,6 +71,10 @@ class TokenizerText(Text):
     def mark_spans(self, text: str) -> list[tuple[int, int]]:
         """Return begin and end of each mark in the text; the text may be cut before each."""
         return [match.span() for match in self._marks.finditer(text)]
+
+    def keep_segments(self, bytes_max: int) -> None:
+        """From now on keep the ids of segments in about `bytes_max` bytes, and encode only those that are not kept."""
+        self.encoder.keep_segments(self._marks, bytes_max)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens."""

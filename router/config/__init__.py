@@ -326,7 +326,7 @@ class TokensSection(Section):
         _PROMPTS.cache_bytes_max,
         ge=0,
         le=1 << 40,
-        description="chats encoded before, of which only what is new is encoded; memory",
+        description="segments of chats, which are kept with their ids and not encoded again; memory",
     )
     threads: int = Field(
         _PROMPTS.threads,
@@ -338,7 +338,7 @@ class TokensSection(Section):
         _PROMPTS.off_loop_bytes,
         ge=0,
         le=1 << 30,
-        description="longer new text is left to the threads; 0: 4 KiB with hf, else 64 KiB",
+        description="longer text is left to the threads; 0: 4 KiB with hf, else 64 KiB",
     )
     waiting_bytes_max: int = Field(
         _PROMPTS.waiting_bytes_max,

@@ -1,4 +1,4 @@
-"""Metrics of tokenization: chats encoded from a cache, waiting encodings."""
+"""Metrics of tokenization: text encoded before, waiting encodings."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,9 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
     by_encoder = [((name,), float(name == statistics.encoder)) for name in ENCODERS]
     told = "1 for the encoder in use: byte, hf (tokenizers), fast (fastokens), or none"
     yield gauge("encoder_info", told, ("encoder",), by_encoder)
-    by_knowledge = [
-        (("known",), float(statistics.known_bytes)),
-        (("new",), float(statistics.chat_bytes - statistics.known_bytes)),
-    ]
-    yield counter("chat_bytes", "Bytes of rendered chats: known from an earlier turn, or new", ("part",), by_knowledge)
+    kept = statistics.kept
+    by_knowledge = [(("known",), float(kept.hit_bytes)), (("new",), float(kept.miss_bytes))]
+    yield counter("encoder_bytes", "Bytes of text: encoded for an earlier prompt, or new", ("part",), by_knowledge)
     by_sight = [(("yes",), float(statistics.images_seen)), (("no",), float(statistics.images_unseen))]
     yield counter("prompt_images", "Images in prompts: hashed for routing (yes) or not (no)", ("seen",), by_sight)
     unrendered = [((key,), float(count)) for key, count in statistics.unrendered.items()]
@@ -40,12 +38,11 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
             statistics.cancelled,
         ),
         ("prompts_refused", "Prompts refused because `tokens.waiting_bytes_max` was reached", statistics.refused),
-        ("chat_cache_evictions", "Encoded chats dropped from the cache for room", statistics.cache_evicted),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     for name, meaning, value in (
         ("prompts_waiting_bytes", "Text that waits for a thread or is being encoded", statistics.waiting_bytes),
-        ("chat_cache_bytes", "Memory of the cache of encoded chats", statistics.cache_bytes),
-        ("chat_cache_chats", "Chats in the cache", statistics.cache_chats),
+        ("encoder_cache_bytes", "Memory of segments of chats that are kept with their ids", kept.bytes),
+        ("encoder_cache_segments", "Segments that are kept", kept.entries),
     ):
         yield gauge(name, meaning, (), [((), float(value))])

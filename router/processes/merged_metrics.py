@@ -16,8 +16,8 @@ SUMMED = frozenset(
     {
         "kvrouter_approximate_blocks",
         "kvrouter_attached_engines",
-        "kvrouter_chat_cache_bytes",
-        "kvrouter_chat_cache_chats",
+        "kvrouter_encoder_cache_bytes",
+        "kvrouter_encoder_cache_segments",
         "kvrouter_http_connections",
         "kvrouter_http_connections_max",
         "kvrouter_inflight_requests",

@@ -11,7 +11,7 @@ last completely known block. Plain functions of their arguments, for a thread: a
 """
 
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -35,8 +35,7 @@ PIECE_DIGITS = 1 << 20
 """Base64 characters that are decoded at first; an image's size must be in them."""
 _DATA, _EMBEDDINGS = "data:", ".safetensors"
 _TOKEN_BYTES = 4
-_UNKNOWN = UNKNOWN_FROM_HERE.encode()
-_UNKNOWN_BYTE_IDS = pack_tokens(_UNKNOWN)
+_UNKNOWN_BYTE_IDS = pack_tokens(UNKNOWN_FROM_HERE.encode())
 
 
 class SeenImage(NamedTuple):
@@ -131,17 +130,14 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: 
     return KnownPrompt(tokens, runs, len(tokens) + len(ids) - end, len(seen))
 
 
-def before_images(
-    text: Text, messages: Sequence[Message], options: dict[str, Any], encode: Callable[[TokenizerText, bytes], bytes]
-) -> KnownPrompt:
-    """Return what is known of a chat that contains `UNKNOWN_FROM_HERE`. `encode` packs the ids of rendered text."""
+def before_images(text: Text, messages: Sequence[Message], options: dict[str, Any]) -> KnownPrompt:
+    """Return what is known of a chat that contains `UNKNOWN_FROM_HERE`."""
     if not isinstance(text, TokenizerText):
         ids = text.pack_chat(messages, **options)
         return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // _TOKEN_BYTES, 0)
-    rendered = text.render_utf8(messages, **options)
-    before = rendered[: max(0, rendered.find(_UNKNOWN))].decode()
+    rendered = text.render_chat(messages, **options)
+    before = rendered[: max(0, rendered.find(UNKNOWN_FROM_HERE))]
     marks = text.mark_spans(before)
-    known = before[: marks[-1][0]].encode() if marks else b""
-    ids = encode(text, known) if known else b""
-    rest = text.pack_marked(rendered[len(known) :].decode())
+    known = before[: marks[-1][0]] if marks else ""
+    ids, rest = text.pack_marked(known), text.pack_marked(rendered[len(known) :])
     return KnownPrompt(unpack_tokens(ids), [], (len(ids) + len(rest)) // _TOKEN_BYTES, 0)

@@ -6,7 +6,7 @@
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
     several prompts            the worker's alone; the hashes are the first one's
-    messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
+    messages                   the rendered chat's; segments that were encoded before are not encoded again
     input of a response        those of the chat that it is (`kv_protocol/openai/responses_chat.py`)
     messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
     what is not rendered here  the worker's alone; the hashes are those of the request's text (`TEXT_SCHEME`)
@@ -14,8 +14,8 @@
 A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
 tokens of it. Only the worker knows whether it is wrong.
 
-Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
-or render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
+Ready at once where it is short. Text of more than `off_loop_bytes`, and prompts that are long to read or render, ids
+and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
 import re
@@ -38,14 +38,12 @@ from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.supervise import Part
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
+from kv_runtime.text.marks import KeptSegments
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from kv_runtime.text.unread import UnreadText
-from router.prompt.body import base64_of
-from router.prompt.chat_encoding import encode_chat
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.image_prompts import KnownPrompt, before_images, names_embeddings, with_images
-from router.prompt.prefix_cache import Known, PrefixCache
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +52,7 @@ _TOKEN_BYTES = 4
 _OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
 """Some 2 ms of the first, and some tenths of one of the others."""
 _READ_BYTES_MAX = 256 << 10
-"""Bytes of JSON that are read and rendered on the loop; threads take more, and chats with many messages."""
+"""Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from those of tokens."""
 _PARITY = "parity"
@@ -86,34 +84,29 @@ DEFAULT_LIMITS = PromptLimits()
 class EncodedPrompt(NamedTuple):
     """Token ids as little-endian u32s, and the sequence hashes of their full blocks as little-endian u64s.
 
-    `encoded` are the ids in base64, where that is known already; else empty. With images there are no ids: the worker
-    makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are known.
-    `unrendered`: the field for which the prompt is not known here, and hashes are of its text; empty: it is.
+    With images there are no ids: the worker makes its own. `token_count` then is the least that it has, and hashes
+    there are of the blocks that are known. `unrendered`: the field for which the prompt is not known here, and hashes
+    are of its text; empty: it is.
     """
 
     ids: bytes
     token_count: int
     hashing: Hashing
     sequence_hashes: bytes
-    encoded: bytes = b""
     unrendered: str = ""
 
 
 class PromptStatistics(NamedTuple):
-    """Totals of encoding: bytes of rendered chats, and those of them that were known; and its present state."""
+    """Totals of encoding, and its present state."""
 
     encoder: str
     encoder_reason: str
     encoder_failures: int
-    chat_bytes: int
-    known_bytes: int
+    kept: KeptSegments
     off_loop: int
     refused: int
     cancelled: int
     waiting_bytes: int
-    cache_bytes: int
-    cache_chats: int
-    cache_evicted: int
     images_seen: int
     images_unseen: int
     unrendered: Mapping[str, int]
@@ -129,18 +122,19 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
-        self._tokenizer = text if isinstance(text, TokenizerText) else None
-        self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
+        self._encoder, self._encoder_name = None, "byte"
         if isinstance(text, UnreadText):
-            self._encoder = "none"
+            self._encoder_name = "none"
             _log.warning("tokenizer_unread", directory=text.directory)
-        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder]
-        if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
-            _log.warning("encoder_not_fast", reason=text.encoder.reason)
+        if isinstance(text, TokenizerText):
+            text.keep_segments(limits.cache_bytes_max)
+            self._encoder, self._encoder_name = text.encoder, text.encoder.name
+            if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
+                _log.warning("encoder_not_fast", reason=text.encoder.reason)
+        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder_name]
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         self.work, self.work_large = self._pool.work, self._pool.work_large
         """Work of each thread, until an event is set; and of those for large text."""
-        self._cache = PrefixCache(limits.cache_bytes_max)
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
@@ -188,59 +182,41 @@ class ModelPrompts:
 
     def statistics(self) -> PromptStatistics:
         """Return the figures."""
-        encoder = None if self._tokenizer is None else self._tokenizer.encoder
+        encoder = self._encoder
         return PromptStatistics(
-            encoder=self._encoder,
+            encoder=self._encoder_name,
             encoder_reason=encoder.reason if encoder else "built in",
             encoder_failures=encoder.failures if encoder else 0,
-            chat_bytes=self._cache.requested_bytes,
-            known_bytes=self._cache.known_bytes,
+            kept=encoder.kept() if encoder else KeptSegments(),
             off_loop=self._pool.submitted,
             refused=self._pool.refused,
             cancelled=self._pool.cancelled,
             waiting_bytes=self._pool.waiting_bytes,
-            cache_bytes=self._cache.size_bytes,
-            cache_chats=len(self._cache),
-            cache_evicted=self._cache.evicted,
             images_seen=self._images_seen,
             images_unseen=self._images_unseen,
             unrendered=dict(self._unrendered),
         )
 
     def _chat(self, inbound: _Chat, finish: "_Finish") -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        size_bytes, tokenizer = inbound.rendered_bytes, self._tokenizer
-        whole = partial(self._whole_chat, inbound, finish)
-        if size_bytes > _READ_BYTES_MAX:
-            return self._pool.submit(whole, size_bytes)
-        try:
-            messages = inbound.read_messages()
-            if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
-                return self._pool.submit(whole, size_bytes)
-            if tokenizer is None:
-                return self._worked(whole, size_bytes, self._off_loop_bytes)
-            rendered = tokenizer.render_utf8(messages, **inbound.read_options())
-        except HasImages:
-            return self._pool.submit(whole, size_bytes)
-        except (RequestInvalid, TextError) as error:
-            return self._not_rendered(inbound, finish, error.field)
-        known = self._cache.known(rendered)
-        new_bytes = len(rendered) - (known.cut.at if known else 0)
-        work = partial(self._tried, partial(self._encoded, tokenizer, rendered, known, finish), inbound, finish)
-        return self._worked(work, new_bytes, self._off_loop_bytes)
+        size_bytes = inbound.rendered_bytes
+        if size_bytes <= self._off_loop_bytes:
+            try:
+                messages = inbound.read_messages()
+                if size_bytes + len(messages) * _MESSAGE_BYTES <= _READ_BYTES_MAX:
+                    return finish.prompt(self._text.pack_chat(messages, **inbound.read_options()), "messages")
+            except HasImages:
+                pass
+            except (RequestInvalid, TextError) as error:
+                return self._not_rendered(inbound, finish, error.field)
+        work = partial(self._tried, partial(self._whole_chat, inbound, finish), inbound, finish)
+        return self._pool.submit(work, size_bytes)
 
     def _whole_chat(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
-        """Do all of `_chat` at once."""
-        return self._tried(partial(self._read, inbound, finish), inbound, finish)
-
-    def _read(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
-        tokenizer, messages, options = self._tokenizer, inbound.read_messages(), inbound.read_options()
+        messages, options = inbound.read_messages(), inbound.read_options()
         try:
-            if tokenizer is None:
-                return finish.prompt(self._text.pack_chat(messages, **options), "messages")
-            rendered = tokenizer.render_utf8(messages, **options)
+            return finish.prompt(self._text.pack_chat(messages, **options), "messages")
         except HasImages:
             return self._with_images(messages, options, finish)
-        return self._encoded(tokenizer, rendered, self._cache.known(rendered), finish)
 
     def _completion(
         self, inbound: CompletionInbound, finish: "_Finish"
@@ -259,7 +235,7 @@ class ModelPrompts:
         first = finish.prompt(prompts[0], "prompt")
         if len(prompts) == 1:
             return first
-        return first._replace(ids=b"", encoded=b"", token_count=sum(map(len, prompts)) // _TOKEN_BYTES)
+        return first._replace(ids=b"", token_count=sum(map(len, prompts)) // _TOKEN_BYTES)
 
     def _tried(self, work: Callable[[], EncodedPrompt], inbound: Inbound, finish: "_Finish") -> EncodedPrompt:
         try:
@@ -271,21 +247,13 @@ class ModelPrompts:
         self._count_unrendered(_KEY_END.split(field, 1)[0])
         return finish.text(b"".join(inbound.prompt_parts), _UNPRINTED.sub("?", field) or "other")
 
-    def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> EncodedPrompt:
-        chat = encode_chat(text, rendered, known)
-        self._cache.keep(chat)
-        return finish.prompt(chat.ids, "messages", chat.encoded)
-
     def _with_images(self, messages: list[dict[str, Any]], options: dict[str, Any], finish: "_Finish") -> EncodedPrompt:
         rule, text = finish.images, self._text
         chat = split_images(messages, rule.placeholder if rule else "")
         if rule is None or chat.other_media:
-            known = before_images(text, chat.messages, options, self._ids)
+            known = before_images(text, chat.messages, options)
         else:
-            if isinstance(text, TokenizerText):
-                ids = self._ids(text, text.render_utf8(chat.messages, **options))
-            else:
-                ids = text.pack_chat(chat.messages, **options)
+            ids = text.pack_chat(chat.messages, **options)
             known = with_images(unpack_tokens(ids), chat.urls, rule, finish.body)
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
@@ -295,11 +263,6 @@ class ModelPrompts:
         if chat.other_media:
             self._count_unrendered("messages")
         return finish.known(known)._replace(unrendered=chat.other_media)
-
-    def _ids(self, text: TokenizerText, rendered: bytes) -> bytes:
-        chat = encode_chat(text, rendered, self._cache.known(rendered))
-        self._cache.keep(chat)
-        return chat.ids
 
     def _count_unrendered(self, key: str) -> None:
         with self._lock:
@@ -331,7 +294,7 @@ class _Finish:
         self.hashing, self.seed, self.hashed = hashing, seed, hashed
         self.images, self.body = images, body
 
-    def prompt(self, ids: bytes, key: str, encoded: bytes = b"") -> EncodedPrompt:
+    def prompt(self, ids: bytes, key: str) -> EncodedPrompt:
         """Return the prompt; `key` is where the request has it."""
         if not ids:
             raise RequestInvalid(key, "0 tokens", "one or more")
@@ -339,9 +302,7 @@ class _Finish:
         began_s = perf_counter()
         hashes = hash_blocks(ids, hashing.block_size, self.seed, is_eagle=hashing.is_eagle)
         self.hashed(perf_counter() - began_s)
-        if not encoded and len(ids) > _READ_BYTES_MAX:
-            encoded = base64_of(ids)
-        return EncodedPrompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
+        return EncodedPrompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes)
 
     def known(self, known: KnownPrompt) -> EncodedPrompt:
         """Return a prompt with images, as far as it is known."""

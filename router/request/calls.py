@@ -128,7 +128,7 @@ class Calls:
             return OutboundCall(registration.base_url, inbound.path, headers, sent, *rest)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         has_room = prompt is not None and len(text) + 4 * len(prompt.ids) // 3 <= self._text_bytes_max
-        parts = with_prompt_ids(text, prompt.ids, prompt.encoded) if prompt is not None and has_room else (text,)
+        parts = with_prompt_ids(text, prompt.ids) if prompt is not None and has_room else (text,)
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
         return OutboundCall(registration.base_url, inbound.path, headers, parts, *rest)

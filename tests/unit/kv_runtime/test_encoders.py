@@ -102,7 +102,17 @@ def test_tokenizers_that_are_wanted_are_not_compared() -> None:
     assert choose_encoder(llama_like(), b"not looked at", "hf").reason == "configured"
 
 
-class Failing:
+class Unkept:
+    """A library that keeps no segments."""
+
+    def enable_segment_cache(self, max_bytes: int) -> None:
+        raise AssertionError(max_bytes)
+
+    def segment_cache_stats(self) -> None:
+        return None
+
+
+class Failing(Unkept):
     """A library that runs into its limits."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:
@@ -128,7 +138,7 @@ def panicking() -> Tokenizer:
 PANIC = "a" * 100
 
 
-class Panicking:
+class Panicking(Unkept):
     """A fast library that panics."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:

@@ -24,7 +24,7 @@ SPECIALS = ["<|a|>", "<|a|>>", ">x", "<|end|>"]
 TEMPLATE = "{% for m in messages %}{{ '<|a|>' + m.role + m.content + '<|end|>' }}\n{% endfor %}"
 
 
-def tokenizer_text() -> TokenizerText:
+def awkward_tokenizer() -> Tokenizer:
     """Return a byte-level model whose added tokens are as awkward as they come.
 
     They begin and overlap one another, swallow spaces, want to be words, are not special, or come after the others.
@@ -38,7 +38,11 @@ def tokenizer_text() -> TokenizerText:
     tokenizer.add_special_tokens(SPECIALS)
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True), AddedToken("<word>", single_word=True)])
     tokenizer.add_tokens([AddedToken("<call>", normalized=False), AddedToken("a<|a|>", normalized=True)])
-    return TokenizerText(tokenizer, "", ChatTemplate({"default": TEMPLATE}, {}))
+    return tokenizer
+
+
+def tokenizer_text() -> TokenizerText:
+    return TokenizerText(awkward_tokenizer(), "", ChatTemplate({"default": TEMPLATE}, {}))
 
 
 TOKENIZER_TEXT = tokenizer_text()

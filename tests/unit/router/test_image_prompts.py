@@ -136,7 +136,7 @@ def test_as_many_image_tokens_as_images_there_must_be(urls: list[str]) -> None:
 
 def bytes_before(content: Any) -> bytes:
     split = split_images([{"role": "system", "content": "hello"}, {"role": "user", "content": content}], "")
-    known = before_images(ByteText(), split.messages, {}, lambda *_: b"")
+    known = before_images(ByteText(), split.messages, {})
     return bytes(token for token in known.tokens if token < 256)
 
 
@@ -157,12 +157,7 @@ ASKS_FIRST = (
 
 
 def known_text(text: Text, messages: list[dict[str, Any]]) -> str:
-    known = before_images(text, split_images(messages, "").messages, {}, _packed)
-    return text.decode(known.tokens)
-
-
-def _packed(text: TokenizerText, rendered: bytes) -> bytes:
-    return text.pack_marked(rendered.decode())
+    return text.decode(before_images(text, split_images(messages, "").messages, {}).tokens)
 
 
 def tokenizer_text(template: str, *, is_qwen: bool = True) -> TokenizerText:
@@ -236,7 +231,7 @@ def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
     first = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     asked += [{"role": "assistant", "content": "a cat"}, *HELLO]
     second = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
-    assert prompts.statistics().known_bytes > 1000
+    assert prompts.statistics().kept.hit_bytes > 1000
     fresh = worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule_of(text))
     assert second == fresh
     assert second.sequence_hashes[: 8 * 80] == first.sequence_hashes[: 8 * 80]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.hashing import Hashing
@@ -10,42 +11,40 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_template import ChatTemplate
-from kv_runtime.text.encoders import CONFIGURED, HfEncoder
+from kv_runtime.text.encoders import CONFIGURED, HfEncoder, Wanted
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.metrics.prompts import prompt_families
 from router.prompt import ModelPrompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
+from tests.unit.router.encoding import encode_one
 
 TURN = {"role": "user", "content": "hello"}
 
 
-def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path) -> None:
-    prompts = ModelPrompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), "auto"))
+@pytest.mark.parametrize(("wanted", "known", "new"), [("hf", 88, 55), ("fast", 32, 21)])
+def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path, wanted: Wanted, known: int, new: int) -> None:
+    """Three segments are new, the five of the second turn are known; fastokens counts them without their marks."""
+    prompts = ModelPrompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), wanted))
     registry = new_registry()
     Projection(registry, lambda: prompt_families(prompts.statistics()))
     for turns in (1, 2):
         body = json.dumps({"model": "m", "messages": [TURN] * turns}).encode()
         prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
-    first, second = (b"<|im_start|>user\nhello<|im_end|>\n" * turns for turns in (1, 2))
-    answer = b"<|im_start|>assistant\n"
-    sampled = {
-        name: registry.get_sample_value(f"kvrouter_{name}") for name in ("chat_cache_chats", "prompts_off_loop_total")
-    }
-    assert sampled == {"chat_cache_chats": 2, "prompts_off_loop_total": 0}
-    assert registry.get_sample_value("kvrouter_chat_bytes_total", {"part": "known"}) == len(first)
-    new = len(first) + len(answer) + len(second) + len(answer) - len(first)
-    assert registry.get_sample_value("kvrouter_chat_bytes_total", {"part": "new"}) == new
+    told = [registry.get_sample_value("kvrouter_encoder_bytes_total", {"part": part}) for part in ("known", "new")]
+    assert told == [known, new]
+    assert registry.get_sample_value("kvrouter_encoder_cache_segments") == 3
     encoders = {name: registry.get_sample_value("kvrouter_encoder_info", {"encoder": name}) for name in ("hf", "fast")}
-    assert encoders == {"hf": 0, "fast": 1}
+    assert encoders == {name: name == wanted for name in ("hf", "fast")}
 
 
-def test_images_are_told_by_whether_they_were_seen() -> None:
+async def test_images_are_told_by_whether_they_were_seen() -> None:
     prompts, registry = ModelPrompts(ByteText()), new_registry()
     Projection(registry, lambda: prompt_families(prompts.statistics()))
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
     prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
+    encode_one(prompts)
     told = {seen: registry.get_sample_value("kvrouter_prompt_images_total", {"seen": seen}) for seen in ("yes", "no")}
     assert told == {"yes": 0, "no": 2}
 
