@@ -5,7 +5,6 @@ import inspect
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from tests.support.trtllm import Fake
 from tests.unit.tensorrt_llm_fake import surface
@@ -50,31 +49,6 @@ def test_every_public_name_of_the_fake_stands_on_the_page(trtllm: Fake) -> None:
 def test_every_source_of_a_name_is_a_row_of_the_page() -> None:
     sources = {letter for letter, *_ in surface.table("Version")}
     assert {letter for row in NAMES for letter in row.source.split(", ")} <= sources
-
-
-def test_what_a_row_says_is_compared_member_by_member(trtllm: Fake) -> None:
-    assert [_differing(row) for row in NAMES] == [{}] * len(NAMES)
-    spoilt = Row("llmapi.DynamicBatchConfig", "model", "enable_batch_size_tuning: bool = False, another: int = 1", "A")
-    assert _differing(spoilt) == {"enable_batch_size_tuning": ("False", "True"), "another": ("1", "absent")}
-    assert trtllm.module
-
-
-def test_a_changed_default_is_seen(trtllm: Fake) -> None:
-    row = next(row for row in NAMES if row.name == "LLM.get_stats")
-
-    def get_stats(self: Any, timeout: float = 3) -> None: ...
-
-    trtllm.module.LLM.get_stats = get_stats
-    assert surface.line(surface.found(row.name)) != row.line
-
-
-def test_a_field_more_is_seen(trtllm: Fake) -> None:
-    class KvCacheConfig(trtllm.llmapi.KvCacheConfig):  # type: ignore[misc,name-defined]
-        another: int = 1
-
-    assert issubclass(KvCacheConfig, BaseModel)
-    row = next(row for row in NAMES if row.name == "llmapi.KvCacheConfig")
-    assert surface.line(KvCacheConfig) == f"{row.line}, another: int = 1"
 
 
 def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:

@@ -25,13 +25,12 @@
 | `results` | of each request so far that is still referred to: its result |
 | `llms` | the `LLM` objects that are still referred to, in the order of their making |
 | `transfers` | how many context-only requests' blocks wait for a generation worker |
-| `model_defaults` | what the model prefers to the engine's defaults, as nested maps: it counts where nothing is set |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
 | `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
 | `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
-`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `model_defaults`, `version`, and of
+`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `version`, and of
 `model` with fields of `ModelFacts`.
 """
 
@@ -106,7 +105,6 @@ class Control:
             self.main_thread_only = bool(told.get("main_thread_only", False))
             self.uuid_keys = bool(told.get("uuid_keys", False))
             self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
-            self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
             self.version = str(told.get("version", __version__))
             self.preprocessed_on: list[threading.Thread] = []
             self.polls_raise = True

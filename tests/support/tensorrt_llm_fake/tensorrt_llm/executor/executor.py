@@ -25,7 +25,6 @@ from typing import Any
 
 from .._fake.control import control
 from .._fake.engine import Engine
-from .._fake.model_defaults import with_model_defaults
 from .._fake.requests import Request
 from .._fake.streaming import Streams
 from ..logger import logger
@@ -68,7 +67,6 @@ class GenerationExecutor:
         self._is_dirty, self._has_progress = False, True
         self._has_submitted = False
         self._ipc_done: set[str] = set()
-        args = with_model_defaults(args, control.model_defaults)  # in the worker: `LLM.args` does not show them
         self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
         self.streams = Streams.of(args.kv_cache_config, len(self.engine.ranks))
@@ -131,10 +129,6 @@ class GenerationExecutor:
     def get_kv_cache_capacity(self) -> dict[str, Any]:
         """Return the GPU pool's size."""
         return self.engine.capacity()
-
-    def get_disaggregated_params(self) -> dict[str, Any]:
-        """Return what a generation worker has to know of this engine: nothing, here."""
-        return {}
 
     # ---------------------------------------------------------------------------------------------- life
     def check_health(self) -> bool:

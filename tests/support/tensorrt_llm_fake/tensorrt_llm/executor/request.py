@@ -22,11 +22,6 @@ class LoRARequest:
             raise ValueError(f"lora_ckpt_source must be 'hf' or 'nemo', got '{self.lora_ckpt_source}'")
 
     @property
-    def adapter_id(self) -> int:
-        """Return the adapter's number."""
-        return self.lora_int_id
-
-    @property
     def name(self) -> str:
         """Return the adapter's name."""
         return self.lora_name
@@ -35,11 +30,6 @@ class LoRARequest:
     def path(self) -> str:
         """Return where its weights are."""
         return self.lora_path
-
-    @property
-    def ckpt_source(self) -> str:
-        """Return what made its weights."""
-        return self.lora_ckpt_source
 
 
 @dataclass(slots=True)

@@ -56,9 +56,6 @@ class CompletionOutput:
     additional_generation_outputs: dict[str, Any] | None = None
     disaggregated_params: DisaggregatedParams | None = None
     request_perf_metrics: Any = None
-    _last_text_len: int = field(default=0, init=False, repr=False)
-    _last_token_ids_len: int = field(default=0, init=False, repr=False)
-    _last_logprobs_len: int = field(default=0, init=False, repr=False)
     _incremental_states: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _postprocess_result: Any = None
 
@@ -66,21 +63,6 @@ class CompletionOutput:
     def length(self) -> int:
         """Return how many tokens there are."""
         return len(self.token_ids or [])
-
-    @property
-    def text_diff(self) -> str:
-        """Return the new text."""
-        return self.text[self._last_text_len :]
-
-    @property
-    def token_ids_diff(self) -> list[int]:
-        """Return the new tokens."""
-        return (self.token_ids or [])[self._last_token_ids_len :]
-
-    @property
-    def logprobs_diff(self) -> Any:
-        """Return the new tokens' log probabilities."""
-        return self.logprobs[self._last_logprobs_len :]
 
 
 class GenerationResult:
@@ -125,11 +107,6 @@ class GenerationResult:
         for index, each in enumerate(ranked):
             each.index = index
         return ranked[: params.n]
-
-    @property
-    def context_logits(self) -> None:
-        """Return nothing: not modelled."""
-        return
 
     @property
     def finished(self) -> bool:
@@ -245,10 +222,8 @@ class GenerationResult:
         assert output.token_ids is not None
         output.disaggregated_params = self.disaggregated_params
         output.request_perf_metrics = response.perf
-        output._last_token_ids_len = len(output.token_ids)
         output.token_ids.extend(response.token_ids)
         if response.logprobs is not None:
-            output._last_logprobs_len = len(output.logprobs)
             output.logprobs += [_named(each) for each in response.logprobs[len(output.logprobs) :]]
             chosen = zip(output.token_ids, output.logprobs, strict=False)
             output.cumulative_logprob = sum(each[token].logprob for token, each in chosen)
@@ -278,7 +253,6 @@ class GenerationResult:
         params = self.sampling_params
         if not params.detokenize or self.tokenizer is None:
             return
-        output._last_text_len = len(output.text)
         output.text = self.tokenizer.decode(output.token_ids, skip_special_tokens=params.skip_special_tokens)
         for reason, _ in params._get_stop_reasons_and_words():
             if isinstance(reason, str) and reason in output.text:
@@ -307,16 +281,6 @@ class IterationResult:
     def mark_undone(self) -> None:
         """Let it be iterated again."""
         self._done = False
-
-    def get_results(self) -> list[dict[str, Any]]:
-        """Return all there are; block this thread until none comes for the timeout."""
-        results: list[dict[str, Any]] = []
-        while not self._done:
-            try:
-                results.append(_parsed(self.queue.get(self._timeout)))
-            except TimeoutError:
-                self._done = True
-        return results
 
     def __aiter__(self) -> Self:
         return self
