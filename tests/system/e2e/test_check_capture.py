@@ -109,11 +109,7 @@ def request(number: int, prompt: list[int], cached: int) -> dict[str, Any]:
 
 
 def written(
-    path: Path,
-    frames: Sequence[tuple[float, int | None, list[Any]]],
-    requests: list[dict[str, Any]],
-    *,
-    first: int = 5,
+    path: Path, frames: Sequence[tuple[float, int | None, list[Any]]], requests: list[dict[str, Any]], *, first: int = 5
 ) -> Path:
     """Write a capture whose frames are (time, rank, events)."""
     wire = [
