@@ -210,10 +210,7 @@ async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_
 
 
 @pytest.mark.parametrize("has_replay", [False, True])
-async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
-    log: EventLog,
-    has_replay: bool,
-) -> None:
+async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(log: EventLog, has_replay: bool) -> None:
     async with (
         zmq_context() as context,
         publishing(context) as (engine,),

@@ -161,9 +161,7 @@ async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log
         scripted.may_answer.set()
 
 
-async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(
-    log: EventLog,
-) -> None:
+async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(log: EventLog) -> None:
     unread = EmbeddedIndex(IndexSection(), log, SystemClock())
     async with served(unread, log) as verified:
         scripted = ScriptedRank(log)
