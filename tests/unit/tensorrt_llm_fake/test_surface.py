@@ -13,7 +13,7 @@ from tests.unit.tensorrt_llm_fake.told import Json, engine, events, finished
 
 NAMES = surface.rows()
 NOT_NAMED = {  # shown by their members alone, other names of what is named, or without a signature to compare
-    "GenerationExecutor", "GenerationResult", "IterationResult", "KvCacheRetentionConfig", "LlmArgs", "RequestOutput",
+    "GenerationExecutor", "GenerationResult", "KvCacheRetentionConfig", "LlmArgs", "RequestOutput",
     "__version__", "logger",
 }  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_statistics_have_the_keys_of_the_page(trtllm: Fake) -> None:
 
 
 def test_the_polling_methods_wait_two_seconds_where_nothing_is_said(trtllm: Fake) -> None:
-    for name in ("get_stats", "get_kv_cache_events", "get_stats_async", "get_kv_cache_events_async"):
+    for name in ("get_stats", "get_kv_cache_events"):
         assert inspect.signature(getattr(trtllm.module.LLM, name)).parameters["timeout"].default == 2
 
 

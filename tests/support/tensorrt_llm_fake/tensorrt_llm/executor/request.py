@@ -30,16 +30,3 @@ class LoRARequest:
     def path(self) -> str:
         """Return where its weights are."""
         return self.lora_path
-
-
-@dataclass(slots=True)
-class PromptAdapterRequest:
-    """A prompt adapter; its path must exist."""
-
-    prompt_adapter_name: str
-    prompt_adapter_id: int
-    prompt_adapter_local_path: str = ""
-
-    def __post_init__(self) -> None:
-        if not os.path.exists(self.prompt_adapter_local_path):  # noqa: PTH110  as the real one
-            raise RuntimeError(f"prompt_adapter_local_path ({self.prompt_adapter_local_path}) does not exist.")

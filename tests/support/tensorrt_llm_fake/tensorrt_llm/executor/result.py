@@ -15,7 +15,6 @@ Source: `tensorrt_llm/executor/result.py` @ a678b91a.
 # ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import asyncio
-import json
 import weakref
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -264,41 +263,5 @@ class GenerationResult:
                 return
 
 
-class IterationResult:
-    """What polling with `async` gets: rows or events, one at a time, as maps, until none comes for the timeout."""
-
-    def __init__(self) -> None:
-        self._done = False
-        self._timeout: float | None = 2
-        loop = asyncio.get_running_loop() if has_event_loop() else None
-        self.queue = WakingQueue(loop)
-        self.aqueue = self.queue if loop is not None else None
-
-    def set_timeout(self, timeout: float | None) -> None:
-        """Wait so many seconds for the next one."""
-        self._timeout = timeout
-
-    def mark_undone(self) -> None:
-        """Let it be iterated again."""
-        self._done = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        if self._done:
-            raise StopAsyncIteration
-        assert self.aqueue is not None, NO_LOOP
-        try:
-            return _parsed(await self.aqueue.aget(self._timeout))
-        except TimeoutError:
-            self._done = True
-            raise StopAsyncIteration from None
-
-
 def _named(told: Any) -> dict[int, Logprob]:
     return {token: each if isinstance(each, Logprob) else Logprob(*each) for token, each in told.items()}
-
-
-def _parsed(data: Any) -> dict[str, Any]:
-    return dict(json.loads(data)) if isinstance(data, str) else dict(data)
