@@ -243,6 +243,3 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
                 reason = f"no events: engine: publisher {at.publish} cannot be reached"
                 await eventually(lambda: agent.consolidator.stale(0) == reason and accepted >= 8)
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1
-
-
-# ---------------------------------------------------------------- one publisher a rank

@@ -226,6 +226,3 @@ async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_l
     await log.announce("kv.v1.heartbeat.m.W3.x", b"nonsense")
     found = await called(log, ScriptedRank(log, "w4", 7))
     assert found == dict.fromkeys([WorkerRank("w1", 0), WorkerRank("w1", 1), WorkerRank("w4", 7)], SLUG)
-
-
-# ---------------------------------------------------------------- the index over HTTP

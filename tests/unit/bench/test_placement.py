@@ -25,9 +25,6 @@ def every(workload: Workload) -> list[TraceRequest]:
     return [*workload.requests, *(each.request for each in chain(*workload.follow_ups.values()))]
 
 
-# ---------------------------------------------------------------- regimes
-
-
 # ---------------------------------------------------------------- regret
 
 HERE, THERE = Place("chat", 1.0, "small"), Place("agents", 1.0, "small")
