@@ -51,6 +51,13 @@ def test_every_source_of_a_name_is_a_row_of_the_page() -> None:
     assert {letter for row in NAMES for letter in row.source.split(", ")} <= sources
 
 
+def test_what_a_row_says_is_compared_member_by_member(trtllm: Fake) -> None:
+    assert [_differing(row) for row in NAMES] == [{}] * len(NAMES)
+    spoilt = Row("llmapi.DynamicBatchConfig", "model", "enable_batch_size_tuning: bool = False, another: int = 1", "A")
+    assert _differing(spoilt) == {"enable_batch_size_tuning": ("False", "True"), "another": ("1", "absent")}
+    assert trtllm.module
+
+
 def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:
     seen = _maps(_many_events(trtllm))
     for kind, keys, _ in surface.table("Event shapes"):
