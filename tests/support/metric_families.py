@@ -147,14 +147,7 @@ def _router() -> Iterator[MadeFamily]:
         yield from _of_object(metrics)
     yield from _of_object(RequestMetrics(CollectorRegistry(), router_state))
     yield from _of_function(build_families, 0)
-    for make in (
-        trust_families,
-        policy_families,
-        rate_families,
-        queue_families,
-        http_families,
-        prompt_families,
-    ):
+    for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
         yield from _of_function(make)
     yield from _of_function(state_families, 2)
     yield from _families_of(planner_families, planner_families([]))

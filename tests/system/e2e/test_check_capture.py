@@ -44,9 +44,6 @@ def figures_of(capture: Capture) -> CaptureFigures:
     return asyncio.run(check())
 
 
-# ---------------------------------------------------------------- the oracle
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -109,11 +106,7 @@ def request(number: int, prompt: list[int], cached: int) -> dict[str, Any]:
 
 
 def written(
-    path: Path,
-    frames: Sequence[tuple[float, int | None, list[Any]]],
-    requests: list[dict[str, Any]],
-    *,
-    first: int = 5,
+    path: Path, frames: Sequence[tuple[float, int | None, list[Any]]], requests: list[dict[str, Any]], *, first: int = 5
 ) -> Path:
     """Write a capture whose frames are (time, rank, events)."""
     wire = [
@@ -191,6 +184,3 @@ def test_a_publisher_a_rank_is_played_by_a_publisher_a_rank(tmp_path: Path) -> N
     assert capture.publishers == (0, 1)
     assert figures_of(capture) == CaptureFigures(requests=4, exact=4, explained=4)
     assert figures_of(one) == CaptureFigures(requests=4, exact=1, explained=1, under=3)
-
-
-# ---------------------------------------------------------------- planted bugs

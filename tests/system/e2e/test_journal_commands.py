@@ -139,36 +139,6 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
     assert (late.code, "--from: nothing was replayed" in late.err) == (2, True)
 
 
-async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_where(
-    broker: Broker, log: EventLog
-) -> None:
-    async def go_on() -> None:  # a few steps at a time: nothing is lost because the buffer is full
-        for _ in range(15):
-            await life.go_on(10)
-            await eventually(lambda: not writer.statistics().waiting)
-
-    async with living(log, buffer_records_max=64) as (life, writer):
-        await go_on()
-        await broker.kill()
-        await eventually(lambda: not log.is_connected)
-        await life.go_on(100)
-        assert writer.statistics().lost_total > 0
-        await broker.start()
-        await eventually(lambda: writer.statistics().checkpoints_total == 1)
-        await go_on()
-        report = await typed("-c", _REPLAY, "--nats-url", broker.url)
-    assert (report.code, figure("different", report.out)) == (0, 0)
-    assert figure("equal", report.out) > figure("not exact", report.out) > 0
-    lost = writer.statistics().lost_total
-    said = [line.partition(": ")[2] for line in report.out.splitlines() if line.startswith("router-1 ")]
-    assert said[:2] == [
-        "starts at the beginning of a life; 0 records before it skipped",
-        f"{lost} records are missing; not exact until the next start",
-    ]
-    assert re.fullmatch(r"exact again at a checkpoint; \d+ records before it skipped", said[2])
-    assert len(said) == 3
-
-
 async def test_what_cannot_be_done_ends_with_2_and_a_line_that_says_why(broker: Broker, log: EventLog) -> None:
     assert (await typed("-c", _REPLAY, "--nats-url", UNREACHABLE_URL)).code == 2
     without = await typed("-c", _REPLAY)

@@ -132,36 +132,6 @@ async def test_at_shows_the_index_as_it_was_after_a_message(broker: Broker, log:
     assert told.json["stream_seq"] == 3
 
 
-async def test_at_refuses_what_is_not_kept_or_not_known(broker: Broker, log: EventLog, tmp_path: Path) -> None:
-    scripted = ScriptedRank(log)
-    for block in range(1, 5):
-        await scripted.store(block)
-    await keep_snapshot(log, 3)
-    await log.purge(subjects.EVENTS_STREAM, 3)
-    third = f"{SnapshotName(3, WALL_NS)}"
-    hashes = tmp_path / "hashes.txt"
-    hashes.write_text("[1, 2,\n0x3]\n")
-    common = ("at", "--nats-url", broker.url)
-    kept, from_file, early, late, long_ago, unknown = await asyncio.gather(
-        indexer(*common, "--seq", "3", "--json"),
-        indexer(*common, "--seq", "4", "--json", "--overlap", hashes),
-        indexer(*common, "--seq", "2"),
-        indexer(*common, "--seq", "5"),
-        indexer(*common, "--time", "2001-02-03T04:05:06Z"),
-        indexer(*common, "--seq", "4", "--rank", "w9/0"),
-    )
-    assert (kept.code, kept.json["snapshot"], kept.json["time"]) == (0, third, wall_time.shown(WALL_NS)), kept.err
-    assert (from_file.json["messages_read"], from_file.json["overlap"][0]["overlap_blocks"]["gpu"]) == (1, 3)
-    first = wall_time.shown(WALL_NS)
-    kept_from = f"the oldest that is kept is message 3, of {first}\n"
-    oldest, oldest_time = f"allowed 3..4: {kept_from}", f"allowed {first} and later: {kept_from}"
-    assert (early.code, early.err) == (2, f"indexer: seq: found 2, {oldest}")
-    assert (late.code, late.err) == (2, f"indexer: seq: found 5, {oldest}")
-    assert (long_ago.code, long_ago.err) == (2, f"indexer: time: found 2001-02-03T04:05:06.999Z, {oldest_time}")
-    assert unknown.code == 2
-    assert "--rank: found w9/0, allowed w0/0" in unknown.err
-
-
 async def keep_snapshot(log: EventLog, seq: int) -> None:
     """The bucket has a snapshot of the log after this message."""
     fold = await index_at(log, seq)

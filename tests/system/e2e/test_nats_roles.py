@@ -85,9 +85,7 @@ async def run(server: Server, group: asyncio.TaskGroup, role: str, module: str, 
     return await process.until_ended(), process.output
 
 
-async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(
-    tmp_path: Path,
-) -> None:
+async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(tmp_path: Path) -> None:
     heads = [{"id": "c0", "model": MODEL, "block_size": 16, "publishers": [{"endpoint": f"ipc://{tmp_path}/events"}]}]
     (tmp_path / "consolidator.yaml").write_text(yaml.safe_dump({"workers": heads}))
     async with running_server(tmp_path) as server, asyncio.TaskGroup() as group:
@@ -182,9 +180,7 @@ MAY_SUBSCRIBE = {
 }
 
 
-async def test_no_role_may_publish_or_subscribe_to_what_is_not_its_own(
-    tmp_path: Path,
-) -> None:
+async def test_no_role_may_publish_or_subscribe_to_what_is_not_its_own(tmp_path: Path) -> None:
     async with running_server(tmp_path) as server:
         for role in ROLES:
             await expect_refused(server, role, "publish", EVERYTHING - MAY_PUBLISH[role])

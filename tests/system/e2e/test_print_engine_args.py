@@ -59,7 +59,7 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     ]
     replaced = [line for line in logged(shown.err) if line["event"] == "engine_argument_replaced"]
     assert [(line["argument"], line["old"], line["new"], line["old_layer"]) for line in replaced] == [
-        ("max_batch_size", 64, 8, f"file ({file}:5)"),
+        ("max_batch_size", 64, 8, f"file ({file}:5)")
     ]
     assert "hunter2" not in shown.out + shown.err
 

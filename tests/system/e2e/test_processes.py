@@ -334,15 +334,6 @@ async def test_draining_is_of_all_processes() -> None:
         assert (await made.control("/v1/workers/none/drain"))["error"]["param"] == "id"
 
 
-async def test_a_process_that_ends_again_and_again_ends_the_router() -> None:
-    async with fleet() as made:
-        for _ in range(4):
-            await made.kill("serving-0")
-        psutil.Process(await made.pid("serving-0")).kill()
-        assert await made.router.until_ended() == 1
-        assert "router: process serving-0 was killed by SIGKILL, 5 times in 60 s" in made.router.output
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

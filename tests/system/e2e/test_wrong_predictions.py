@@ -29,20 +29,19 @@ FOUND_WITHIN = 200
 FAULTY, RIGHT = "faulty", "w0"
 WAIT_S = 60.0
 FAMILIES = 3
-"""Chats that come again and again; a worker that boasts is found by chats that it never had."""
+"""Chats that come again and again."""
 
 
 class Doubtful:
     """A fleet with a faulty worker."""
 
-    def __init__(self, fleet: FleetProcesses, client: Client, families: int) -> None:
-        """So many different chats are sent, one after the other."""
-        self.fleet, self._client, self._families = fleet, client, families
+    def __init__(self, fleet: FleetProcesses, client: Client) -> None:
+        self.fleet, self._client = fleet, client
         self._sent = 0
 
     async def ask(self, worker: str) -> None:
         """Send the next chat to a worker, and return once the index knows of it."""
-        family = self._sent % self._families
+        family = self._sent % FAMILIES
         self._sent += 1
         messages = [{"role": "user", "content": f"{family} and so on, " * 12}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 2}
@@ -98,15 +97,13 @@ async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
     ):
         module = ("-m", "tests.system.e2e.faulty_worker", fault, "serve", "--worker-id", FAULTY)
         command = [sys.executable, *module, "--nats-url", fleet.nats_url, "--model", MODEL]
-        settings = (*FAST_WORKER, "engine.block_size=32") if fault == "block_size" else FAST_WORKER
-        for setting in settings:
+        for setting in FAST_WORKER:
             command += ["--set", setting]
         worker = ChildProcess(FAULTY, command)
         await fleet.add_worker(worker)
         fleet.worker_urls[FAULTY] = (await worker.line_with(f"worker {FAULTY} on")).split()[3]
         await fleet.until_ready()
-        families = 4 * FOUND_WITHIN if fault == "boasting" else FAMILIES
-        found = Doubtful(fleet, Client(session, fleet.data_url, fleet.control_url), families)
+        found = Doubtful(fleet, Client(session, fleet.data_url, fleet.control_url))
         async with asyncio.timeout(WAIT_S):
             while FAULTY not in await found.ranks():
                 await SystemClock().sleep(0.05)
@@ -114,13 +111,7 @@ async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "doubt", "trust"),
-    [
-        ("lying", "overpredicted", "DEGRADED"),
-        ("boasting", "underpredicted", "FALLBACK"),
-        ("template", "underpredicted", "FALLBACK"),
-        ("block_size", "underpredicted", "FALLBACK"),
-    ],
+    ("fault", "doubt", "trust"), [("lying", "overpredicted", "DEGRADED"), ("template", "underpredicted", "FALLBACK")]
 )
 async def test_a_faulty_worker_is_found_and_every_place_says_so_with_evidence(
     fault: str, doubt: str, trust: str

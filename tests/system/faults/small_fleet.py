@@ -56,10 +56,7 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def running(
-    directory: Path,
-    workers: int | tuple[str, ...],
-    settings: tuple[str, ...],
-    worker_settings: tuple[str, ...],
+    directory: Path, workers: int | tuple[str, ...], settings: tuple[str, ...], worker_settings: tuple[str, ...]
 ) -> AsyncIterator[Running]:
     """Everything runs and is fit; when it is over the router runs still, whatever it said.
 

@@ -16,24 +16,15 @@ from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
+from tests.support.engine_description import described
 from worker_agent.api.app import AgentApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineDescription
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 CREATED = 1_700_000_000
-SIMULATED = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=16,
-    total_kv_blocks=2000,
-    max_num_seqs=8,
-    max_num_batched_tokens=1024,
-    max_seq_len=8192,
-)
+SIMULATED = described(block_size=16, total_kv_blocks=2000, max_num_batched_tokens=1024, max_seq_len=8192)
 """An engine that takes long answers."""
 
 

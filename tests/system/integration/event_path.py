@@ -118,12 +118,7 @@ def consolidator_on(
     epochs = iter(range(epoch, epoch + 100))
     origins = [each.origin for each in publishers]
     core = Consolidation(
-        dp_ranks,
-        BLOCK_SIZE,
-        "i",
-        lambda: next(epochs),
-        origins=origins,
-        outbox_bytes_max=outbox_bytes,
+        dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
     )
     readers = [
         EngineEventSubscriber(
@@ -137,14 +132,7 @@ def consolidator_on(
         )
         for each in publishers
     ]
-    return Consolidator(
-        core,
-        readers,
-        log,
-        SystemClock(),
-        model=MODEL,
-        worker_id=WORKER,
-    )
+    return Consolidator(core, readers, log, SystemClock(), model=MODEL, worker_id=WORKER)
 
 
 @asynccontextmanager
@@ -238,10 +226,7 @@ async def connected(url: str) -> AsyncIterator[EventLog]:
 
 @asynccontextmanager
 async def everything(
-    log: EventLog,
-    engine: ScriptedEngine,
-    *,
-    outbox_bytes: int = OUTBOX_BYTES,
+    log: EventLog, engine: ScriptedEngine, *, outbox_bytes: int = OUTBOX_BYTES
 ) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
     """An agent that polls the engine, with all its parts."""
     async with zmq_context() as context:

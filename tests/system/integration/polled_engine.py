@@ -105,11 +105,7 @@ def made_agent(
         return read
 
     source = Source(
-        engine.kv_events,
-        translate,
-        stale=rules.stale,
-        events_lost=rules.events_lost,
-        quarantine=rules.quarantine,
+        engine.kv_events, translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
     )
     sources = {ENGINE: source} if is_polled else {}
     epochs = iter(range(100, 200))

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from tests.support.engine_description import described
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
 
 BLOCK_SIZE = 2
@@ -21,16 +22,8 @@ class ScriptedEngine:
         self._next_id = dict.fromkeys(dp_ranks, 0)
 
     def describe(self) -> EngineDescription:
-        return EngineDescription(
-            model="sim-8b",
-            version="1",
-            event_source="simulated",
-            block_size=BLOCK_SIZE,
-            total_kv_blocks=1000,
-            max_num_seqs=8,
-            max_num_batched_tokens=64,
-            max_seq_len=1000,
-            dp_ranks=self._dp_ranks,
+        return described(
+            model="sim-8b", block_size=BLOCK_SIZE, total_kv_blocks=1000, max_seq_len=1000, dp_ranks=self._dp_ranks
         )
 
     async def start(self) -> None: ...

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.text.byte_model import ByteText
+from tests.support.engine_description import described
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import ScriptedEngine
@@ -24,19 +25,9 @@ from worker_agent.api import app as agent_api
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
+from worker_agent.engines.types import EncoderUnavailable, EngineOutput, EngineRequest
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=2048,
-    max_num_seqs=8,
-    max_num_batched_tokens=512,
-    max_seq_len=4096,
-    dp_ranks=(0, 1),
-)
+ENGINE = described(total_kv_blocks=2048, max_num_batched_tokens=512, max_seq_len=4096, dp_ranks=(0, 1))
 ENDLESS_TOKENS = 4000
 WAIT_S = 10.0
 
@@ -295,13 +286,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize("leave", [abort, close])
 @pytest.mark.parametrize(
     ("streamed", "read_until", "speed"),
-    [
-        (True, b"data: ", 5.0),
-        (True, b"\r\n\r\n", 5.0),
-        (True, b"", 0.05),
-        (False, b"", 5.0),
-        (False, b"", 0.05),
-    ],
+    [(True, b"data: ", 5.0), (True, b"\r\n\r\n", 5.0), (True, b"", 0.05), (False, b"", 5.0), (False, b"", 0.05)],
 )
 async def test_a_client_that_goes_away_ends_its_generation_and_frees_its_blocks(
     streamed: bool, read_until: bytes, speed: float, leave: Any

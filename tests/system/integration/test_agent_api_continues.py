@@ -86,10 +86,7 @@ async def test_an_answer_of_which_all_was_said_only_ends(trtllm: Fake) -> None:
         ({"kv_continue": {"tokens": "AAA=", "id": "a", "created": 1}}, "kv_continue.tokens"),
         ({"kv_continue": {"tokens": "", "id": "a", "created": 1}}, "kv_continue.tokens"),
         ({"kv_continue": {"tokens": "AAAAAA==", "id": "a"}}, "kv_continue.created"),
-        (
-            {"n": 2, "kv_continue": {"tokens": "BwAAAA==", "id": "a", "created": 1}},
-            "n",
-        ),
+        ({"n": 2, "kv_continue": {"tokens": "BwAAAA==", "id": "a", "created": 1}}, "n"),
     ],
 )
 async def test_what_cannot_be_gone_on_with_is_refused(trtllm: Fake, changed: dict[str, Any], param: str) -> None:

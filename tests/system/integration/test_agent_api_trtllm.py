@@ -87,12 +87,6 @@ async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the
             assert answered.usage["completion_tokens"] == one.index(stop) + 3 + 12
 
 
-# --------------------------------------------------------------------------------------------- wishes
-
-
-# --------------------------------------------------------------------------------------------- roles
-
-
 # --------------------------------------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, streamed: bool) -> None:

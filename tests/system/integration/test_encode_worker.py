@@ -16,15 +16,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
-from tests.system.integration.test_media_engine import (
-    TOKENS_PER_IMAGE,
-    Model,
-    chat,
-    model,
-    picture,
-    words,
-    worker,
-)
+from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, chat, model, picture, words, worker
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
 from worker_agent.api.prompts import EnginePrompts

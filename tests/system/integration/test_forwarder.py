@@ -68,10 +68,7 @@ async def test_the_first_bytes_pass_before_the_last_are_made() -> None:
 
 
 async def test_a_client_that_goes_ends_the_engines_request() -> None:
-    async with (
-        VllmDouble(holds_answers=True).serving() as engine,
-        forwarding(engine.url) as (forwarder, url, session),
-    ):
+    async with VllmDouble(holds_answers=True).serving() as engine, forwarding(engine.url) as (forwarder, url, session):
         response = await session.post(f"{url}{PATH}", data=BODY)
         await response.content.readany()
         response.close()

@@ -185,9 +185,6 @@ async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: T
     assert (first.snapshot, first.messages_read, first.rank_checkpoints) == ("", names[0].stream_seq - 1, {})
 
 
-# ---------------------------------------------------------------- the comparison is itself compared
-
-
 # ---------------------------------------------------------------- what is not kept is said
 
 

@@ -94,13 +94,7 @@ async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_
 
 
 @pytest.mark.parametrize(
-    "subject",
-    [
-        "kv.v1.events.x",
-        "kv.v1.events.m-1.W0.0",
-        "kv.v1.events.m-1.w0.4096",
-        "kv.v1.events.Ü.w0.0",
-    ],
+    "subject", ["kv.v1.events.x", "kv.v1.events.m-1.W0.0", "kv.v1.events.m-1.w0.4096", "kv.v1.events.Ü.w0.0"]
 )
 async def test_an_unknown_subject_is_counted_and_costs_nothing(
     index: Index, scripted: ScriptedRank, log: EventLog, subject: str
@@ -326,10 +320,7 @@ async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedR
     status, body = await api.get("/v1/ranks/w0/0/blocks")
     assert (status, body["blocks"]) == (
         200,
-        [
-            {"sequence_hash": 1, "parent": None, "tier_bits": 1},
-            {"sequence_hash": 2, "parent": 1, "tier_bits": 1},
-        ],
+        [{"sequence_hash": 1, "parent": None, "tier_bits": 1}, {"sequence_hash": 2, "parent": 1, "tier_bits": 1}],
     )
     status, body = await api.get("/v1/ranks")
     assert [(each["worker_id"], each["blocks"]["gpu"], each["cursor"]) for each in body["ranks"]] == [("w0", 2, 1)]

@@ -87,11 +87,7 @@ class Reporting:
 
 @asynccontextmanager
 async def reporting(
-    log: EventLog,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    dp_ranks: tuple[int, ...] = (0,),
-    restarts: Restarts = PATIENT,
+    log: EventLog, monkeypatch: pytest.MonkeyPatch, *, dp_ranks: tuple[int, ...] = (0,), restarts: Restarts = PATIENT
 ) -> AsyncIterator[Reporting]:
     monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
     monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)

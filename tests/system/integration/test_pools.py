@@ -67,9 +67,7 @@ async def test_the_selected_pool_gets_what_the_client_sent_and_its_answer_passes
 
 
 @pytest.mark.parametrize(
-    "failing",
-    [error(500), error(503), answers(302), says(b""), None],
-    ids=["500", "503", "302", "cut", "no router"],
+    "failing", [error(500), error(503), answers(302), says(b""), None], ids=["500", "503", "302", "cut", "no router"]
 )
 async def test_a_pool_that_fails_before_its_answer_is_followed_by_faster_ones_and_then_by_slower_ones(
     failing: Script | None,
@@ -189,9 +187,7 @@ async def test_each_phase_asks_its_own_pools_again_and_nothing_is_prefilled_twic
 
 
 @pytest.mark.parametrize(
-    "script",
-    [answers(body=b"{}"), says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx")],
-    ids=["unusable", "cut"],
+    "script", [answers(body=b"{}"), says(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx")], ids=["unusable", "cut"]
 )
 async def test_a_prefill_answer_that_cannot_be_used_is_asked_of_the_next_pool(script: Script) -> None:
     scripts = {"pre0": script, "pre1": prefilled(), "dec0": answers(body=b'{"whole":1}'), "dec1": OK}

@@ -210,10 +210,7 @@ async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_
 
 
 @pytest.mark.parametrize("has_replay", [False, True])
-async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
-    log: EventLog,
-    has_replay: bool,
-) -> None:
+async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(log: EventLog, has_replay: bool) -> None:
     async with (
         zmq_context() as context,
         publishing(context) as (engine,),
@@ -246,6 +243,3 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
                 reason = f"no events: engine: publisher {at.publish} cannot be reached"
                 await eventually(lambda: agent.consolidator.stale(0) == reason and accepted >= 8)
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1
-
-
-# ---------------------------------------------------------------- one publisher a rank

@@ -161,9 +161,7 @@ async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log
         scripted.may_answer.set()
 
 
-async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(
-    log: EventLog,
-) -> None:
+async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(log: EventLog) -> None:
     unread = EmbeddedIndex(IndexSection(), log, SystemClock())
     async with served(unread, log) as verified:
         scripted = ScriptedRank(log)
@@ -228,6 +226,3 @@ async def test_registered_workers_and_workers_with_heartbeats_are_expected_and_l
     await log.announce("kv.v1.heartbeat.m.W3.x", b"nonsense")
     found = await called(log, ScriptedRank(log, "w4", 7))
     assert found == dict.fromkeys([WorkerRank("w1", 0), WorkerRank("w1", 1), WorkerRank("w4", 7)], SLUG)
-
-
-# ---------------------------------------------------------------- the index over HTTP

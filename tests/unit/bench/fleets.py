@@ -60,15 +60,7 @@ def fleet_json(timing: EngineTiming = H200_8B_MIXED, workers: int = 3, **changes
                 "req_s": requests_per_s,
                 "hit": FleetFigures.of(played.answered, requests_per_s).hit_ratio,
                 "rows": [
-                    [
-                        each.isl_tokens,
-                        each.cached_tokens,
-                        each.ttft_s,
-                        each.e2e_s,
-                        each.itl_s,
-                        each.worker,
-                        each.turn,
-                    ]
+                    [each.isl_tokens, each.cached_tokens, each.ttft_s, each.e2e_s, each.itl_s, each.worker, each.turn]
                     for each in played.answered
                 ],
             }

@@ -2,29 +2,8 @@
 
 import pytest
 
-from bench.dataplane.run import (
-    BURST,
-    CRAWLED,
-    HELD,
-    HIGH_RATE,
-    IDLE,
-    LARGE,
-    LEFT,
-    PACED,
-    SMALL,
-    DataplaneResults,
-)
-from bench.dataplane.systems import (
-    CACHE,
-    DIRECT,
-    DYNAMO,
-    KV,
-    NGINX,
-    OURS,
-    ROUND_ROBIN,
-    UNSAMPLED,
-    SystemPlan,
-)
+from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, DataplaneResults
+from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, NGINX, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
 from bench.dataplane.verdicts import verdicts
 
 SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"

@@ -1,10 +1,6 @@
 """Neither one hot prompt nor sequential agents pile up at one worker; and the figures that say so."""
 
-from bench.routing.hot_spots import (
-    HOT_PROMPT,
-    play,
-    spreads,
-)
+from bench.routing.hot_spots import HOT_PROMPT, play, spreads
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
 from bench.routing.virtual_fleet import RequestFigures
 from bench.routing.workloads import Agents, agents, hot_prompt

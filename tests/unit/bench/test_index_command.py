@@ -1,18 +1,15 @@
 """`router bench index`, as it is typed; the processes that it measures in; what the peer is told."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from bench.index.cells import FILL_SEED
 from bench.index.child import WORK, make
-from bench.index.data import ScheduledRequest, ScheduledStore, chain, pack, write_requests
-from bench.index.subjects import PeerTree, subject
+from bench.index.data import ScheduledRequest, chain, pack, write_requests
+from bench.index.subjects import subject
 from router.__main__ import main
 
 TINY = ("--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -93,44 +90,3 @@ def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
     assert of.index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def told_to_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, object]]]:
-    """The peer's binding, which keeps what it is told; its form was taken from ai-dynamo-runtime 1.6.1."""
-    told: list[tuple[int, object]] = []
-
-    class RadixTree:
-        def apply_event(self, worker: int, event: bytes) -> None:
-            told.append((worker, json.loads(event)))
-
-        def find_matches(self, hashes: list[int]) -> SimpleNamespace:
-            return SimpleNamespace(scores={(3, 0): len(hashes), (4, 0): 0})
-
-    module = ModuleType("dynamo._core")
-    module.RadixTree = RadixTree  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dynamo", ModuleType("dynamo"))
-    monkeypatch.setitem(sys.modules, "dynamo._core", module)
-    yield told
-    monkeypatch.undo()
-
-
-def test_the_peer_is_told_the_same_in_its_own_form(told_to_peer: list[tuple[int, object]]) -> None:
-    peer = PeerTree()
-    peer.fresh(1, 0)
-    steps = [
-        peer.store(ScheduledStore(3, None, 0, pack([1, 2]))),
-        peer.store(ScheduledStore(4, 2, 2, pack([5]))),
-        peer.remove(3, pack([2])),
-    ]
-    for call in peer.bind(steps):
-        call()
-    (first,) = peer.match(pack([1, 2])).arguments
-    blocks = [{"block_hash": each, "tokens_hash": local} for each, local in zip((1, 2), first, strict=True)]
-    third = {"block_hash": 5, "tokens_hash": peer.match(pack([5])).arguments[0][0]}
-    assert told_to_peer == [
-        (3, {"event_id": 1, "data": {"stored": {"parent_hash": None, "blocks": blocks}}}),
-        (4, {"event_id": 1, "data": {"stored": {"parent_hash": 2, "blocks": [third]}}}),
-        (3, {"event_id": 1, "data": {"removed": {"block_hashes": [2]}}}),
-    ]
-    assert peer.depths(pack([1, 2])) == {3: 2}

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from bench.placement import regret
 from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
-from bench.placement.regimes import CACHES, REGIMES, Sizing
+from bench.placement.regimes import REGIMES, Sizing
 from bench.placement.regret import REGRET_MAX, against_rivals, failed_checks, held_out, regrets, summed, surpassed
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from bench.routing.trace import TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
 
@@ -23,18 +23,6 @@ FAST = ("--fast", "--jobs", "1")
 def every(workload: Workload) -> list[TraceRequest]:
     """Return all requests of a workload."""
     return [*workload.requests, *(each.request for each in chain(*workload.follow_ups.values()))]
-
-
-# ---------------------------------------------------------------- regimes
-
-
-@pytest.mark.parametrize("name", MADE_UP)
-def test_every_request_fits_into_the_small_cache(name: str) -> None:
-    regime = REGIMES[name]
-    for load in (0.5, 1.5):
-        workload = regime.make(Sizing(1, load))
-        blocks = regime.fleet(CACHES[0], workload).kv_tokens // TRACE_BLOCK_TOKENS
-        assert max(-(-(each.isl_tokens + each.osl_tokens) // TRACE_BLOCK_TOKENS) for each in every(workload)) <= blocks
 
 
 # ---------------------------------------------------------------- regret
@@ -54,10 +42,7 @@ def test_regret_is_the_distance_from_the_best_of_the_place() -> None:
 
 def test_policies_come_by_their_mean_with_their_worst_place() -> None:
     there = HERE._replace(load=1.5)
-    result: PlacementResult = {
-        HERE: {"a": found(0.2), "b": found(0.1)},
-        there: {"a": found(0.1), "b": found(0.4)},
-    }
+    result: PlacementResult = {HERE: {"a": found(0.2), "b": found(0.1)}, there: {"a": found(0.1), "b": found(0.4)}}
     first, second = summed(result, result)
     assert (first.policy, first.by_figure["ttft_p50_s"], first.worst, first.worst_place) == ("a", 0.5, 1.0, str(HERE))
     assert (second.policy, second.mean, second.worst_place) == ("b", 3.0 / 2 / 4, str(there))

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bench.what_if.agreement import (
-    LIVE,
-    SLOWER,
-    SimulatedJournal,
-    agreement,
-    journal_of,
-    played,
-    read,
-)
+from bench.what_if.agreement import LIVE, SLOWER, SimulatedJournal, agreement, journal_of, played, read
 from bench.what_if.figures import drawn, figures, frontier
 from bench.what_if.fit import fitted
 from bench.what_if.play import Played

@@ -9,15 +9,7 @@ from bench.request.feed import use_of
 from bench.request.report import ORDER, tables
 from bench.request.results import PACES, SHAPES, CpuUse, RequestResults, Stages, of_a_chunk
 from bench.request.run import MODES
-from bench.request.stages import (
-    LOOP,
-    OBSERVER,
-    OF_CALLERS,
-    STAGES,
-    Moment,
-    own_shares,
-    shares,
-)
+from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, Moment, own_shares, shares
 
 TAKE = "router.decision.routing:Routing.take"
 BOOK = "router.fleet.calibration:Calibration.note"

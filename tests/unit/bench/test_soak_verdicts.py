@@ -90,10 +90,7 @@ def test_a_descriptor_leaked_for_each_fault_is_found() -> None:
 
 def test_a_leaked_thread_and_leaked_memory_of_a_worker_are_found() -> None:
     leaking = moments(workers=lambda number: {"w0": took((100 + 2 * number) * MIB, threads=9 + number)})
-    assert [problem.split(" grew")[0] for problem in found(leaking)] == [
-        "w0: resident memory, bytes",
-        "w0: threads",
-    ]
+    assert [problem.split(" grew")[0] for problem in found(leaking)] == ["w0: resident memory, bytes", "w0: threads"]
 
 
 def test_a_router_whose_bounded_memories_fill_may_grow_in_a_short_run_and_not_without_end() -> None:

@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from bench.routing.virtual_worker import MODEL
 from kv_protocol.events import Tier
-from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.support.amount import examples
 from tests.unit.bench.traces import random_trace, request
-from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
@@ -108,18 +105,3 @@ def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
 def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
     trace = random_trace(seed, requests=25, per_s=per_s)
     assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
-
-
-@pytest.mark.parametrize("block_size", [16, 256, 512])
-def test_hashes_are_the_protocols(block_size: int) -> None:
-    asked = request(0.0, 3, 4, 5, short_by=300)
-    tokens = prompt_tokens(asked)
-    hashes = TraceHashes(block_size)
-    assert len(tokens) == asked.isl_tokens
-    assert list(hashes.of_prompt(asked)) == sequence_hashes(tokens, block_size)
-    answered = (*tokens, *(ANSWER_TOKEN,) * 700)
-    parent, chained = 0, []
-    for at in range(0, len(answered) - block_size + 1, block_size):
-        parent = hashes.of_engine_block(answered[at : at + block_size], parent, EngineNamespace())
-        chained.append(parent)
-    assert chained == sequence_hashes(answered, block_size)

@@ -58,22 +58,3 @@ def test_a_decision_among_no_candidates_cannot_exist() -> None:
 def test_a_decision_survives_encoding_bit_for_bit(codec: Any) -> None:
     decision = Decision(**FIELDS)
     assert codec.decode(codec.encode(decision), type=Decision) == decision
-
-
-def test_a_cost_names_every_addend() -> None:
-    assert CostTerms.__struct_fields__ == (
-        "overlap_credit_blocks",
-        "prefill_blocks",
-        "decode_blocks",
-        "request_blocks",
-        "history_blocks",
-        "constraint_multiplier",
-        "cost",
-        "wait_ms",
-        "prefill_ms",
-        "lateness_ms",
-        "stall_ms",
-        "decode_ms",
-        "slowdown_ms",
-    )
-    assert CostTerms().constraint_multiplier == 1.0

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai.requests import (
-    ChatRequest,
-    RequestInvalid,
-    decode_chat,
-    decode_completion,
-)
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid, decode_chat, decode_completion
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

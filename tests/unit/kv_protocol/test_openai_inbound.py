@@ -126,12 +126,6 @@ def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing
         decode_inbound(path, body % (prompt, b"\xff"))
 
 
-@pytest.mark.parametrize("fields", [{"kv_prompt_ids": "AAAA"}, {"kv_continue": {}}])
-def test_what_routers_tell_agents_is_refused_from_clients(fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestInvalid, match="allowed none: the router sets it"):
-        chat(**fields)
-
-
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000],

@@ -73,10 +73,7 @@ async def test_what_the_server_refuses_ends_with_its_reason(broker: Broker) -> N
     await client.close()
     async with connected(broker.url) as connection:
         sent = [await connection.log.send("test.a", bytes(11)), await connection.log.send("test.a", bytes(10))]
-        assert await outcomes(sent) == [
-            "publish test.a: message size exceeds maximum allowed (code 400, 10054)",
-            1,
-        ]
+        assert await outcomes(sent) == ["publish test.a: message size exceeds maximum allowed (code 400, 10054)", 1]
 
 
 async def test_what_is_too_large_for_the_server_is_refused_and_takes_no_room(broker: Broker) -> None:

@@ -292,11 +292,7 @@ def test_what_the_template_refuses_is_the_chats_fault(write: Write, template: st
 
 
 @pytest.mark.parametrize(
-    ("calls", "field"),
-    [
-        ("weather", "messages[0].tool_calls"),
-        (["weather"], "messages[0].tool_calls[0].function"),
-    ],
+    ("calls", "field"), [("weather", "messages[0].tool_calls"), (["weather"], "messages[0].tool_calls[0].function")]
 )
 def test_a_call_that_is_not_allowed_is_named(write: Write, calls: object, field: str) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": calls}

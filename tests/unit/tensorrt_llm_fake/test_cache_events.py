@@ -13,15 +13,6 @@ from tests.unit.tensorrt_llm_fake.told import Json, caches, engine, events, fini
 IDS = list(range(1, 10))
 
 
-def test_each_pool_is_created_before_all_else_and_ids_have_no_holes(trtllm: Fake) -> None:
-    llm = engine(trtllm, cache={"max_attention_window": [8, 64]}, max_seq_len=32)
-    finished(llm, trtllm, IDS)
-    told = events(llm)
-    assert [(each["data"]["type"], each["window_size"]) for each in told[:2]] == [("created", 8), ("created", 32)]
-    assert told[0]["data"]["num_blocks_per_cache_level"] == [1000, 0]
-    assert [each["event_id"] for each in told] == list(range(len(told)))
-
-
 def test_a_prompt_is_stored_after_its_prefill_and_the_rest_at_the_end_with_a_partial_block(trtllm: Fake) -> None:
     llm = engine(trtllm)
     output = finished(llm, trtllm, IDS, tokens=3).outputs[0].token_ids
@@ -32,33 +23,11 @@ def test_a_prompt_is_stored_after_its_prefill_and_the_rest_at_the_end_with_a_par
     assert [_tokens(block) for block in end["data"]["blocks"]] == [[9, *output[:2]]]
 
 
-def test_a_sequence_of_five_tokens_stores_one_block_of_four(trtllm: Fake) -> None:
-    llm = engine(trtllm, cache={"tokens_per_block": 64})
-    finished(llm, trtllm, [1, 2, 3, 4], tokens=1)
-    assert [_tokens(block) for each in events(llm)[1:] for block in each["data"]["blocks"]] == [[1, 2, 3, 4]]
-
-
-def test_a_known_prefix_is_reused_and_not_told_again(trtllm: Fake) -> None:
-    llm = engine(trtllm)
-    finished(llm, trtllm, IDS)
-    events(llm)
-    again = finished(llm, trtllm, [*IDS[:8], 77, 78, 79, 80, 81])
-    assert again.cached_tokens == 8
-    stored = events(llm)[0]["data"]
-    assert _tokens(stored["blocks"][0]) == [77, 78, 79, 80]
-
-
 def test_with_partial_reuse_the_beginning_of_a_block_counts(trtllm: Fake) -> None:
     llm, without = engine(trtllm), engine(trtllm, cache={"enable_partial_reuse": False})
     for each, cached in ((llm, 6), (without, 4)):
         finished(each, trtllm, IDS)
         assert finished(each, trtllm, [1, 2, 3, 4, 5, 6, 70, 71]).cached_tokens == cached
-
-
-def test_without_reuse_nothing_is_stored(trtllm: Fake) -> None:
-    llm = engine(trtllm, cache={"enable_block_reuse": False})
-    finished(llm, trtllm, IDS)
-    assert [each["data"]["type"] for each in events(llm)] == ["created"]
 
 
 def test_the_hash_is_the_published_one(trtllm: Fake) -> None:
@@ -78,17 +47,6 @@ def test_salt_and_adapter_separate_prefixes(trtllm: Fake) -> None:
     assert 1405807694910447675 in {data["blocks"][0]["block_hash"] for data in stored}
 
 
-def test_the_coldest_block_goes_first_and_removals_are_merged(trtllm: Fake) -> None:
-    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4)
-    llm = engine(trtllm)
-    finished(llm, trtllm, IDS[:8])
-    old = events(llm)
-    finished(llm, trtllm, [50] * 14, tokens=1)
-    removed = [each["data"]["block_hashes"] for each in events(llm) if each["data"]["type"] == "removed"]
-    hashes = [block["block_hash"] for each in old[1:] for block in each["data"]["blocks"]]
-    assert removed == [list(reversed(hashes))]
-
-
 def test_the_lowest_retention_priority_goes_first(trtllm: Fake) -> None:
     trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4)
     llm = engine(trtllm)
@@ -97,17 +55,6 @@ def test_the_lowest_retention_priority_goes_first(trtllm: Fake) -> None:
     finished(llm, trtllm, [2] * 5, 1, kv_cache_retention_config=retention([], decode_retention_priority=10))
     finished(llm, trtllm, [3] * 10, 1)
     assert finished(llm, trtllm, [1] * 5, 1).cached_tokens == 4
-
-
-def test_a_block_that_is_offloaded_and_brought_back_is_updated(trtllm: Fake) -> None:
-    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4, bytes_per_block=10)
-    llm = engine(trtllm, cache={"host_cache_size": 40})
-    for first in (1, 2, 1):
-        result = finished(llm, trtllm, [first] * 12, 1)
-    assert result.cached_tokens == 11
-    moves = [_move(each["data"]) for each in events(llm) if each["data"]["type"] == "updated"]
-    assert (0, 1) in moves
-    assert (1, 0) in moves
 
 
 def test_attention_ranks_have_caches_and_ids_of_their_own(trtllm: Fake) -> None:

@@ -15,13 +15,7 @@ from worker_agent.load.reports import PROBLEMS, LoadRows
 from worker_agent.metrics import PHASES, engine_event_families, load_families, skipped_families, thread_family
 
 REPORT = LoadReport(
-    instance="i",
-    iteration=1,
-    running_requests=2,
-    waiting_requests=3,
-    used_blocks=4,
-    total_blocks=5,
-    iteration_s=0.25,
+    instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5, iteration_s=0.25
 )
 
 

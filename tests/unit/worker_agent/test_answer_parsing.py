@@ -11,6 +11,7 @@ from kv_protocol.openai.requests import CompletionRequest, decode_chat, decode_c
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
+from tests.support.engine_description import described
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 from worker_agent.api.answer_parsing import AnswerParsing
@@ -19,17 +20,10 @@ from worker_agent.api.parsers.events import Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.engines.types import EngineOutput
 
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="trtllm",
-    block_size=16,
-    total_kv_blocks=10,
-    max_num_seqs=1,
-    max_num_batched_tokens=16,
-    max_seq_len=64,
+DESCRIPTION = described(
+    event_source="trtllm", block_size=16, total_kv_blocks=10, max_num_seqs=1, max_num_batched_tokens=16, max_seq_len=64
 )
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

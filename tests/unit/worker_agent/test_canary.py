@@ -14,25 +14,17 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import BrokerUnavailable, LogMessage
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.types import EngineDescription, EngineError, EngineOutput, EngineRequest
+from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
 from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import OUTCOMES, SALT, Canary, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 
 WAIT_S, TIMEOUT_S = 10.0, 3.0
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_seq_len=64,
-)
+DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)
 
 
 # ------------------------------------------------------------------------------------------------- the table
@@ -150,13 +142,7 @@ class Watched:
         worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
         self.membership = Membership(registration, worker_id, self.clock, asyncio.Event())
         self.watch = CanaryWatch(
-            self.engine,
-            self.idle,
-            self.membership,
-            self.clock,
-            timeout_s=timeout_s,
-            begin_id=None,
-            is_decode=False,
+            self.engine, self.idle, self.membership, self.clock, timeout_s=timeout_s, begin_id=None, is_decode=False
         )
 
     @property

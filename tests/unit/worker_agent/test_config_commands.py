@@ -70,11 +70,7 @@ def test_an_invalid_file_or_result_ends_with_2(tmp_path: Path) -> None:
     ("text", "flags", "said"),
     [
         ("kv_cache_config: 3", (), ":1: kv_cache_config: expected"),
-        (
-            "tensor_parallel_size: eight",
-            (),
-            ":1: tensor_parallel_size: expected an integer of 1 or more, found",
-        ),
+        ("tensor_parallel_size: eight", (), ":1: tensor_parallel_size: expected an integer of 1 or more, found"),
         ("max_seq_len: 9\nmoe_expert_parallel_size: x", (), ":2: moe_expert_parallel_size: expected"),
         ("moe_expert_parallel_size: 0", (), ":1: moe_expert_parallel_size: expected"),
         (

@@ -52,9 +52,6 @@ def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
     return {block.sequence_hash: tuple(block.tiers) for block in blocks}
 
 
-# -------------------------------------------------------------------- one block, two sources
-
-
 # -------------------------------------------------------------------- losses and clears
 def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) -> None:
     core.on_payload(0, payload(GPU_STORED), ENGINE)

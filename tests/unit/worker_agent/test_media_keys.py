@@ -56,8 +56,7 @@ def test_a_prompt_with_images_is_hashed_as_its_events_are() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.sampled_from([A, B])), max_size=4),
-    st.integers(4, 12),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.sampled_from([A, B])), max_size=4), st.integers(4, 12)
 )
 def test_that_holds_wherever_images_stand(items: list[tuple[int, int, str]], end: int) -> None:
     prompt = [token for texts, _, _ in items for token in (*range(20, 20 + texts), IMAGE)] + list(range(40, 40 + end))

@@ -76,10 +76,7 @@ def test_a_block_stored_again_says_nothing_new() -> None:
 
 def test_only_what_is_new_of_a_store_is_told_each_run_under_its_own_parent() -> None:
     mirror = mirror_of(store(0, 5), remove(101), remove(104))
-    assert mirror.apply(store(0, 7)) == [
-        Stored((CHAIN[1],), CHAIN[0], 1),
-        Stored(CHAIN[4:7], CHAIN[3], 4),
-    ]
+    assert mirror.apply(store(0, 7)) == [Stored((CHAIN[1],), CHAIN[0], 1), Stored(CHAIN[4:7], CHAIN[3], 4)]
 
 
 def test_a_store_under_an_unknown_parent_is_dropped_and_never_a_root() -> None:

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from kv_protocol.codec import (
-    BLOCKS_PER_EVENT_MAX,
-    MESSAGE_BYTES_MAX,
-    decode_message,
-    encode_batch,
-)
+from kv_protocol.codec import BLOCKS_PER_EVENT_MAX, MESSAGE_BYTES_MAX, decode_message, encode_batch
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from worker_agent.events.outbox import ENTRY_BYTES, SMALL_MAX, Outbox, OutMessage
 

@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.errors import LimitExceeded
-from tests.unit.worker_agent.trtllm_json import (
-    BLOCK_SIZE,
-    block,
-    created,
-    diff,
-    event,
-    numbered,
-    store,
-    stored,
-)
+from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, block, created, diff, event, numbered, store, stored
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.dialects.trtllm_wire import read_event

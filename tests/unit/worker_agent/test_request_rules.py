@@ -17,22 +17,13 @@ from kv_protocol.openai.requests import (
     decode_completion,
 )
 from kv_runtime.text.byte_model import ByteText
+from tests.support.engine_description import described
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import RequestRules, prompt_ids
 from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.engines.types import EngineRequest
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=64,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=100,
-    dp_ranks=(0, 2),
-)
+ENGINE = described(max_seq_len=100, dp_ranks=(0, 2))
 
 
 def chat(**fields: Any) -> ChatRequest:

@@ -141,8 +141,7 @@ def test_a_model_is_a_directory_with_its_configuration_or_a_name_on_the_hub(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [("__version__ = '1.4.0rc1'\n", "version 1.4.0rc1"), ("x = 1\n", "version unknown")],
+    ("text", "found"), [("__version__ = '1.4.0rc1'\n", "version 1.4.0rc1"), ("x = 1\n", "version unknown")]
 )
 def test_an_installed_engine_of_another_version_is_refused_before_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str

@@ -5,23 +5,15 @@ from typing import Any
 import pytest
 
 from kv_protocol.events import Tier
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.engines.types import EngineRequest
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=4,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=200,
-)
+ENGINE = described(total_kv_blocks=4)
 A0 = trtllm_block_hash(range(4))
 A1 = trtllm_block_hash(range(4, 8), A0)
 UPDATED = CacheLayout(host_blocks=3)
@@ -40,11 +32,7 @@ class Engine:
         """Return how many tokens were cached, and the iteration that computed the prompt."""
         self.requests += 1
         request = EngineRequest(
-            request_id=str(self.requests),
-            prompt=tuple(prompt),
-            max_tokens=1,
-            cache_salt=cache_salt,
-            priority=priority,
+            request_id=str(self.requests), prompt=tuple(prompt), max_tokens=1, cache_salt=cache_salt, priority=priority
         )
         self.simulator.submit(request, 0.0)
         step = self.simulator.step(0.0)

@@ -7,23 +7,15 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Tier
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.engines.types import EngineDescription, EngineRequest, EngineStopped
+from worker_agent.engines.types import EngineRequest, EngineStopped
 from worker_agent.events.engine_events import EngineStored
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=64,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=200,
-)
+ENGINE = described()
 CONTEXT_S = H200_8B.context_floor_s
 
 

@@ -3,22 +3,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.engines.types import EngineOutput, EngineRequest
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=64,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=200,
-)
+ENGINE = described()
 
 
 def simulator(**changes: int | tuple[int, ...]) -> Simulator:
@@ -34,11 +26,7 @@ def request(
     dp_rank: int | None = None,
 ) -> EngineRequest:
     return EngineRequest(
-        request_id=name,
-        prompt=tuple(prompt),
-        max_tokens=max_tokens,
-        stop_token_ids=stop_token_ids,
-        dp_rank=dp_rank,
+        request_id=name, prompt=tuple(prompt), max_tokens=max_tokens, stop_token_ids=stop_token_ids, dp_rank=dp_rank
     )
 
 

@@ -3,20 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.amount import examples
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, VLLM, Scheduling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.engines.types import EngineRequest
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=64,
-    max_num_seqs=8,
-    max_num_batched_tokens=16,
-    max_seq_len=200,
-)
+ENGINE = described(max_num_batched_tokens=16)
 AHEAD = Scheduling(plans_ahead=True)
 AT_ONCE = Scheduling(shares_at_once=True)
 

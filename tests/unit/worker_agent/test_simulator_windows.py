@@ -2,23 +2,15 @@
 
 import pytest
 
+from tests.support.engine_description import described
 from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.engines.types import EngineRequest, RequestRefused
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=4,
-    total_kv_blocks=32,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=128,
-)
+ENGINE = described(total_kv_blocks=32, max_seq_len=128)
 LAYOUT = CacheLayout(narrow_windows=(8,), narrow_blocks=12)
 
 

@@ -231,10 +231,7 @@ async def test_when_the_source_ran_dry_it_is_said_up_to_which_message_and_after_
         lost[0] = lost.get(0, 0) + sum(event.event == EngineCleared() for event in events)
         return events
 
-    async with running_poller(Source(polls.poll, translate, buffer_events=100, events_lost=lost)) as (
-        poller,
-        _,
-    ):
+    async with running_poller(Source(polls.poll, translate, buffer_events=100, events_lost=lost)) as (poller, _):
         await poller.until_delivered()
         polls.say([RankEvent(0, REMOVAL)])
         await eventually(lambda: poller.drained == Drained(1, {0: 0}))

@@ -50,8 +50,7 @@ def test_without_a_timeout_there_is_one_fetch_and_no_pause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pauses", "told"),
-    [(EVENT_PAUSES, [5, 7.5, 11.25, 16.875, 20, 20, 19.375]), (STATISTICS_PAUSES, [10, 20, 40, 30])],
+    ("pauses", "told"), [(EVENT_PAUSES, [5, 7.5, 11.25, 16.875, 20, 20, 19.375]), (STATISTICS_PAUSES, [10, 20, 40, 30])]
 )
 def test_pauses_grow_while_nothing_comes_and_end_with_the_time(pauses: Any, told: list[float]) -> None:
     time, fetches = Time(), Fetches()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.engine_description import described
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.role_rules import takes_transfer
 from worker_agent.api.sampling import Guide, Sampling, choice_pattern
@@ -19,20 +20,11 @@ from worker_agent.engines.trtllm.requests import (
     sampling_fields,
     trtllm_request,
 )
-from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.engines.types import EngineRequest, RequestRefused
 from worker_agent.media.parts import Media, embeddings_media
 from worker_agent.media.safetensors import EmbeddingLimits, written_tensor
 
-ENGINE = EngineDescription(
-    model="m",
-    version="1",
-    event_source="trtllm",
-    block_size=4,
-    total_kv_blocks=0,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=100,
-)
+ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 IMAGE = Media(field="f", kind="image", media_type="image/png", data=b"\x89", digest="0" * 64)

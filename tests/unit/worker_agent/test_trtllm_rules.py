@@ -119,10 +119,7 @@ def test_the_longest_salt_of_a_request_can_be_read_in_an_event(rules: TrtllmRule
 
 @pytest.mark.parametrize(
     "mixed",
-    [
-        stored(block(1, cache_salt="a"), block(2, cache_salt="b")),
-        stored(block(1, cache_salt="a"), cache_salt="b"),
-    ],
+    [stored(block(1, cache_salt="a"), block(2, cache_salt="b")), stored(block(1, cache_salt="a"), cache_salt="b")],
 )
 def test_an_event_of_several_salts_is_refused(rules: TrtllmRules, mixed: Json) -> None:
     assert rules.translate(numbered(mixed, stored(block(3)))) == of_rank_0(store(3))

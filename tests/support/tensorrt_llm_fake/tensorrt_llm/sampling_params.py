@@ -39,21 +39,6 @@ class LogitsProcessor(ABC):
         """Change `logits` in place; `token_ids` has one list of prompt and generated tokens for each beam."""
 
 
-class BatchedLogitsProcessor(ABC):
-    """A callback that changes the logits of a whole batch in place."""
-
-    @abstractmethod
-    def __call__(
-        self,
-        req_ids: list[int],
-        logits: list[Any],
-        token_ids: list[list[list[int]]],
-        stream_ptr: int,
-        client_ids: list[int | None],
-    ) -> None:
-        """Change each of `logits` in place."""
-
-
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """The parameters of one request. `generate_async` changes the instance that it is given (`llmapi/llm.py`)."""

@@ -190,9 +190,7 @@ FAILING: dict[str, tuple[Script, list[str]]] = {
     "half a head": (says(b"HTTP/1.1 200 OK\r\ncontent-"), [f"failed first_byte: {SHORT}"]),
     "no http": (
         says(b"SSH-2.0-OpenSSH\r\n\r\n"),
-        [
-            "failed first_byte: status line: found 'SSH-2.0-OpenSSH', allowed HTTP/1.1 and a status of 100 to 599",
-        ],
+        ["failed first_byte: status line: found 'SSH-2.0-OpenSSH', allowed HTTP/1.1 and a status of 100 to 599"],
     ),
     "a long head": (
         says(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 9000),
@@ -203,10 +201,7 @@ FAILING: dict[str, tuple[Script, list[str]]] = {
     "an empty stream": (streams(), ["head 200", "failed first_byte: no bytes"]),
     "an answer's head": (says(WHOLE_HEAD), ["head 200", f"failed first_byte: {SHORT}"]),
     "half an answer": (says(WHOLE_HEAD + b"{"), ["head 200", "first byte", f"failed body: {SHORT}"]),
-    "half an event": (
-        says(STREAM_HEAD + chunked(b"data: ")),
-        ["head 200", "first byte", f"failed body: {SHORT}"],
-    ),
+    "half an event": (says(STREAM_HEAD + chunked(b"data: ")), ["head 200", "first byte", f"failed body: {SHORT}"]),
     "no chunks": (
         says(STREAM_HEAD + b"data: x\n\n"),
         ["head 200", r"failed body: chunk: found size 'data: x\n', allowed hexadecimal digits"],

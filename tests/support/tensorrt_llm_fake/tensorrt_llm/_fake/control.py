@@ -14,10 +14,6 @@
 | `polls_by = "ipc"` | polling goes over queues that the first request makes, not over RPC |
 | `poll_timeouts` | of each polling call so far: what it polled, and its timeout |
 | `lose_events(n)` | the next n events take their ids and are lost, as when the buffer overflows: a gap |
-| `swap_events()` | the next two events become visible in the wrong order |
-| `oversize_block()` | the next stored block names one token more than a block has |
-| `inject_event(data, **envelope)` | an event with these contents, under the next id |
-| `null_statistics(n)` | the next n statistics rows have no `kvCacheStats` |
 | `main_thread_only = True` | building or ending an engine on another thread is an error, as MPI has it |
 | `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
 | `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
@@ -25,13 +21,11 @@
 | `results` | of each request so far that is still referred to: its result |
 | `llms` | the `LLM` objects that are still referred to, in the order of their making |
 | `transfers` | how many context-only requests' blocks wait for a generation worker |
-| `model_defaults` | what the model prefers to the engine's defaults, as nested maps: it counts where nothing is set |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
 | `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
-| `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
-`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `model_defaults`, `version`, and of
+`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `version`, and of
 `model` with fields of `ModelFacts`.
 """
 
@@ -106,7 +100,6 @@ class Control:
             self.main_thread_only = bool(told.get("main_thread_only", False))
             self.uuid_keys = bool(told.get("uuid_keys", False))
             self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
-            self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
             self.version = str(told.get("version", __version__))
             self.preprocessed_on: list[threading.Thread] = []
             self.polls_raise = True
@@ -118,10 +111,6 @@ class Control:
             self._failures: list[str] = []
             self._poll_errors: dict[str, list[Exception]] = {"kv_events": [], "stats": []}
             self._events_to_lose = 0
-            self._events_to_swap = False
-            self._blocks_to_oversize = 0
-            self._rows_to_null = 0
-            self._injected: list[tuple[dict[str, Any], dict[str, Any]]] = []
             self._transfers: dict[int, Callable[[], None]] = {}
             self._tensors: dict[str, int] = {}
             self._llms: list[weakref.ref[Any]] = []
@@ -204,27 +193,6 @@ class Control:
         """Lose the next events; their ids are used up."""
         self._events_to_lose += count
 
-    def swap_events(self) -> None:
-        """Show the next two events of an iteration in the wrong order."""
-        self._events_to_swap = True
-
-    def oversize_block(self) -> None:
-        """Name one token too many in the next block that is stored."""
-        self._blocks_to_oversize += 1
-
-    def inject_event(self, data: dict[str, Any], **envelope: Any) -> None:
-        """Add an event at the end of the next iteration; `envelope` overrides what stands around `data`."""
-        self._injected.append((data, envelope))
-
-    def null_statistics(self, rows: int = 1) -> None:
-        """Leave `kvCacheStats` null in the next rows."""
-        self._rows_to_null += rows
-
-    def complete_transfers(self) -> None:
-        """Free the blocks of all finished context-only requests."""
-        for request_id in list(self._transfers):
-            self.complete_transfer(request_id)
-
     # ------------------------------------------------------------------------------- asked by the fake
     def await_start(self) -> None:
         """Return when engines may start.
@@ -286,26 +254,6 @@ class Control:
         """Return whether the event now numbered is lost."""
         self._events_to_lose, lost = max(0, self._events_to_lose - 1), self._events_to_lose > 0
         return lost
-
-    def are_events_swapped(self) -> bool:
-        """Return whether the two events now at hand change places."""
-        self._events_to_swap, swapped = False, self._events_to_swap
-        return swapped
-
-    def is_next_block_oversize(self) -> bool:
-        """Return whether the block now stored names a token too many."""
-        self._blocks_to_oversize, oversize = max(0, self._blocks_to_oversize - 1), self._blocks_to_oversize > 0
-        return oversize
-
-    def injected_events(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return what is to be added to the events, once."""
-        self._injected, injected = [], self._injected
-        return injected
-
-    def is_next_row_null(self) -> bool:
-        """Return whether the statistics row now made has no `kvCacheStats`."""
-        self._rows_to_null, null = max(0, self._rows_to_null - 1), self._rows_to_null > 0
-        return null
 
     def transfer_waits(self, request_id: int, free: Callable[[], None]) -> None:
         """Know a context-only request whose blocks wait for a generation worker."""

@@ -38,9 +38,6 @@ class RankEvents:
     def stored(self, window: int, parent: Any, blocks: list[Json]) -> None:
         """Tell of new blocks, in chain order."""
         self._flush_removed(window)
-        for block in blocks:
-            if control.is_next_block_oversize():
-                block["tokens"].append(dict(block["tokens"][-1]))
         self._enqueue(window, {"type": "stored", "parent_hash": parent, "blocks": blocks})
 
     def removed(self, window: int, block_hash: Any) -> None:
@@ -57,10 +54,6 @@ class RankEvents:
         """Make the iteration's events visible."""
         for window in list(self._removed):
             self._flush_removed(window)
-        for data, envelope in control.injected_events() if self._dp_rank in {None, 0} else []:
-            self._enqueue(self.windows[-1], data, **envelope)
-        if len(self._pending) > 1 and control.are_events_swapped():
-            self._pending[-2:] = reversed(self._pending[-2:])
         self.visible.extend(self._pending)
         self._pending.clear()
         while len(self.visible) > self._capacity:
@@ -71,7 +64,7 @@ class RankEvents:
         if hashes:
             self._enqueue(window, {"type": "removed", "block_hashes": hashes})
 
-    def _enqueue(self, window: int, data: Json, **envelope: Any) -> None:
+    def _enqueue(self, window: int, data: Json) -> None:
         event: Json = {"event_id": self._next_id, "data": data, "window_size": window}
         if self._dp_rank is not None:
             event["attention_dp_rank"] = self._dp_rank
@@ -80,7 +73,7 @@ class RankEvents:
             event["hash_algo"] = self._hash_algo
         self._next_id += 1
         if not control.is_next_event_lost():
-            self._pending.append(event | envelope)
+            self._pending.append(event)
 
 
 def stored_block(

@@ -10,7 +10,6 @@ import hashlib
 
 M64 = 2**64 - 1
 M32 = 2**32 - 1
-ALGORITHMS = ("v1_block_key", "v2_sha256", "v2_sha256_64")
 
 
 def block_hash(

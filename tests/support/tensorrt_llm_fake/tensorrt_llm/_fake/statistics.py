@@ -52,8 +52,6 @@ def rows(iteration: Iteration, sequence: int, dropped: int, *, attention_dp: boo
         if attention_dp and rank:
             row |= dict.fromkeys(COUNTED_ONCE, 0)
             row["inflightBatchingStats"] |= dict.fromkeys(QUEUED, 0)
-        if control.is_next_row_null():
-            row["kvCacheStats"] = None
         made.append(row)
     return made
 

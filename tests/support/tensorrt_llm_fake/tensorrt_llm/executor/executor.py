@@ -19,37 +19,23 @@ PR #12718 and the RPC executor's own test (fatal errors); `docs/TENSORRT_LLM.md`
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from .._fake.control import control
 from .._fake.engine import Engine
-from .._fake.model_defaults import with_model_defaults
 from .._fake.requests import Request
 from .._fake.streaming import Streams
 from ..logger import logger
-from .request import LoRARequest, PromptAdapterRequest
-from .result import GenerationResult, IterationResult
+from .request import LoRARequest
+from .result import GenerationResult
 from .utils import EngineDeadError, RequestError
 
 THREAD = "fake-tensorrt-llm"
 RPC_PAUSE_S = 0.1
 """Between two empty fetches of one call with a timeout."""
 
-__all__ = ["CppExecutorError", "GenerationExecutor", "LoRARequest", "PromptAdapterRequest"]
-
-
-class CppExecutorError(RuntimeError):
-    """The executor failed, with the stack of where it was noticed."""
-
-    def __init__(self, message: str | None = None) -> None:
-        self.message = message
-        self.stack_trace = traceback.format_exc()
-        super().__init__(message)
-
-    def __str__(self) -> str:
-        return f"{self.message}\nStack trace:\n{self.stack_trace}"
+__all__ = ["GenerationExecutor", "LoRARequest"]
 
 
 class GenerationExecutor:
@@ -63,12 +49,9 @@ class GenerationExecutor:
         self._lock = threading.RLock()
         self._told = threading.Condition(self._lock)
         self._results: dict[int, tuple[Request, GenerationResult]] = {}
-        self._iter_kv_events_result: IterationResult | None = None
-        self._iter_stats_result: IterationResult | None = None
         self._is_dirty, self._has_progress = False, True
         self._has_submitted = False
         self._ipc_done: set[str] = set()
-        args = with_model_defaults(args, control.model_defaults)  # in the worker: `LLM.args` does not show them
         self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
         self.streams = Streams.of(args.kv_cache_config, len(self.engine.ranks))
@@ -116,25 +99,9 @@ class GenerationExecutor:
         """Return all events since the last call."""
         return self._fetch("kv_events", timeout)
 
-    def aget_stats(self, timeout: float | None) -> IterationResult:
-        """Return what yields all rows since the last call."""
-        self._maybe_initialize_iteration_results()
-        assert self._iter_stats_result is not None
-        return _filled(self._iter_stats_result, self._fetch("stats", timeout), timeout)
-
-    def aget_kv_events(self, timeout: float | None = None) -> IterationResult:
-        """Return what yields all events since the last call."""
-        self._maybe_initialize_iteration_results()
-        assert self._iter_kv_events_result is not None
-        return _filled(self._iter_kv_events_result, self._fetch("kv_events", timeout), timeout)
-
     def get_kv_cache_capacity(self) -> dict[str, Any]:
         """Return the GPU pool's size."""
         return self.engine.capacity()
-
-    def get_disaggregated_params(self) -> dict[str, Any]:
-        """Return what a generation worker has to know of this engine: nothing, here."""
-        return {}
 
     # ---------------------------------------------------------------------------------------------- life
     def check_health(self) -> bool:
@@ -248,18 +215,3 @@ class GenerationExecutor:
         drained = list(self.engine.statistics)
         self.engine.statistics.clear()
         return drained
-
-    def _maybe_initialize_iteration_results(self) -> None:
-        for name in ("_iter_stats_result", "_iter_kv_events_result"):
-            known = getattr(self, name)
-            if known is None:
-                setattr(self, name, IterationResult())
-            else:
-                known.mark_undone()
-
-
-def _filled(result: IterationResult, rows: list[dict[str, Any]], timeout: float | None) -> IterationResult:
-    for row in rows:
-        result.queue.put(row)
-    result.set_timeout(timeout)
-    return result

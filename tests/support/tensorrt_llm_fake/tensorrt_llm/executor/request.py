@@ -22,11 +22,6 @@ class LoRARequest:
             raise ValueError(f"lora_ckpt_source must be 'hf' or 'nemo', got '{self.lora_ckpt_source}'")
 
     @property
-    def adapter_id(self) -> int:
-        """Return the adapter's number."""
-        return self.lora_int_id
-
-    @property
     def name(self) -> str:
         """Return the adapter's name."""
         return self.lora_name
@@ -35,21 +30,3 @@ class LoRARequest:
     def path(self) -> str:
         """Return where its weights are."""
         return self.lora_path
-
-    @property
-    def ckpt_source(self) -> str:
-        """Return what made its weights."""
-        return self.lora_ckpt_source
-
-
-@dataclass(slots=True)
-class PromptAdapterRequest:
-    """A prompt adapter; its path must exist."""
-
-    prompt_adapter_name: str
-    prompt_adapter_id: int
-    prompt_adapter_local_path: str = ""
-
-    def __post_init__(self) -> None:
-        if not os.path.exists(self.prompt_adapter_local_path):  # noqa: PTH110  as the real one
-            raise RuntimeError(f"prompt_adapter_local_path ({self.prompt_adapter_local_path}) does not exist.")

@@ -15,7 +15,6 @@ Source: `tensorrt_llm/executor/result.py` @ a678b91a.
 # ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import asyncio
-import json
 import weakref
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -56,9 +55,6 @@ class CompletionOutput:
     additional_generation_outputs: dict[str, Any] | None = None
     disaggregated_params: DisaggregatedParams | None = None
     request_perf_metrics: Any = None
-    _last_text_len: int = field(default=0, init=False, repr=False)
-    _last_token_ids_len: int = field(default=0, init=False, repr=False)
-    _last_logprobs_len: int = field(default=0, init=False, repr=False)
     _incremental_states: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _postprocess_result: Any = None
 
@@ -66,21 +62,6 @@ class CompletionOutput:
     def length(self) -> int:
         """Return how many tokens there are."""
         return len(self.token_ids or [])
-
-    @property
-    def text_diff(self) -> str:
-        """Return the new text."""
-        return self.text[self._last_text_len :]
-
-    @property
-    def token_ids_diff(self) -> list[int]:
-        """Return the new tokens."""
-        return (self.token_ids or [])[self._last_token_ids_len :]
-
-    @property
-    def logprobs_diff(self) -> Any:
-        """Return the new tokens' log probabilities."""
-        return self.logprobs[self._last_logprobs_len :]
 
 
 class GenerationResult:
@@ -125,11 +106,6 @@ class GenerationResult:
         for index, each in enumerate(ranked):
             each.index = index
         return ranked[: params.n]
-
-    @property
-    def context_logits(self) -> None:
-        """Return nothing: not modelled."""
-        return
 
     @property
     def finished(self) -> bool:
@@ -245,10 +221,8 @@ class GenerationResult:
         assert output.token_ids is not None
         output.disaggregated_params = self.disaggregated_params
         output.request_perf_metrics = response.perf
-        output._last_token_ids_len = len(output.token_ids)
         output.token_ids.extend(response.token_ids)
         if response.logprobs is not None:
-            output._last_logprobs_len = len(output.logprobs)
             output.logprobs += [_named(each) for each in response.logprobs[len(output.logprobs) :]]
             chosen = zip(output.token_ids, output.logprobs, strict=False)
             output.cumulative_logprob = sum(each[token].logprob for token, each in chosen)
@@ -278,7 +252,6 @@ class GenerationResult:
         params = self.sampling_params
         if not params.detokenize or self.tokenizer is None:
             return
-        output._last_text_len = len(output.text)
         output.text = self.tokenizer.decode(output.token_ids, skip_special_tokens=params.skip_special_tokens)
         for reason, _ in params._get_stop_reasons_and_words():
             if isinstance(reason, str) and reason in output.text:
@@ -290,51 +263,5 @@ class GenerationResult:
                 return
 
 
-class IterationResult:
-    """What polling with `async` gets: rows or events, one at a time, as maps, until none comes for the timeout."""
-
-    def __init__(self) -> None:
-        self._done = False
-        self._timeout: float | None = 2
-        loop = asyncio.get_running_loop() if has_event_loop() else None
-        self.queue = WakingQueue(loop)
-        self.aqueue = self.queue if loop is not None else None
-
-    def set_timeout(self, timeout: float | None) -> None:
-        """Wait so many seconds for the next one."""
-        self._timeout = timeout
-
-    def mark_undone(self) -> None:
-        """Let it be iterated again."""
-        self._done = False
-
-    def get_results(self) -> list[dict[str, Any]]:
-        """Return all there are; block this thread until none comes for the timeout."""
-        results: list[dict[str, Any]] = []
-        while not self._done:
-            try:
-                results.append(_parsed(self.queue.get(self._timeout)))
-            except TimeoutError:
-                self._done = True
-        return results
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        if self._done:
-            raise StopAsyncIteration
-        assert self.aqueue is not None, NO_LOOP
-        try:
-            return _parsed(await self.aqueue.aget(self._timeout))
-        except TimeoutError:
-            self._done = True
-            raise StopAsyncIteration from None
-
-
 def _named(told: Any) -> dict[int, Logprob]:
     return {token: each if isinstance(each, Logprob) else Logprob(*each) for token, each in told.items()}
-
-
-def _parsed(data: Any) -> dict[str, Any]:
-    return dict(json.loads(data)) if isinstance(data, str) else dict(data)

@@ -43,7 +43,7 @@ from .._fake.media import (
 )
 from ..conversation_params import ConversationParams
 from ..disaggregated_params import DisaggregatedParams
-from ..executor import GenerationExecutor, GenerationResult, IterationResult, LoRARequest, PromptAdapterRequest
+from ..executor import GenerationExecutor, GenerationResult, LoRARequest
 from ..executor.request import DEFAULT_REQUEST_PRIORITY
 from ..executor.utils import EngineDeadError, RequestError
 from ..inputs import PromptInputs, prompt_inputs
@@ -182,7 +182,7 @@ class BaseLLM:
         inputs: PromptInputs | PreprocessedInputs,
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
-        prompt_adapter_request: PromptAdapterRequest | None = None,
+        prompt_adapter_request: Any = None,
         streaming: bool = False,
         kv_cache_retention_config: Any = None,
         disaggregated_params: DisaggregatedParams | None = None,
@@ -249,17 +249,9 @@ class BaseLLM:
         """Return the rows of all iterations since the last call; wait up to `timeout` seconds for one."""
         return self._alive(polling=True).get_stats(timeout=timeout)
 
-    def get_stats_async(self, timeout: float | None = 2) -> IterationResult:
-        """Return what yields the rows of all iterations since the last call."""
-        return self._alive(polling=True).aget_stats(timeout=timeout)
-
     def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """Return all KV events since the last call; wait up to `timeout` seconds for one."""
         return self._alive(polling=True).get_kv_events(timeout=timeout)
-
-    def get_kv_cache_events_async(self, timeout: float | None = 2) -> IterationResult:
-        """Return what yields all KV events since the last call."""
-        return self._alive(polling=True).aget_kv_events(timeout=timeout)
 
     def get_kv_cache_capacity(self) -> dict[str, Any]:
         """Return the GPU pool's size."""

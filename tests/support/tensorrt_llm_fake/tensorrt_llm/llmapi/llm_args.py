@@ -16,7 +16,6 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, PrivateAttr, field_validator
 from pydantic import model_validator as validator
 
@@ -47,8 +46,6 @@ __all__ = [
     "TorchCompileConfig",
     "TorchLlmArgs",
     "WaitingQueuePolicy",
-    "update_llm_args_with_extra_dict",
-    "update_llm_args_with_extra_options",
 ]
 
 Opaque = Any
@@ -67,7 +64,6 @@ PRESETS = {
         "connector_worker_class": "DynamoKVBMConnectorWorker",
     },
 }
-CONVERTED = {"kv_cache_config": KvCacheConfig}
 
 
 class CapacitySchedulerPolicy(StrEnum):
@@ -455,54 +451,3 @@ class TorchLlmArgs(StrictBaseModel):
 
 
 LlmArgs = TorchLlmArgs
-
-
-def update_llm_args_with_extra_dict(
-    llm_args: dict[str, Any],
-    llm_args_dict: dict[str, Any],
-    extra_llm_api_options: str | None = None,
-    explicit_cli_keys: set[str] | None = None,
-) -> dict[str, Any]:
-    """Return `llm_args` with the keys of `llm_args_dict` over them; only `kv_cache_config` is merged, one level deep.
-
-    Source: `llm_args.py` @ 00043967: other nested maps replace what was there, and stay maps until `LLM` reads them.
-    """
-    extra = dict(llm_args_dict)
-    if "hf_revision" in extra:
-        extra.setdefault("revision", extra.pop("hf_revision"))
-    if "kv_cache_config" in llm_args and "kv_cache_config" in extra:
-        base = llm_args["kv_cache_config"]
-        if isinstance(base, KvCacheConfig):
-            base = base.model_dump(exclude_unset=True)
-        extra["kv_cache_config"] = base | extra["kv_cache_config"]
-    if explicit_cli_keys:
-        overridden = sorted(key for key in extra if key in explicit_cli_keys and llm_args.get(key) != extra[key])
-        if overridden:
-            logger.warning(f"Explicit CLI flag(s) {overridden} override the value(s) set in the YAML config")
-        extra = {key: value for key, value in extra.items() if key not in explicit_cli_keys}
-    for name, kind in CONVERTED.items():
-        if name in extra:
-            extra[name] = kind(**extra[name])
-            if name in llm_args:
-                logger.info(f"YAML overrides {name} because it's specified in {extra_llm_api_options}")
-    return llm_args | extra
-
-
-def update_llm_args_with_extra_options(
-    llm_args: dict[str, Any], extra_llm_api_options: str, explicit_cli_keys: set[str] | None = None
-) -> dict[str, Any]:
-    """Return `llm_args` with a YAML file's keys over them.
-
-    Raises:
-        OSError: the file cannot be read.
-        yaml.YAMLError: it is no YAML.
-        ValueError: its root is no map, or a nested configuration is refused.
-    """
-    if not extra_llm_api_options:
-        return llm_args
-    with Path(extra_llm_api_options).open(encoding="utf-8") as file:
-        extra = yaml.safe_load(file)
-    extra = {} if extra is None else extra
-    if not isinstance(extra, dict):
-        raise ValueError("Configuration file root must be a mapping.")  # noqa: TRY004  as the real one
-    return update_llm_args_with_extra_dict(llm_args, extra, extra_llm_api_options, explicit_cli_keys)

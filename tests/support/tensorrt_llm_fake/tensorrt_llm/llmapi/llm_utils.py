@@ -3,9 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from .llm_args import update_llm_args_with_extra_dict, update_llm_args_with_extra_options
-
-__all__ = ["KvCacheRetentionConfig", "update_llm_args_with_extra_dict", "update_llm_args_with_extra_options"]
+__all__ = ["KvCacheRetentionConfig"]
 
 
 class KvCacheRetentionConfig:

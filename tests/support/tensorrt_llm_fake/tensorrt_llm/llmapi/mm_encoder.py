@@ -34,11 +34,7 @@ class MultimodalEncoder(_TorchLLM):
         if kwargs.get("max_num_tokens") is None:
             kwargs["max_num_tokens"] = MAX_NUM_TOKENS
         super().__init__(
-            model,
-            trust_remote_code=trust_remote_code,
-            tensor_parallel_size=tensor_parallel_size,
-            dtype=dtype,
-            **kwargs,
+            model, trust_remote_code=trust_remote_code, tensor_parallel_size=tensor_parallel_size, dtype=dtype, **kwargs
         )
 
     def _build_model(self) -> None:

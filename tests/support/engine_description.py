@@ -1,0 +1,20 @@
+"""The description of a small engine, for tests to which most of its figures do not matter."""
+
+from typing import Any
+
+from worker_agent.engines.types import EngineDescription
+
+
+def described(**changed: Any) -> EngineDescription:
+    """Return a simulated engine with 64 blocks of 4 tokens, and what a test says otherwise."""
+    fields: dict[str, Any] = {
+        "model": "m",
+        "version": "1",
+        "event_source": "simulated",
+        "block_size": 4,
+        "total_kv_blocks": 64,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_seq_len": 200,
+    }
+    return EngineDescription(**fields | changed)
