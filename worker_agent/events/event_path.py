@@ -8,6 +8,7 @@ A worker has any number of both; a block's copies are counted by source (ADR 8).
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ from worker_agent.events.engine_event_subscriber import PublisherAt, reader_at
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
+
+
+def new_epoch() -> int:
+    """Return a random epoch for a stream; never 0."""
+    return 1 + secrets.randbelow((1 << 64) - 1)
 
 
 def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
@@ -47,8 +53,10 @@ class EventPath:
         published: Sequence[PublisherAt] = (),
         restarts: Restarts = RESTARTS,
         tracing: EventTracing | None = None,
+        stale: str = "",
     ) -> None:
-        self._sources = sources
+        """`stale`: why the ranks' blocks are not known, whatever is read."""
+        self._sources, self._always_stale = sources, stale
         self._relearning = {name: Relearning() for name in sources}
         self.pollers = {
             name: SourcePoller(source, poll_s=poll_s, wall_ns=clock.wall_ns, name=name, restarts=restarts)
@@ -111,7 +119,7 @@ class EventPath:
 
     def _stale(self, dp_rank: int) -> str:
         reasons = ((name, each) for name in self._sources for each in self._reasons(name, dp_rank))
-        return "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
+        return self._always_stale or "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
 
     def _reasons(self, name: str, dp_rank: int) -> tuple[str, ...]:
         source, poller, relearning = self._sources[name], self.pollers[name], self._relearning[name]

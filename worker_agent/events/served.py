@@ -19,11 +19,9 @@ from kv_runtime.tracing.service import EventTracing
 from worker_agent.api.status import streams_status
 from worker_agent.commands.engine_choice import BuiltEngine, Chosen
 from worker_agent.config import HOST, AgentSettings
-from worker_agent.engines.attached.consolidators import new_epoch
-from worker_agent.events.attached_streams import published_at
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import EventPath, origins_of
+from worker_agent.events.event_path import EventPath, new_epoch, origins_of
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 
@@ -48,7 +46,7 @@ class ServedEvents:
         block_size = self._description.block_size
         self.rules = TrtllmRules(block_size, attention_window=events.attention_window or None)
         sources = dict(self._sources(settings, chosen, built))
-        published = [*chosen.publishers, *map(published_at, events.sources)]
+        published = [*chosen.publishers, *(each.at for each in events.sources)]
         self.has_sources = bool(sources or published)
         """Whether the worker's caches have any event source."""
         core = Consolidation(

@@ -1,36 +1,39 @@
 """Turns an attached engine's metrics into load reports: read every `poll_s`, the newest of each rank is sent.
 
-    text    the engine's names (`engine_metrics.py`)
-    JSON    TensorRT-LLM's iteration statistics (`reports.py`): the answer to `GET /metrics` of `trtllm-serve`, every
-            row once. Another client takes rows away; an idle engine has none, and older versions wait 2 s before an
-            empty answer. An engine without rows may still be busy with other clients' requests
+    text    Prometheus text, by the engine's names (`EngineServer.metrics`)
+    JSON    rows of iteration statistics (`EngineServer.iterations`), each once. An engine without rows is idle, or busy
+            with requests whose rows another client took
 
 A failed read is counted by the client and logged once, until a read works again. Meanwhile nothing is announced, and
 routers use their own ledger, as for any engine that does not report. The text of the newest read is kept, too: the
-agent's /metrics shows the engine's own families from it (`engine_families.py`).
+agent's /metrics shows the engine's own families from it.
 """
 
 import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 import structlog
 from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
-from worker_agent.engines.attached.client import ANSWER_S, EngineClient, EngineUnanswered
-from worker_agent.engines.attached.facts import iteration_rows
-from worker_agent.engines.attached.survey import metrics_answer_s
-from worker_agent.load.engine_families import ExportProblem, engine_families
-from worker_agent.load.engine_metrics import NAMES, EngineKind, read_loads, reads_asleep
-from worker_agent.load.metrics_text import samples_in
+from worker_agent.attached.client import EngineClient, EngineUnanswered
+from worker_agent.engines.server import EngineServer
+from worker_agent.load.engine_metrics import read_loads, samples_in
 from worker_agent.load.publisher import announce_load
 from worker_agent.load.reports import LoadRows
 
 _log = structlog.get_logger("engine_loads")
 STALE_READS = 10
+TEXT_BYTES_MAX = 1 << 20
+"""Some 10,000 samples, which take about 100 ms to read; an engine has about 1,000."""
+ExportProblem = Literal["oversize", "unreadable", "stale"]
+EXPORT_PROBLEMS: tuple[ExportProblem, ...] = ("oversize", "unreadable", "stale")
 
 
 class EngineLoads:
@@ -38,7 +41,7 @@ class EngineLoads:
 
     def __init__(
         self,
-        kind: EngineKind,
+        server: EngineServer,
         client: EngineClient,
         log: EventLog,
         clock: Clock,
@@ -53,7 +56,7 @@ class EngineLoads:
         poll_s: float,
         is_exported: bool = True,
     ) -> None:
-        self._kind, self._client, self._event_log, self._clock = kind, client, log, clock
+        self._server, self._client, self._event_log, self._clock = server, client, log, clock
         self._model, self._worker_id, self._instance = model, worker_id, instance
         self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
         self._metrics_path, self._poll_s = metrics_path, poll_s
@@ -83,9 +86,11 @@ class EngineLoads:
         """
         if (age_s := self.text_age_s) is None:
             return []
-        if age_s > STALE_READS * self._poll_s + (metrics_answer_s(self._kind) or ANSWER_S):
+        if age_s > STALE_READS * self._poll_s + self._server.metrics_answer_s:
             return "stale"
-        return engine_families(self._kind, self._text, {"worker": self._worker_id, "model": self._model})
+        return engine_families(
+            self._server.metrics.prefix, self._text, {"worker": self._worker_id, "model": self._model}
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read and announce until `stop` is set."""
@@ -95,7 +100,7 @@ class EngineLoads:
 
     async def _read_and_announce(self) -> None:
         try:
-            body = await self._client.get("metrics", self._metrics_path, answer_s=metrics_answer_s(self._kind))
+            body = await self._client.get("metrics", self._metrics_path, answer_s=self._server.metrics_answer_s)
             reports = self._read(body)
         except EngineUnanswered as error:
             self._log_problem(str(error))
@@ -111,14 +116,15 @@ class EngineLoads:
 
     def _read(self, body: bytes) -> dict[int, LoadReport]:
         self._reads += 1
-        if self._kind == "trtllm-serve" and body.lstrip()[:1] == b"[":
-            return dict(self.rows.read(iteration_rows(body)))
+        rows = self._server.iterations(body)
+        if rows is not None:
+            return dict(self.rows.read(rows))
         if self._is_exported:
             self._text, self._text_at_s = body, self._clock.now()
-        samples = list(samples_in(body, NAMES[self._kind].all))
-        self.is_asleep = reads_asleep(self._kind, samples)
+        samples = samples_in(body, self._server.metrics.all)
+        self.is_asleep = self._server.is_asleep(samples)
         return read_loads(
-            self._kind,
+            self._server.metrics,
             samples,
             dp_ranks=self._dp_ranks,
             block_size=self._block_size,
@@ -133,3 +139,32 @@ class EngineLoads:
         elif self._problem and not problem:
             _log.info("engine_load_known_again", path=self._metrics_path)
         self._problem = problem
+
+
+def engine_families(prefix: str, body: bytes, ours: Mapping[str, str]) -> list[Metric] | ExportProblem:
+    """Return the engine's own families, those with `prefix`, with `ours` as further labels; or why there are none.
+
+    The names are the engine's. A label of the engine with the name of one of ours becomes `exported_<name>`, as
+    Prometheus does without `honor_labels`. Families without the prefix (`python_*`, `process_*`) are of the engine's
+    process, and the agent has them of its own. Left out are times at which series began (`*_created`): rates do not
+    need them. Timestamps of samples are not kept. A text is shown whole or not at all.
+    """
+    if len(body) > TEXT_BYTES_MAX:
+        return "oversize"
+    openings = (prefix, f"# TYPE {prefix}", f"# HELP {prefix}")
+    lines = [line for line in body.decode("utf-8", errors="replace").split("\n") if line.startswith(openings)]
+    try:
+        return list(_labelled(text_string_to_metric_families("\n".join([*lines, ""])), ours))
+    except (ValueError, LookupError):
+        return "unreadable"
+
+
+def _labelled(families: Iterable[Metric], ours: Mapping[str, str]) -> Iterator[Metric]:
+    for family in families:
+        shown = Metric(family.name, family.documentation, family.type)
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                renamed = {f"exported_{name}" if name in ours else name: value for name, value in sample.labels.items()}
+                shown.add_sample(sample.name, renamed | dict(ours), sample.value)
+        if shown.samples:
+            yield shown

@@ -17,8 +17,6 @@ from typing import Literal, Self
 import aiohttp
 
 ANSWER_S = 2.0
-WAITED_ANSWER_S = 5.0
-"""For a server that waits 2 s for rows: `trtllm-serve`, with its statistics and its events."""
 ANSWER_BYTES_MAX = 4 << 20
 _CONNECTIONS = 8
 _OK = 200

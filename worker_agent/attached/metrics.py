@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome
-from worker_agent.engines.attached.client import EngineClient
-from worker_agent.engines.attached.health import HealthWatch
-from worker_agent.events.attached_streams import EventStreams
-from worker_agent.load.attached import EngineLoads
-from worker_agent.load.engine_families import EXPORT_PROBLEMS
+from worker_agent.attached.client import EngineClient
+from worker_agent.attached.health import HealthWatch
+from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
+from worker_agent.attached.streams import EventStreams
 from worker_agent.metrics import (
     drain_families,
     engine_event_families,
@@ -50,7 +49,7 @@ class AttachMetrics:
             yield from exported_families(self._worker, self._loads)
         if self._forwarder is not None:
             yield from self._forwarder_families(self._forwarder)
-        if self._streams.path is not None and self._streams.rules is not None:
+        if self._streams.rules is not None:
             yield from engine_event_families(self._worker, self._streams.rules)
             yield from drain_families(self._worker, self._streams.path)
             yield thread_family(self._worker, event_threads(self._streams.path))

@@ -5,7 +5,7 @@
     KV events         its ZMQ frames and replays, or POST /kv_cache_events         its streams in the log, heartbeats
     load              its /metrics                                                 load reports
     description       configuration, then the engine's HTTP answers                `WorkerRegistered`, while its /health
-                      (`engines/attached/facts.py`), before each registration      answers
+                      (`survey.py`), before each registration                      answers
     requests          routers                                                      the engine, directly or forwarded by
                                                                                    this process (`api/forwarder.py`)
 
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import structlog
 import zmq.asyncio
 
-from kv_protocol.fleet import EVENT_FLAGS, WorkerRegistered
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
@@ -36,20 +36,20 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.tracing import worker_tracer
+from worker_agent.attached.client import EngineClient
+from worker_agent.attached.config import AttachSettings, WorkerHeadSection
+from worker_agent.attached.health import HealthWatch
+from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.attached.polled_events import PolledEvents
+from worker_agent.attached.registration import attached_facts, attached_registration
+from worker_agent.attached.streams import EventStreams
+from worker_agent.attached.survey import EngineSurvey
 from worker_agent.commands.unrun import end_unrun
-from worker_agent.engines.attached.client import EngineClient
-from worker_agent.engines.attached.config import AttachSettings, WorkerHeadSection
-from worker_agent.engines.attached.consolidators import attached_facts, foreign_registration
-from worker_agent.engines.attached.facts import NO_EVENTS_ENDPOINT, EngineFacts
-from worker_agent.engines.attached.health import HealthWatch
-from worker_agent.engines.attached.metrics import AttachMetrics
-from worker_agent.engines.attached.survey import EngineSurvey
-from worker_agent.events.attached_streams import EventStreams
+from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.polled_events import PolledEvents
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.load.attached import EngineLoads
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -78,7 +78,7 @@ def check(settings: AttachSettings) -> None:
         raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
     if engine.base_url:
         facts = attached_facts(settings.settled(_ONLY_A_NAME).engine, _ONLY_A_NAME)
-        foreign_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
+        attached_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
 
 
 async def reported_facts(settings: AttachSettings) -> EngineFacts | None:
@@ -122,11 +122,11 @@ class AttachedWorker:
     @property
     def consolidators(self) -> tuple[Consolidator, ...]:
         """The consolidator of its streams, once the engine is known."""
-        return () if self._streams is None else (self._streams.consolidator,)
+        return () if self._streams is None else (self._streams.path.consolidator,)
 
     def polled_status(self) -> list[dict[str, Any]]:
-        """Return the status of the sources that this process polls."""
-        return [] if self._streams is None or self._streams.path is None else self._streams.path.status()
+        """Return the status of the sources of its events."""
+        return [] if self._streams is None else self._streams.path.status()
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics, but for those of the consolidator."""
@@ -166,7 +166,7 @@ class AttachedWorker:
             return None
         self._settings = self._settings.settled(reported)
         if self._settings.engine.publish_endpoint == NO_EVENTS_ENDPOINT:
-            flag = EVENT_FLAGS.get(self._settings.engine.engine_kind, "")
+            flag = self._settings.engine.server.event_flag
             _log.warning("engine_publishes_no_events", worker=self.worker_id, flag=flag)
         facts = attached_facts(self._settings.engine, reported)
         text = text or await self._loaded(self._directory(facts))
@@ -232,11 +232,11 @@ class AttachedWorker:
             polled=_polled(settings),
             tracing=events_of(host.tracing),
         )
-        parts = streams.parts(first_stage=2)
+        parts = streams.path.parts(first_stage=2)
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
             others = await self._fronted(engine, worker, worker_id, streams, cleanup)
-            await streams.consolidator.start()
+            await streams.path.consolidator.start()
             until_run.pop_all()  # from here on the parts own the sockets
         self._streams = streams
         self._report(f"{worker.id}{self._found_words(worker, facts)}", worker.model)
@@ -248,7 +248,7 @@ class AttachedWorker:
             return ""
         is_assumed = not (given.publish_endpoint or facts.publish_endpoint) and not engine.is_polled
         return (
-            f": {engine.engine_kind} {facts.version or '(version unknown)'} at {engine.base_url}, model {worker.model},"
+            f": {engine.server.name} {facts.version or '(version unknown)'} at {engine.base_url}, model {worker.model},"
             f" blocks of {worker.block_size}, ranks: {len(worker.dp_ranks)},"
             f" KV events: {engine.publish_endpoint}{' (assumed)' if is_assumed else ''}"
         )
@@ -274,7 +274,7 @@ class AttachedWorker:
             served = await _served(settings, forwarder)
             base_url = f"http://{settings.worker.advertised_host}:{served.port}"
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
-        registration = foreign_registration(settings, engine.facts, engine.text, worker.instance, base_url)
+        registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
         watch = HealthWatch(
             engine.client,
@@ -282,7 +282,7 @@ class AttachedWorker:
             host.clock,
             log_connections=lambda: host.log.statistics().reconnects_total,
             describe=_Description(settings, engine, worker, base_url).describe,
-            beat=streams.consolidator.publish_heartbeats,
+            beat=streams.path.consolidator.publish_heartbeats,
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
@@ -294,7 +294,7 @@ class AttachedWorker:
         if not settings.metrics_path:
             return None
         return EngineLoads(
-            settings.engine_kind,
+            settings.server,
             engine.client,
             self._host.log,
             self._host.clock,
@@ -330,7 +330,7 @@ class _Description:
         if reported.dp_ranks not in (0, settings.engine.dp_ranks):
             _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=reported.dp_ranks)
         facts = attached_facts(settings.engine, reported)
-        registration = foreign_registration(settings, facts, self._engine.text, worker.instance, self._base_url)
+        registration = attached_registration(settings, facts, self._engine.text, worker.instance, self._base_url)
         if registration.model != worker.model:
             _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from worker_agent.engines.attached.client import WAITED_ANSWER_S, FetchOutcome
+from worker_agent.attached.client import FetchOutcome
+from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
 from worker_agent.engines.types import EngineError
 
 PATH = "/kv_cache_events"

@@ -1,25 +1,72 @@
 """Registers an attached engine while its HTTP `/health` answers.
 
-The table is in `attachment.py`. Before each registration the engine is queried again, for it may have restarted with
-another cache, and at each probe of its models: it may have loaded an adapter. An engine that sleeps leaves at once: it
-answers /health and computes nothing. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
+The engine is probed every `PROBE_PERIOD_S`:
+
+out, answers                             register
+in,  answers                             nothing
+in,  after a reconnection to the log     register: the log may be a new one
+in,  failed `FAILURES_MAX` probes        leave
+in,  sleeps                              leave at once: it answers /health and computes nothing
+out, does not answer                     nothing
+
+Before each registration the engine is queried again, for it may have restarted with another cache, and at each probe of
+its models: it may have loaded an adapter.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import structlog
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
-from worker_agent.engines.attached.attachment import PROBE_PERIOD_S, Attachment
-from worker_agent.engines.attached.client import EngineClient, EngineUnanswered
+from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.fleet.membership import Membership
+
+PROBE_PERIOD_S = 1.0
+FAILURES_MAX = 5
+
+Step = Literal["register", "leave", ""]
 
 _log = structlog.get_logger("attached")
 
 Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
+
+
+class Attachment:
+    """The registration state. `on_probe` returns the next step; the caller confirms it with `entered` or `left`."""
+
+    def __init__(self) -> None:
+        self._is_in = self._is_current = False
+        self._failures = 0
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the engine is registered."""
+        return self._is_in
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the engine is not registered, or is about to leave."""
+        return not self._is_in or self._failures >= FAILURES_MAX
+
+    def on_probe(self, *, is_healthy: bool, is_log_new: bool = False, is_asleep: bool = False) -> Step:
+        """Return the step after a probe; empty: none."""
+        self._failures = 0 if is_healthy else self._failures + 1
+        self._is_current = self._is_current and not is_log_new
+        if is_healthy:
+            return "" if self._is_current else "register"
+        return "leave" if self._is_in and (is_asleep or self._failures >= FAILURES_MAX) else ""
+
+    def entered(self) -> None:
+        """Confirm that the registration is in the log."""
+        self._is_in = self._is_current = True
+
+    def left(self) -> None:
+        """Confirm that `WorkerLeft` is in the log."""
+        self._is_in = self._is_current = False
 
 
 class HealthWatch:

@@ -1,6 +1,5 @@
 """The configuration of `consolidate` and `attach`: engines that publish their KV events themselves."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -12,28 +11,13 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
-from worker_agent.engines.attached.facts import NO_EVENTS_ENDPOINT, EngineFacts
+from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
+from worker_agent.engines.servers import ASSUMED, SERVERS
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 from worker_agent.events.publisher_config import RANK, PublisherSection
-from worker_agent.load.engine_metrics import EngineKind
-
-__all__ = [
-    "BLOCK_SIZES",
-    "POLL",
-    "AttachSettings",
-    "AttachedEngineSection",
-    "ConsolidateSettings",
-    "PublisherSection",
-    "WorkerHeadSection",
-    "WorkerStreamsSection",
-]
 
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
-POLL = "poll"
-PUBLISH_PORT = 5557
-"""The default of vLLM and SGLang. Source: `docs/SOURCES.md` E3.5."""
-BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
-"""The engines' default block sizes. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
+_POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
 
 
 class WorkerHeadSection(Section):
@@ -93,8 +77,9 @@ class ConsolidateSettings(Settings):
 class AttachedEngineSection(Section):
     """The attached engine; sizes are per rank. An empty or 0 field is taken from the engine, if it reports it."""
 
-    kind: Literal["auto", "vllm", "sglang", "trtllm-serve"] = Field(
-        "auto", description="which engine it is; auto: as it says, without an address vllm"
+    kind: str = Field(
+        "auto",
+        description=f"which engine it is, {', '.join(SERVERS)}; auto: as it says, without an address {ASSUMED}",
     )
     base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
     api_key: SecretStr = Field(SecretStr(""), description="what the engine wants of its clients as a bearer token")
@@ -125,7 +110,7 @@ class AttachedEngineSection(Section):
         " states, if it is readable here",
     )
     block_size: int = Field(
-        0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else 16, 1 or 32 by kind"
+        0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else its default"
     )
     dp_ranks: int = Field(
         0,
@@ -140,8 +125,8 @@ class AttachedEngineSection(Section):
     max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
     publish_endpoint: str = Field(
         "",
-        description="PUB socket of rank 0, rank r: port + r; `poll`: trtllm-serve's /kv_cache_events; `none`: it has no"
-        f" events; empty: as the engine says, else `poll` of trtllm-serve, port {PUBLISH_PORT} of others",
+        description="PUB socket of rank 0, rank r: port + r; `poll`: /kv_cache_events is polled; `none`: it has none;"
+        f" empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
@@ -151,6 +136,13 @@ class AttachedEngineSection(Section):
         " prompt's ids, so that another worker resumes a stream whose engine dies; false: such a stream is lost",
     )
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        if kind != "auto" and kind not in SERVERS:
+            raise ValueError(f"kind: found {kind!r}, allowed auto, {', '.join(SERVERS)}")
+        return kind
 
     @field_validator("base_url")
     @classmethod
@@ -170,8 +162,8 @@ class AttachedEngineSection(Section):
         return self
 
     def _checked_poll(self) -> "AttachedEngineSection":
-        if self.kind not in ("trtllm-serve", "auto"):
-            raise ValueError(f"publish_endpoint: found 'poll', allowed of trtllm-serve alone, not of {self.kind}")
+        if self.kind != "auto" and self.server.events != POLL:
+            raise ValueError(f"publish_endpoint: found 'poll', allowed of {_POLLED} alone, not of {self.kind}")
         if not self.base_url:
             raise ValueError("base_url: found '', allowed http://host:port where /kv_cache_events is polled")
         if self.replay_endpoint:
@@ -181,30 +173,29 @@ class AttachedEngineSection(Section):
     @property
     def is_polled(self) -> bool:
         """Whether the engine is polled for its events, instead of publishing them."""
-        return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
+        return (self.publish_endpoint or self.server.events) == POLL
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether requests go through this process; no header names a rank to TensorRT-LLM's server, so it chooses."""
+        """Whether requests go through this process, which hands each to its rank."""
         if self.requests == "auto":
-            return self.dp_ranks > 1 and self.kind != "trtllm-serve"
+            return self.dp_ranks > 1 and self.server.takes_rank
         return self.requests == "forward"
 
     @property
-    def engine_kind(self) -> EngineKind:
-        """Which engine it is, of a settled section."""
-        return "vllm" if self.kind == "auto" else self.kind
+    def server(self) -> EngineServer:
+        """What is known of this kind of engine; of a settled section."""
+        return SERVERS[ASSUMED if self.kind == "auto" else self.kind]
 
     def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
         """Return the section with what the engine says, or is known by default, in place of what was not set.
 
         The engine's own host is believed: its address was set.
         """
-        kind = self.kind if self.kind != "auto" else facts.kind or "vllm"
+        kind = self.kind if self.kind != "auto" else facts.kind or ASSUMED
         found: dict[str, object] = {"kind": kind, "dp_ranks": self.dp_ranks or facts.dp_ranks or 1}
         if not self.publish_endpoint:
-            default = POLL if kind == "trtllm-serve" else f"tcp://*:{PUBLISH_PORT}"
-            publish = facts.publish_endpoint or default
+            publish = facts.publish_endpoint or SERVERS[kind].events
             found |= {"publish_endpoint": self._at_its_host(publish), "allow_remote": True}
             if publish not in (POLL, NO_EVENTS_ENDPOINT):
                 found["replay_endpoint"] = self.replay_endpoint or self._at_its_host(facts.replay_endpoint)
@@ -265,7 +256,7 @@ class AttachSettings(Settings):
             id=self.worker.id,
             model=engine.model or model,
             instance=instance,
-            block_size=engine.block_size or block_size or BLOCK_SIZES[engine.engine_kind],
+            block_size=engine.block_size or block_size or engine.server.block_size,
             dp_ranks=tuple(range(engine.dp_ranks)),
             is_eagle=engine.is_eagle,
         )
