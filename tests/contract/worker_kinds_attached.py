@@ -31,7 +31,7 @@ from worker_agent.attached.config import AttachSettings
 from worker_agent.commands.attach import run_attached
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 
 @asynccontextmanager

@@ -9,14 +9,14 @@
 
 A prefill worker's own answer has `context_only`: it may be passed on unchanged. `disagg_request_id` in a request to a
 prefill worker is the id of the transfer; without one the engine assigns its own.
-Source: as of `disaggregated.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
+Source: as of `port/handoff.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
 """
 
 import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import Request, RequestInvalid
-from worker_agent.api.disaggregated import Handoff, handoff_of_request
+from worker_agent.port.handoff import Handoff, handoff_of_request
 
 _FIELD = "disaggregated_params"
 _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {

@@ -25,12 +25,12 @@ from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_phases import phase_of
 from worker_agent.api.request_sampling import check_size, guide_field, sampling_of
 from worker_agent.api.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
-from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 _TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16

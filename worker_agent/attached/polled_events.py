@@ -22,7 +22,7 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE
 from worker_agent.attached.client import FetchOutcome
 from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
-from worker_agent.engines.types import EngineError
+from worker_agent.port.types import EngineError
 
 PATH = "/kv_cache_events"
 ANSWER_BYTES_MAX = 64 << 20

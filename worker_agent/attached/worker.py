@@ -45,9 +45,9 @@ from worker_agent.attached.polled_events import PolledEvents
 from worker_agent.attached.registration import attached_facts, attached_registration
 from worker_agent.attached.streams import EventStreams
 from worker_agent.attached.survey import EngineSurvey
-from worker_agent.commands.unrun import end_unrun
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.event_path import end_unrun
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 

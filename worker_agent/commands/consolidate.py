@@ -22,8 +22,8 @@ from worker_agent.api.status import StatusApi
 from worker_agent.api.tracing import SERVICE
 from worker_agent.attached.config import ConsolidateSettings
 from worker_agent.attached.streams import event_path
-from worker_agent.commands.unrun import end_unrun
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.event_path import end_unrun
 from worker_agent.events.metrics import ConsolidatorMetrics
 
 _DRAIN_S = 10.0

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts
+from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
@@ -24,6 +24,8 @@ from worker_agent.events.engine_event_subscriber import PublisherAt, reader_at
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
+
+_END_S = 5.0
 
 
 def new_epoch() -> int:
@@ -34,6 +36,16 @@ def new_epoch() -> int:
 def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
     """Return the origins of these sources and publishers, for the consolidation."""
     return [*map(Origin, sources), *(each.origin for each in published)]
+
+
+async def end_unrun(parts: Iterable[Part]) -> None:
+    """Run the parts with `stop` set, so that they close their sockets and end.
+
+    A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
+    """
+    stop = asyncio.Event()
+    stop.set()
+    await run_parts(parts, stop=stop, drain_s=_END_S)
 
 
 class EventPath:

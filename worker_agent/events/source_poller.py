@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, thread_part
-from worker_agent.engines.types import EngineError
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
 from worker_agent.events.handover import Handover
@@ -33,6 +32,7 @@ from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_urgency import Drain
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Drained
+from worker_agent.port.types import EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
 """Tokens and hashes of one batch, unless a single event has more: it bounds how long the event loop applies one."""

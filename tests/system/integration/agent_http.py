@@ -18,8 +18,8 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from worker_agent.api.app import AgentApi
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineDescription
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

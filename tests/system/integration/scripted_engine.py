@@ -1,11 +1,11 @@
-"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.engines.port` asks for."""
+"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.port.engine` asks for."""
 
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
 
 BLOCK_SIZE = 2
 

@@ -24,7 +24,7 @@ from worker_agent.api import app as agent_api
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

@@ -24,9 +24,9 @@ from tests.system.integration.event_path import (
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.system.integration.test_several_publishers import stored
 from tests.unit.worker_agent.engine_arguments import effective
+from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineEvent, EngineStored
-from worker_agent.events.engine_publishers import engine_publishers
 from worker_agent.events.publisher_config import PublisherSection
 
 KVBM = Origin("kvbm")

@@ -19,7 +19,7 @@ from worker_agent.api.parsers.events import Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.port.types import EngineDescription, EngineOutput
 
 DESCRIPTION = EngineDescription(
     model="m",

@@ -16,11 +16,11 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.types import EngineDescription, EngineError, EngineOutput, EngineRequest
 from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import OUTCOMES, SALT, Canary, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
+from worker_agent.port.types import EngineDescription, EngineError, EngineOutput, EngineRequest
 
 WAIT_S, TIMEOUT_S = 10.0, 3.0
 DESCRIPTION = EngineDescription(

@@ -17,10 +17,10 @@ from kv_protocol.openai.requests import (
     decode_completion,
 )
 from kv_runtime.text.byte_model import ByteText
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import RequestRules, prompt_ids
-from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

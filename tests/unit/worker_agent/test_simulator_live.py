@@ -11,8 +11,8 @@ from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.engines.types import EngineDescription, EngineRequest, EngineStopped
 from worker_agent.events.engine_events import EngineStored
+from worker_agent.port.types import EngineDescription, EngineRequest, EngineStopped
 
 ENGINE = EngineDescription(
     model="m",

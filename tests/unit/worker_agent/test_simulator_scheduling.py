@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.support.amount import examples
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, VLLM, Scheduling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

@@ -7,7 +7,7 @@ from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.port.types import EngineDescription, EngineRequest, RequestRefused
 
 ENGINE = EngineDescription(
     model="m",

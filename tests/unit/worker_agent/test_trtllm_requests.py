@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.role_rules import takes_transfer
-from worker_agent.api.sampling import Guide, Sampling, choice_pattern
-from worker_agent.engine_args.rules import Role
+from kv_protocol.fleet import Role
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
@@ -19,9 +16,12 @@ from worker_agent.engines.trtllm.requests import (
     sampling_fields,
     trtllm_request,
 )
-from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
-from worker_agent.media.parts import Media, embeddings_media
+from worker_agent.media.parts import embeddings_media
 from worker_agent.media.safetensors import EmbeddingLimits, written_tensor
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import takes_transfer
+from worker_agent.port.sampling import Guide, Sampling, choice_pattern
+from worker_agent.port.types import EngineDescription, EngineRequest, Media, RequestRefused
 
 ENGINE = EngineDescription(
     model="m",

@@ -19,8 +19,6 @@ import msgspec
 
 from kv_protocol.events import Tier
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.role_rules import takes_transfer
 from worker_agent.engines.simulated.events import render as render_event
 from worker_agent.engines.simulated.live_transfer import Carrier, Clock, TransferFailed, Transfers
 from worker_agent.engines.simulated.media import IMAGE_S, embedding_files, encoded
@@ -28,15 +26,17 @@ from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
-from worker_agent.engines.types import (
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import takes_transfer
+from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
     EngineRequest,
     EngineStopped,
+    Media,
     RequestRefused,
 )
-from worker_agent.events.engine_events import RankEvent
-from worker_agent.media.parts import Media
 
 STATISTICS_MAX = 10_000
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from worker_agent.api.request_limits import Rule, computed_tokens_max, limits
-from worker_agent.api.role_rules import role_rules, takes_transfer
-from worker_agent.engine_args.rules import Role
+from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.transfer import state_of
 from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.port.rules import Rule, computed_tokens_max, limits, role_rules, takes_transfer
+from worker_agent.port.types import EngineDescription, EngineRequest, RequestRefused
 
 
 def check_request(

@@ -10,12 +10,11 @@ Source of the shapes: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py
 from collections.abc import Sequence
 from typing import Any
 
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
-from worker_agent.engines.types import RequestRefused
 from worker_agent.media.inputs import digest_words, of_kind
-from worker_agent.media.parts import Media
 from worker_agent.media.safetensors import written_tensor
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import Media, RequestRefused
 
 IMAGE_S = 0.02
 """Engine seconds for one image; assumed."""

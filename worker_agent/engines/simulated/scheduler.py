@@ -19,7 +19,7 @@ from itertools import accumulate
 import msgspec
 
 from kv_protocol.events import Tier
-from worker_agent.engine_args.rules import Role
+from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import PoolStatistics
 from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.engines.simulated.held_contexts import HeldContexts
@@ -39,9 +39,9 @@ from worker_agent.engines.simulated.transfer import (
     TransferRules,
     TransferStatistics,
 )
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 from worker_agent.events.engine_events import EngineEvent as SourceEvent
 from worker_agent.events.engine_events import RankEvent
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 EVENT_BUFFER_MAX_SIZE = 100_000
 

@@ -22,7 +22,6 @@ import structlog
 from pydantic import ValidationError
 
 from kv_runtime.extras import DISTRIBUTION, install_command
-from worker_agent.api.sampling import TokenLogprob
 from worker_agent.engine_args.arguments import EngineArgs, config_classes
 from worker_agent.engines.trtllm.errors import LibraryErrors
 from worker_agent.engines.trtllm.logits import LogitsAdapter
@@ -30,8 +29,8 @@ from worker_agent.engines.trtllm.refused_arguments import named_in, refusals
 from worker_agent.engines.trtllm.requests import TrtllmRequest
 from worker_agent.engines.trtllm.settings import LoraAdapter
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.engines.types import EngineError
-from worker_agent.media.parts import Media
+from worker_agent.port.sampling import TokenLogprob
+from worker_agent.port.types import EngineError, Media
 
 EXTRA = "trtllm"
 _DROPPED_MAX = 64

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from worker_agent.api.disaggregated import Handoff, handoff_of
 from worker_agent.engines.trtllm.bindings import Bindings
-from worker_agent.engines.types import RequestRefused
 from worker_agent.media.inputs import with_digests
-from worker_agent.media.parts import Media
+from worker_agent.port.handoff import Handoff, handoff_of
+from worker_agent.port.types import Media, RequestRefused
 
 
 class LoadedEncoder(NamedTuple):

@@ -30,8 +30,6 @@ import structlog
 from kv_runtime.clock import Clock
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull, until
-from worker_agent.api.disaggregated import Handoff, TransferIds
-from worker_agent.api.role_rules import takes_transfer
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.encoding import LoadedEncoder, files_of, handles_of
@@ -42,16 +40,18 @@ from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES,
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.stream import Stream
-from worker_agent.engines.types import (
+from worker_agent.media.inputs import has_media
+from worker_agent.port.handoff import Handoff, TransferIds
+from worker_agent.port.rules import takes_transfer
+from worker_agent.port.types import (
     EngineDescription,
     EngineError,
     EngineOutput,
     EngineRequest,
     EngineStopped,
+    Media,
     RequestRefused,
 )
-from worker_agent.media.inputs import has_media
-from worker_agent.media.parts import Media
 
 _ABORTS_MAX = 10_000
 _FAREWELL_S = 1.0

@@ -17,8 +17,8 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/utils.py` (`RequestError`), 
 import structlog
 
 from kv_protocol.errors import shortened
-from worker_agent.api.disaggregated import HandoffInvalid
-from worker_agent.engines.types import EngineError, RequestRefused
+from worker_agent.port.handoff import HandoffInvalid
+from worker_agent.port.types import EngineError, RequestRefused
 
 _MISMATCHES = (AttributeError, TypeError, ImportError)
 _LOGGED_MAX = 64

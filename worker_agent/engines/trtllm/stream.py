@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from worker_agent.engines.trtllm.outputs import Outputs
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.types import EngineOutput
 
 _log = structlog.get_logger("trtllm")
 

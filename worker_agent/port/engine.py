@@ -8,7 +8,7 @@ owner is not part of an engine: it is its own source, polled the same way (`Simu
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class Engine(Protocol):

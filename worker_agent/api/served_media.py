@@ -13,21 +13,21 @@ from typing import Protocol
 from kv_protocol.fleet import Role
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
-from kv_runtime.telemetry import Family
+from kv_runtime.telemetry import Family, counter, gauge
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Text
+from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
-from worker_agent.media.encode_api import EncodeApi, ImageEncoder
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.metrics import encode_families, media_families
 from worker_agent.media.models import load_image_facts, load_image_rule
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
+from worker_agent.media.offers import OfferStatistics
 
 
 class MediaSettings(Protocol):
@@ -147,3 +147,32 @@ def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> 
     if role == "encode" and facts is None:
         allowed = "a model that takes images, or images.placeholder and images.token_id"
         raise TextError("role", role, allowed)
+
+
+def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
+    """Yield the counts of requests' media."""
+    loaded = [((worker, kind), float(count)) for kind, count in dict(loader.loaded_total).items()]
+    yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), loaded)
+    meaning = "Bytes of media loaded for requests"
+    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), float(loader.loaded_bytes_total))])
+    refused = [((worker, reason), float(count)) for reason, count in dict(loader.refused_total).items()]
+    yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
+
+
+def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:
+    """Yield an encode worker's requests, cache and offers."""
+    outcomes = [((worker, outcome), float(count)) for outcome, count in api.requests_total.items()]
+    yield counter("encode_requests", "Encoding requests, by outcome", ("worker", "outcome"), outcomes)
+    at, kept = (worker,), cache.statistics()
+    yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), [(at, float(api.running))])
+    for name, meaning, value in (
+        ("embedding_cache_bytes", "Memory of cached embeddings", kept.size_bytes),
+        ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
+    ):
+        yield gauge(name, meaning, ("worker",), [(at, float(value))])
+    lookups = (("hit", kept.hits_total), ("miss", kept.misses_total))
+    samples = [((worker, outcome), float(count)) for outcome, count in lookups]
+    yield counter("embedding_lookups", "Lookups in the cache of embeddings, by outcome", ("worker", "outcome"), samples)
+    ends = ("taken", "released", "expired", "refused")
+    samples = [((worker, end), float(getattr(offers, f"{end}_total"))) for end in ends]
+    yield counter("embedding_offers", "Offered embeddings, by outcome", ("worker", "outcome"), samples)

@@ -35,7 +35,7 @@ from kv_protocol.openai.errors import explained
 from kv_protocol.openai.option_table import LOGPROBS_MAX
 from kv_protocol.openai.parts import ABSENT, OptionalPart
 from kv_protocol.openai.requests import RequestInvalid
-from worker_agent.api.sampling import TokenLogprob, bounded_logprob
+from worker_agent.port.sampling import TokenLogprob, bounded_logprob
 
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128

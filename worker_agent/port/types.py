@@ -5,15 +5,44 @@ from typing import Literal
 
 import msgspec
 
+from kv_protocol.image_headers import Pixels
 from kv_protocol.openai.errors import as_json
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.sampling import Sampling, TokenLogprobs
-from worker_agent.media.parts import Media
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import Sampling, TokenLogprobs
 
+MediaKind = Literal["image", "embeddings"]
 FinishReason = Literal["length", "stop", "error"]
 PRIORITY_DEFAULT = 35
 PRIORITY_MAX = 100
 """Retention priorities of blocks. Source: `docs/SOURCES.md` E1.3."""
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a file: its bytes are `data[begin:end]`, counted from the file's first byte."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True):
+    """Media of a prompt, checked: the bytes of an image, with its `pixels`, or of embeddings, with their `tensors`.
+
+    `digest` is the BLAKE3 of `data`, the same for equal media from any source.
+    """
+
+    field: str
+    kind: MediaKind
+    media_type: str
+    data: bytes
+    digest: str
+    pixels: Pixels | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Media({self.field}, {self.media_type}, {len(self.data)} bytes, {self.digest})"
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
