@@ -11,11 +11,11 @@ import click
 import indexer.required  # noqa: F401  before numpy is imported
 from indexer.commands.at import at
 from indexer.commands.dump import dump
+from indexer.commands.http import IndexApi
 from indexer.commands.tail import tail
 from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from indexer.service.http import IndexApi
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options

@@ -5,7 +5,7 @@ Source: `docs/WIRE.md`.
 """
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,18 +24,8 @@ REMOVED_BY_HAND = "removed by hand"
 
 NO_EVENTS = "no events"
 """A heartbeat's `stale` begins with it where the engine publishes no KV events, or its publisher was never reached."""
-_PUBLISHES = '--kv-events-config \'{{{}"publisher": "zmq", "endpoint": "tcp://*:5557"}}\''
-EVENT_FLAGS = {
-    "vllm": _PUBLISHES.format('"enable_kv_cache_events": true, '),
-    "sglang": _PUBLISHES.format(""),
-}
-"""By event source, the flag with which an engine publishes events.
-
-Source: vllm-project/vllm, `vllm/config/kv_events.py` (`KVEventsConfig`); sgl-project/sglang,
-`python/sglang/srt/disaggregation/kv_events.py`, likewise."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
-EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
 
 INSTANCE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 256
@@ -48,6 +38,7 @@ _URL_CHARACTERS_MAX = 2048
 _REASON_CHARACTERS_MAX = 4096
 _NAMES_MAX = {"served_names": 256, "loras": 4096, "taints": 64}
 _TEXTS = (
+    "event_source",
     "hash_scheme",
     "tokenizer_digest",
     "template_digest",
@@ -125,6 +116,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
 
     `stream_token_ids` names the engine in whose words an attached engine tells the token ids of a stream, and continues
     behind such ids (`kv_protocol/continuation.py`): `vllm`. Empty: it does neither, or an agent answers.
+
+    `event_source` is whose KV events the worker's are: `trtllm`, `simulated`, another engine's name, or `none`.
+    `event_flag` is the flag with which its engine publishes events, for people; unset: none is known.
     """
 
     worker_id: str
@@ -147,7 +141,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     loras: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
     transfer_domain: str = ""
-    event_source: EventSource = "trtllm"
+    event_source: str = "trtllm"
     accepts_token_ids: bool = False
     version: str = ""
     endpoint: str = ""
@@ -158,6 +152,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     transfer_backend: str = ""
     api_endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
     stream_token_ids: str = ""
+    event_flag: Annotated[str, msgspec.Meta(max_length=_TEXT_CHARACTERS_MAX)] | msgspec.UnsetType = msgspec.UNSET
     ends_drain: bool = False
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
     it the registration of a known instance leaves the drain as it is."""

@@ -13,7 +13,7 @@ import msgspec
 from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
 from bench.events.child import Answer, Commands, serve
 from kv_protocol import fleet, subjects
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, EventSource, Heartbeat, WorkerRegistered
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -139,7 +139,7 @@ def _length(head: bytes) -> int:
 class BackendRole:
     """The workers, and the routers that know them. `event_source` is what the workers register."""
 
-    def __init__(self, *, event_source: EventSource = "none") -> None:
+    def __init__(self, *, event_source: str = "none") -> None:
         self._event_source = event_source
         self._streams_lost: list[CutStream] = []
         self._servers: list[asyncio.Server] = []

@@ -12,13 +12,13 @@ from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
 from kv_protocol.decided import RequestPhase
 from kv_protocol.events import Batch
+from kv_protocol.fleet import Role
 from kv_protocol.ids import WorkerRank
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.engine_args.rules import Role
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import Fetch, TransferRules
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class RoleEngine(VirtualEngine):

@@ -41,7 +41,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.port.types import EngineDescription, EngineOutput
 
 LAG_S = 0.005
 """From an engine's flush to the index."""

@@ -22,10 +22,10 @@ from router.decision.disaggregation import ConditionalLimits, placement
 from router.decision.errors import NoEligibleWorker
 from router.decision.plan import RequestPlan, first_phase
 from router.decision.routing import Lease, Routing
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.types import EngineOutput
 
 if TYPE_CHECKING:
-    from worker_agent.api.disaggregated import Handoff
+    from worker_agent.port.handoff import Handoff
 
 RETRY_LIMIT = 2
 """The router's default, `failures.retry_limit`."""

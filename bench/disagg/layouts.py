@@ -12,8 +12,8 @@ import re
 from typing import NamedTuple, get_args
 
 from bench.routing.trace import TraceInvalid
+from kv_protocol.fleet import Role
 from router.decision.disaggregation import ConditionalPolicy
-from worker_agent.engine_args.rules import Role
 
 POLICIES: tuple[ConditionalPolicy, ...] = tuple(each for each in get_args(ConditionalPolicy) if each != "off")
 _WORDS = re.compile(r"(?:([1-9]\d?)a|([1-9]\d?)p([1-9]\d?)d(?:\+([a-z_]+))?(?:@([1-9]\d{0,8}))?)")

@@ -17,10 +17,10 @@ from bench.events.source import MODEL
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
-from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.event_path import new_epoch
 from worker_agent.events.source_cursor import SourceCursor
 
 _POLL_S = 0.002

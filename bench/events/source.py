@@ -17,10 +17,9 @@ from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import Part
-from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent
-from worker_agent.events.event_path import EventPath
+from worker_agent.events.event_path import EventPath, new_epoch
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 

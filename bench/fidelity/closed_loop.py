@@ -26,7 +26,7 @@ from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
 from worker_agent.engines.simulated.timing import EngineTiming
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class Sent(NamedTuple):

@@ -29,7 +29,7 @@ from bench.fidelity.priors import variants
 from bench.fidelity.recording import FleetFigures, Recorded, Recording, RecordingInvalid, load_recording
 from bench.report import machine_line
 from worker_agent.engines.simulated.timing import H200_8B_MIXED
-from worker_agent.engines.types import RequestRefused
+from worker_agent.port.types import RequestRefused
 
 MALFORMED = 2
 MIXED_S = H200_8B_MIXED.mixed_sequence_s

@@ -18,7 +18,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from worker_agent.engines.simulated.events import EngineEvent
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.port.types import EngineDescription, EngineOutput
 
 if TYPE_CHECKING:
     from router.decision.routing import Lease

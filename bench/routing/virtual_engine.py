@@ -13,7 +13,7 @@ from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 FORESEEN_MAX = 64
 """Iterations computed at once; a request that comes sooner wastes the rest of what was foreseen."""

@@ -33,7 +33,7 @@ from router.decision.routing import Lease
 from router.decision.state import RouterState
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
-from worker_agent.engines.types import EngineDescription, EngineOutput
+from worker_agent.port.types import EngineDescription, EngineOutput
 
 _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 """The order of what happens at one moment."""

@@ -18,7 +18,7 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 LEASE_S = 300.0
 

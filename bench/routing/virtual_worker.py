@@ -4,7 +4,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from router.fleet.registry import TextDigests
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 MODEL = "sim-8b"
 TEXT = TextDigests("trace", "trace")

@@ -30,7 +30,7 @@ from router.fleet.registry import TextDigests
 from router.journal.replay import Redecided
 from router.native.engine import OUTPUT_TOKENS
 from router.planner.service import answered_tokens
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 REQUESTS_MAX = 200_000
 _SEQUENCES, _BATCHED_TOKENS = 256, 8192

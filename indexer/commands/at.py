@@ -6,17 +6,17 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands import wall_time
-from indexer.commands.log_lines import short
+from indexer.commands.moment_server import serve_moment
 from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
 from indexer.index.prefix_views import PrefixView
 from indexer.native.index import make_index
+from indexer.service import wall_time
 from indexer.service.history import moment_at, seq_at
+from indexer.service.log_lines import short
 from indexer.service.moment import Moment
-from indexer.service.moment_server import serve_moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

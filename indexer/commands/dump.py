@@ -1,13 +1,18 @@
-"""`indexer dump`: what ranks hold, or held, block by block."""
+"""`indexer dump`: what ranks hold, or held, block by block, as lines of JSON.
+
+json       for each rank a line of its place and figures, then one for each block, parents first
+columns    for each rank one line: `indexer/follow/rank_state.py`, in JSON, with its columns in base64
+"""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import click
+import msgspec
 
 from indexer.commands.options import (
     NotWritten,
@@ -18,13 +23,18 @@ from indexer.commands.options import (
     timeout_option,
     with_settings,
 )
-from indexer.commands.state_lines import SHAPES, Shape, state_lines
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold
+from indexer.follow.rank_state import RankState
 from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
+
+Shape = Literal["json", "columns"]
+SHAPES: tuple[Shape, ...] = ("json", "columns")
+
+_encode = msgspec.json.Encoder().encode
 
 
 @click.command()
@@ -107,3 +117,17 @@ def _target(out: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
         raise NotWritten(f"--out: found {out}, which cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def state_lines(state: RankState, shape: Shape) -> Iterator[bytes]:
+    """Yield the lines of a rank, each with its end."""
+    if shape == "columns":
+        yield _encode(state) + b"\n"
+        return
+    rank = state.rank._asdict()
+    position = {"epoch": state.epoch, "seq": state.seq, "logged_seq": state.logged_seq, "stale": state.stale}
+    yield _encode({**rank, **position, "blocks": state.block_counts}) + b"\n"
+    for block in state.blocks():
+        media = [tier.name.lower() for tier in block.tiers]
+        row = {**rank, "sequence_hash": block.sequence_hash, "parent": block.parent, "media": media}
+        yield _encode(row) + b"\n"

@@ -5,11 +5,10 @@ import asyncio
 import click
 import msgspec
 
-from indexer.commands import wall_time
-from indexer.commands.log_lines import Line, text
 from indexer.commands.options import Seconds, connected, read_rank, with_settings
 from indexer.config import IndexerSettings
-from indexer.service import log_tail
+from indexer.service import log_tail, wall_time
+from indexer.service.log_lines import Line, text
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank

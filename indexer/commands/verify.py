@@ -6,7 +6,6 @@ from collections import Counter
 import click
 import msgspec
 
-from indexer.commands.log_lines import short
 from indexer.commands.options import (
     DIFFERENT,
     connected,
@@ -19,6 +18,7 @@ from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
 from indexer.service.expected_ranks import FleetRoll
 from indexer.service.index_client import IndexClient
+from indexer.service.log_lines import short
 from indexer.service.mirrors import Mirrors
 from indexer.service.verification import Verification
 from kv_protocol.fleet_gate import FleetGate

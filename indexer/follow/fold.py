@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from typing_extensions import Buffer
 
 from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.effects import Effect
-from indexer.follow.fold_views import FoldStatistics, RankView
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
@@ -49,7 +49,7 @@ from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.outline import Outline, PassedRequest
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
-from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
@@ -66,6 +66,32 @@ AWAKE_S = 1.0
 REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
 _OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
+
+
+class RankView(msgspec.Struct, frozen=True, gc=False):
+    """One rank for a decision: its overlap with the request, its place in its stream, and why it is stale."""
+
+    overlap_blocks: Depths
+    epoch: int
+    seq: int
+    stale: str
+
+
+class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The index, each rank's stream, and how many blocks each rank holds on each tier."""
+
+    index: IndexStatistics
+    memory_bytes: dict[str, int]
+    structure: dict[str, int]
+    streams: dict[WorkerRank, FollowerStatistics]
+    blocks: dict[WorkerRank, tuple[int, ...]]
+    overfull_ranks: int
+    refused_ranks: int
+    """Ranks that are refused now, as far as they are named."""
+    refused_rank_facts_total: int
+    """Facts of ranks that were refused."""
+    refused_messages_total: int
+    """Messages of ranks' streams that were malformed, or that the index refused."""
 
 
 class IndexFold:

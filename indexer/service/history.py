@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import structlog
 
-from indexer.commands import wall_time
 from indexer.follow.checkpoint import Checkpoint, decode_checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, MessageArrived
 from indexer.follow.messages import read_message
 from indexer.index.snapshot import unseal
+from indexer.service import wall_time
 from indexer.service.moment import Moment
 from indexer.service.retention import SnapshotName
 from indexer.service.snapshot_store import UNREADABLE

@@ -11,8 +11,8 @@ Each of the two streams is in order. Old messages of both come as fast as they c
 from collections.abc import Callable
 from typing import NamedTuple
 
-from indexer.commands.log_lines import Line, beat_line, event_lines, fleet_line
 from indexer.service.history import Available, NotRetained
+from indexer.service.log_lines import Line, beat_line, event_lines, fleet_line
 from kv_protocol import subjects
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kv_protocol.fleet import EVENT_FLAGS, NO_EVENTS, WorkerRegistered
+from kv_protocol.fleet import NO_EVENTS, WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.decision.explain import explain
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
@@ -60,7 +60,7 @@ def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
 
 def event_flag(registration: WorkerRegistered, trust: Trust) -> str:
     """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
-    return EVENT_FLAGS.get(registration.event_source, "") if trust.reason.startswith(NO_EVENTS) else ""
+    return (registration.event_flag or "") if trust.reason.startswith(NO_EVENTS) else ""
 
 
 def evidence_row(move: Move | None) -> dict[str, object] | None:

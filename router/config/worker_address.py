@@ -1,6 +1,6 @@
 """The address of an engine that the router attaches: `URL[,OPTION=VALUE...]`, the same in flags, YAML and lists.
 
-engine             vllm, sglang, trtllm-serve; without it the engine says
+engine             which engine it is, as the agent's `engine.kind`; without it the engine says
 kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it the engine says, else its default
 replay-endpoint    tcp://host:port of rank 0
 id                 its name in the fleet; without it host and port
@@ -15,7 +15,6 @@ from pydantic import AfterValidator
 from kv_protocol.ids import WORKER_ID_PATTERN
 
 OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
-ENGINES = ("auto", "vllm", "sglang", "trtllm-serve")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 _ALLOWED = "http(s)://host:port"
@@ -41,8 +40,6 @@ def worker_address(text: str) -> WorkerAddress:
     """
     url, *rest = text.strip().split(",")
     options = {name: value for name, _, value in (each.partition("=") for each in rest)}
-    if options.get("engine", "auto") not in ENGINES:
-        raise ValueError(f"engine: found {options['engine']!r}, allowed {', '.join(ENGINES)}")
     for name, value in options.items():
         if name not in OPTIONS or not value:
             raise ValueError(f"found {name}={value!r}, allowed {', '.join(OPTIONS)}, each with a value")

@@ -63,8 +63,8 @@ _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
 _EVENT_BYTES_MAX = 16 << 20
 """Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
-_ATTACHED = frozenset({"vllm", "sglang"})
-"""Event sources of attached engines, which ignore `kv_continue` and would begin the answer again."""
+_CONTINUING = frozenset({"trtllm", "simulated", "none"})
+"""Event sources of agents, which read `kv_continue`; engines ignore it, and would begin the answer again."""
 _HEADER = HEADER.encode()
 _JSON = b"application/json"
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
@@ -109,7 +109,7 @@ class Calls:
         lines = self._worker_headers, kind, verdict.request.request_id.encode()
         headers = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % lines
         headers += _passed_on(client)
-        if registration.event_source in _ATTACHED and (replay_buffer is not None or progress is not None):
+        if registration.event_source not in _CONTINUING and (replay_buffer is not None or progress is not None):
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
                 return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
             replay_buffer = None  # there will be no ids in it
@@ -201,7 +201,7 @@ def _tells_ids(
 
 def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, progress: Progress) -> bytes:
     """Return the body with which an agent continues the answer; raise `CannotResume` if it would not as it is."""
-    if registration.event_source in _ATTACHED:
+    if registration.event_source not in _CONTINUING:
         raise CannotResume("the engine continues no answer", elsewhere=True)
     if progress.prompt and (not progress.tokens or progress.is_parsed or stops_of(inbound)):
         raise CannotResume("an agent continues behind an engine only if no text is held back", elsewhere=True)

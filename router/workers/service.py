@@ -30,7 +30,7 @@ from router.config.worker_address import WORKERS_MAX, WorkerAddress, worker_addr
 from router.workers.listing import WorkerList
 
 if TYPE_CHECKING:
-    from worker_agent.attached_worker import AttachedWorker, Host
+    from worker_agent.attached.worker import AttachedWorker, Host
 
 RETRY_S = 5.0
 _WAIT_S = 1.0
@@ -69,6 +69,8 @@ class AttachedWorkers:
         self._settings, self._event_log, self._clock, self._report = settings, log, clock, report
         self._texts = dict(texts)
         self._engines = {each.worker_id: _Engine(each) for each in map(worker_address, settings.workers)}
+        for engine in self._engines.values():
+            agent_settings(engine.address, settings)  # raises for an option that no agent knows
         self._list = WorkerList(settings.workers_from) if settings.workers_from else None
         self._group: asyncio.TaskGroup | None = None
         self._host: Host | None = None
@@ -81,6 +83,10 @@ class AttachedWorkers:
             raise ValueError(f"found {address.worker_id}, which is attached already, allowed another id")
         if len(self._engines) >= WORKERS_MAX:
             raise ValueError(f"found one more engine, allowed {WORKERS_MAX}")
+        try:
+            agent_settings(address, self._settings)
+        except ConfigurationError as error:
+            raise ValueError("; ".join(error.problems)) from error
         self._start(_Engine(address))
         return address.worker_id
 
@@ -143,7 +149,7 @@ class AttachedWorkers:
 
     async def _attach(self, engine: _Engine) -> None:
         """Attach the engine, again and again, until it is let go."""
-        from worker_agent.attached_worker import AttachedWorker  # noqa: PLC0415 - not every router needs the agent
+        from worker_agent.attached.worker import AttachedWorker  # noqa: PLC0415 - not every router needs the agent
 
         worker_id = engine.address.worker_id
         while not engine.stop.is_set():
@@ -169,7 +175,7 @@ class AttachedWorkers:
         if self._host is None:
             import zmq.asyncio  # noqa: PLC0415 - likewise
 
-            from worker_agent.attached_worker import Host  # noqa: PLC0415 - likewise
+            from worker_agent.attached.worker import Host  # noqa: PLC0415 - likewise
 
             context = zmq.asyncio.Context()
             self._cleanup.callback(context.destroy, linger=0)
@@ -195,7 +201,7 @@ def _engines_family(counts: Mapping[str, int]) -> Family:
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed
     """Return the settings with which an agent would attach this engine; raise `ConfigurationError` for its options."""
-    from worker_agent.engines.attached.config import AttachSettings  # noqa: PLC0415 - not every router needs the agent
+    from worker_agent.attached.config import AttachSettings  # noqa: PLC0415 - not every router needs the agent
 
     engine = {
         "kind": address.engine,
@@ -220,7 +226,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
     Raises:
         ConfigurationError: those that answer state none; it has the command to run.
     """
-    from worker_agent.attached_worker import reported_facts  # noqa: PLC0415 - likewise
+    from worker_agent.attached.worker import reported_facts  # noqa: PLC0415 - likewise
 
     named = [agent_settings(worker_address(each), settings) for each in settings.workers]
     listed = WorkerList(settings.workers_from) if settings.workers_from else None

@@ -32,10 +32,10 @@ from tests.system.integration.event_path import PlayedSource
 from worker_agent.api.completions import Completions
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineError, EngineStopped
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineError, EngineStopped
 
 _POLL_S = 0.01
 _MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU"}

@@ -1,4 +1,4 @@
-"""The engines that obey `worker_agent.engines.port`, small and equal in size, and words for what is asked of them.
+"""The engines that obey `worker_agent.port.engine`, small and equal in size, and words for what is asked of them.
 
     simulated   stepped by the machine's clock, twenty times as fast; KV is carried over HTTP on loopback
     trtllm      `TensorRTLLMEngine` over the fake package; it computes as fast as it can
@@ -13,12 +13,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from tests.support.trtllm import Fake
+from worker_agent.api.encode_endpoint import ImageEncoder
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import Layer
-from worker_agent.engine_args.rules import Circumstances, Role
-from worker_agent.engines.port import Engine
+from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import HttpCarrier
@@ -26,8 +27,8 @@ from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineDescription, EngineError, EngineOutput, EngineRequest
-from worker_agent.media.encode_api import ImageEncoder
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineDescription, EngineError, EngineOutput, EngineRequest
 
 BLOCK_SIZE = 4
 BLOCKS = 64

@@ -1,4 +1,4 @@
-"""What every engine does, whichever it is: the contract of `worker_agent.engines.port`."""
+"""What every engine does, whichever it is: the contract of `worker_agent.port.engine`."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,8 +18,8 @@ from tests.contract.engines import (
     tokens_of,
 )
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.engines.types import EngineStopped, RequestRefused
 from worker_agent.load.reports import load_report
+from worker_agent.port.types import EngineStopped, RequestRefused
 
 __all__ = ["trtllm"]
 

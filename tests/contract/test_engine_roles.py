@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_protocol.fleet import Role
 from tests.contract.engines import (
     BLOCK_SIZE,
     IMPLEMENTATIONS,
@@ -19,13 +20,12 @@ from tests.contract.engines import (
 )
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
-from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
-from worker_agent.api.sampling import Sampling
-from worker_agent.engine_args.rules import Role
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineOutput, RequestRefused
 from worker_agent.media.inputs import digest_words
-from worker_agent.media.parts import Media, content_digest
+from worker_agent.media.parts import content_digest
+from worker_agent.port.engine import Engine
+from worker_agent.port.handoff import Handoff, handoff_json, handoff_of_json
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineOutput, Media, RequestRefused
 
 __all__ = ["trtllm"]
 

@@ -27,11 +27,11 @@ from tests.contract.workers import Ground, Worker
 from tests.system.e2e.test_attached_engines import published
 from tests.system.integration.engine_doubles import Rank
 from tests.system.integration.event_path import zmq_context
+from worker_agent.attached.config import AttachSettings
 from worker_agent.commands.attach import run_attached
-from worker_agent.engines.attached.config import AttachSettings
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ from kv_runtime.config.loading import load_settings
 from tests.contract.worker_kinds_attached import attached
 from tests.contract.workers import Ground, Worker, comes
 from tests.support.processes import agent_process
-from worker_agent.engines.attached.config import AttachSettings
+from worker_agent.attached.config import AttachSettings
 
 _SERVE = "KV_CONTRACT_TRTLLM"
 _TRTLLM_SERVE: dict[Role, str] = {

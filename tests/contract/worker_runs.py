@@ -10,7 +10,7 @@ from kv_protocol.fleet import Role
 from kv_runtime.supervise import PartGaveUp, until
 from tests.contract.workers import Ground, Worker, comes
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.types import EngineStopped
+from worker_agent.port.types import EngineStopped
 
 BLOCK_SIZE = 16
 BLOCKS = 900

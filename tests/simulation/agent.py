@@ -25,10 +25,10 @@ from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.traffic import Answers
 from worker_agent.engines.simulated.statistics import IterationStats, render
-from worker_agent.engines.types import EngineOutput, EngineRequest
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.load.reports import load_report
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 TURN_S = 0.25
 CHUNKS = 4

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tests.simulation.link import Faults
 from tests.simulation.network import Network
-from worker_agent.engines.types import EngineOutput, EngineRequest, RequestRefused
+from worker_agent.port.types import EngineOutput, EngineRequest, RequestRefused
 
 CONNECT_S = 1.0
 FIRST_BYTE_S = 4.0

@@ -20,9 +20,9 @@ from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import EngineTiming
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 HOST_RATIO = 0.5
 SEQUENCE_MAX = 80

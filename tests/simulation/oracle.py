@@ -9,7 +9,7 @@ from kv_protocol.hashing import lora_id, sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from worker_agent.engines.simulated.identity import trtllm_block_hash
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 BLOCK_SIZE = 4
 

@@ -37,7 +37,7 @@ from tests.simulation.calls import Call, Caller
 from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE
 from tests.simulation.setup import DIGESTS, MODEL, RouterSetup
-from worker_agent.engines.types import EngineOutput, EngineRequest
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 RETRY_LIMIT = 2
 BREAKER_S = 2.0

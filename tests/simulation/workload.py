@@ -3,7 +3,7 @@
 from random import Random
 
 from tests.simulation.oracle import BLOCK_SIZE
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 TOKENS_MAX = 60
 CONVERSATIONS = 8

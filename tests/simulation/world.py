@@ -31,7 +31,7 @@ from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.troubles import Troublemaker
 from tests.simulation.truth import Truth
 from tests.simulation.workload import Workload
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 WORK_S = 13.0
 FAULTS_S = 15.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 
 def described(**changed: Any) -> EngineDescription:

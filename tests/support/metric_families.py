@@ -51,12 +51,11 @@ from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
 from tests.unit.router.samples import state
-from worker_agent.commands.served_metrics import ServedMetrics
-from worker_agent.engines.attached.metrics import AttachMetrics
-from worker_agent.engines.simulated.metrics import transfer_families
+from worker_agent.api.served_media import encode_families, media_families
+from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
 from worker_agent.events.metrics import ConsolidatorMetrics
 from worker_agent.fleet.membership import Membership
-from worker_agent.media.metrics import encode_families, media_families
 from worker_agent.metrics import (
     AgentMetrics,
     drain_families,

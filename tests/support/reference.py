@@ -12,8 +12,8 @@ from kv_runtime.config.rendering import settings_of
 from router.config import RouterSettings
 from tests.support.metrics_page import metrics_page
 from tests.support.paths import ROOT
+from worker_agent.attached.config import AttachSettings, ConsolidateSettings
 from worker_agent.config import AgentSettings
-from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
 
 FOLDER = ROOT / "docs" / "reference"
 COMMANDS: dict[str, type[BaseModel]] = {

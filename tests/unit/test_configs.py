@@ -15,8 +15,8 @@ from kv_runtime.config.sections import Settings
 from router.__main__ import main
 from router.config import RouterSettings
 from tests.support.paths import ROOT
+from worker_agent.attached.config import ConsolidateSettings
 from worker_agent.config import AgentSettings
-from worker_agent.engines.attached.config import ConsolidateSettings
 
 CONFIGS = ROOT / "configs"
 BATCH_JOB = CONFIGS / "slurm" / "sweep.sbatch"

@@ -8,8 +8,8 @@ from pydantic import Field, SecretStr, ValidationError
 from indexer.config import IndexerSettings
 from kv_runtime.config.sections import ControlSection, Section
 from router.config import DataSection, RouterSettings
+from worker_agent.attached.config import AttachSettings, ConsolidateSettings
 from worker_agent.config import AgentSettings, EngineSection
-from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
 
 INJECTED = "a-secret-of-many-characters\r\nx-injected: 1"
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from worker_agent.api.choice_text import TokenSpan
-from worker_agent.api.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
+from worker_agent.port.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
 TokenBytes = Callable[[int], bytes | None]
 """Returns the bytes of a token; None if unknown."""

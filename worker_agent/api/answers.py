@@ -31,9 +31,9 @@ import msgspec
 from kv_protocol.openai.requests import ChatRequest, Request
 from worker_agent.api.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.api.choice_text import Piece
-from worker_agent.api.disaggregated import Handoff, handoff_keys, without_media
 from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStarted
-from worker_agent.api.sampling import TokenLogprobs
+from worker_agent.port.handoff import Handoff, handoff_keys, without_media
+from worker_agent.port.sampling import TokenLogprobs
 
 _DONE = b"data: [DONE]\n\n"
 

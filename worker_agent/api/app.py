@@ -32,7 +32,7 @@ from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.api.tracing import WorkerTracer
-from worker_agent.engines.port import Engine
+from worker_agent.port.engine import Engine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BARRIER_S = 5.0

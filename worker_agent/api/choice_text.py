@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.parsers.answer import AnswerParser
 from worker_agent.api.parsers.events import Event, joined
-from worker_agent.api.sampling import TokenLogprobs
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import TokenLogprobs
+from worker_agent.port.types import EngineOutput
 
 
 class Detokenizer(Protocol):

@@ -45,8 +45,8 @@ from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.response_answers import ResponseAnswer
 from worker_agent.api.response_requests import ResponseChat, decode_response
 from worker_agent.api.several_prompts import SeveralPrompts
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 
 _RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128

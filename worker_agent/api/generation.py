@@ -25,9 +25,9 @@ from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
 from worker_agent.api.parsers.answer import AnswerParser
 from worker_agent.api.parsers.events import joined
-from worker_agent.api.sampling import Sampling, TokenLogprobs
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
+from worker_agent.port.engine import Engine
+from worker_agent.port.sampling import Sampling, TokenLogprobs
+from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 
 class GenerationFailed(EngineError):

@@ -16,11 +16,12 @@ from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is_given
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import prompt_field, prompt_ids
 from worker_agent.media.chats import NO_IMAGES, ChatMedia
-from worker_agent.media.parts import Media, names_media
+from worker_agent.media.parts import names_media
 from worker_agent.media.refusals import MediaRefused
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import Media
 
 TOKENS_MAX = 1 << 30
 _OFF_LOOP_BYTES = 4 << 10

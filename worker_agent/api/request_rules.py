@@ -1,7 +1,7 @@
 """Turns a client's request into an engine request, or refuses it.
 
     option                                               here
-    a phase that the role does not serve                 refused (`request_phases.py`)
+    a phase that the role does not serve                 refused (`phase_of`)
     echo, suffix, beam search, and other options that    refused, unless it has its neutral value
     no engine supports
     guides, logits_processors, prompt_logprobs           by `SKILLS` of the engine, which checks its own limits
@@ -25,12 +25,11 @@ from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.request_phases import phase_of
 from worker_agent.api.request_sampling import check_size, guide_field, sampling_of
 from worker_agent.api.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
-from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.port.handoff import Handoff, handoff_of_request
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 _TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16
@@ -230,3 +229,49 @@ def _guide_of(sampling: Sampling) -> object:
 
 def _queue_priority(request: Request) -> float | None:
     return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None
+
+
+_FIELD = "disaggregated_params"
+_REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
+    "aggregated": ("context_and_generation",),
+    "prefill": ("context_only",),
+    "decode": ("generation_only", "context_only", "context_and_generation"),
+}
+
+
+class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of these names of an `EngineRequest`."""
+
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    is_context_and_generation: bool = False
+
+
+def phase_of(request: Request, role: Role) -> GenerationPhase:
+    """Return the phase that a request asks a worker for; raise `RequestInvalid` if the role does not serve it.
+
+    role          without              `disaggregated_params.request_type`
+                  the key              context_only          generation_only   context_and_generation
+    aggregated    both phases          refused               refused           both phases
+    prefill       prompt, first token  prompt, first token   refused           refused
+    decode        refused, by engine   the rest              the rest          both phases, on this worker
+    encode        nothing is generated: refused
+
+    A prefill worker's own answer has `context_only`: it may be passed on unchanged. `disagg_request_id` in a request to
+    a prefill worker is the id of the transfer; without one the engine assigns its own.
+    Source: as of `port/handoff.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
+    """
+    if role == "encode":
+        raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
+    handoff = handoff_of_request(request.disaggregated_params)
+    if handoff is None:
+        return GenerationPhase()
+    kind, allowed = handoff.request_type, _REQUEST_TYPES[role]
+    if kind is not None and kind not in allowed:
+        raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
+    if kind == "context_and_generation":
+        return GenerationPhase(is_context_and_generation=role == "decode")
+    if role != "prefill":
+        return GenerationPhase(handoff=handoff)
+    has_media = handoff.multimodal_embedding_handles is not None
+    return GenerationPhase(handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id)

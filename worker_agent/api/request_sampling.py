@@ -33,7 +33,7 @@ from kv_protocol.openai.option_table import (
     plain,
 )
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
-from worker_agent.api.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
+from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",

@@ -20,7 +20,7 @@ from worker_agent.api.choice_text import Piece
 from worker_agent.api.parsers.events import ContentDelta
 from worker_agent.api.response_items import ItemStatus, ResponseItems, StreamEvent
 from worker_agent.api.response_requests import ResponseChat
-from worker_agent.api.sampling import TokenLogprobs
+from worker_agent.port.sampling import TokenLogprobs
 
 
 class ResponseAnswer:

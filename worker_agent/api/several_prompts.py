@@ -15,8 +15,8 @@ from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.parsers.answer import AnswerParser
-from worker_agent.api.sampling import TokenLogprobs
-from worker_agent.engines.types import EngineError, RequestRefused
+from worker_agent.port.sampling import TokenLogprobs
+from worker_agent.port.types import EngineError, RequestRefused
 
 
 class SeveralPrompts:

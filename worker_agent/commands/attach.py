@@ -24,8 +24,8 @@ from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
 from worker_agent.api.status import StatusApi
 from worker_agent.api.tracing import SERVICE
-from worker_agent.attached_worker import AttachedWorker, Host, check
-from worker_agent.engines.attached.config import AttachSettings
+from worker_agent.attached.config import AttachSettings
+from worker_agent.attached.worker import AttachedWorker, Host, check
 from worker_agent.events.metrics import ConsolidatorMetrics
 
 _MARGIN_S = 2.0

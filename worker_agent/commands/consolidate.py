@@ -20,10 +20,10 @@ from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_event_tracing
 from worker_agent.api.status import StatusApi
 from worker_agent.api.tracing import SERVICE
-from worker_agent.commands.unrun import end_unrun
-from worker_agent.engines.attached.config import ConsolidateSettings
-from worker_agent.engines.attached.consolidators import foreign_consolidator
+from worker_agent.attached.config import ConsolidateSettings
+from worker_agent.attached.streams import event_path
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.event_path import end_unrun
 from worker_agent.events.metrics import ConsolidatorMetrics
 
 _DRAIN_S = 10.0
@@ -45,11 +45,11 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
         tracing = opened_event_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE)
-        heads = [
-            foreign_consolidator(worker, settings.events, log, context, SystemClock(), events_of(tracing))
+        paths = [
+            event_path(worker, settings.events, log, context, SystemClock(), tracing=events_of(tracing))
             for worker in settings.workers
         ]
-        parts = [part for head in heads for part in head.parts(first_stage=1)]
+        heads, parts = [path.consolidator for path in paths], [part for path in paths for part in path.parts(0)]
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
             http = await _begun(settings, heads, log, tracing)

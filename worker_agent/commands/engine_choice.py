@@ -5,7 +5,7 @@ configured by       section `engine`           engine arguments (`engine_args/`)
 model in requests   engine.model               engine.model, else the argument; but engine.served_names first
 text                engine.text, else `byte`   engine.text, else the model's directory
 KV events           polled                     with --publish-kv-events, but of an encoder: polled, or read where the
-                                               engine streams them (`worker_agent/events/engine_publishers.py`)
+                                               engine streams them (`worker_agent/engines/trtllm/publishers.py`)
 statistics          polled                     with --publish-metrics, but of an encoder
 images              of an encoder alone        with --modality multimodal, where the model has them
 """
@@ -28,23 +28,22 @@ from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from kv_runtime.text.unread import UnreadText
+from worker_agent.api.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
-from worker_agent.engines.port import Engine
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import HttpCarrier
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.scripted import scripted
-from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.types import EngineDescription
+from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
 from worker_agent.events.engine_event_subscriber import PublisherAt
-from worker_agent.events.engine_publishers import engine_publishers, is_streaming
-from worker_agent.media.served import ServedMedia
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineDescription
 
 _OPTIONS = {
     "publishes_kv_events": "publish-kv-events",

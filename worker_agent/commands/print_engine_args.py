@@ -10,11 +10,12 @@ from typing import Any
 import click
 import msgspec
 
+from kv_protocol.fleet import Role
 from kv_runtime.telemetry import configure_logs
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
 from worker_agent.engine_args.layers import Replacement, dotted
-from worker_agent.engine_args.rules import Circumstances, Role
+from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
 
 _ENGINE_DEFAULT = "engine default"

@@ -20,6 +20,7 @@ from kv_runtime.supervise import PartGaveUp
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
+from worker_agent.attached.config import AttachSettings, ConsolidateSettings
 from worker_agent.commands.attach import run_attached
 from worker_agent.commands.consolidate import run_consolidated
 from worker_agent.commands.engine_choice import chosen_engine
@@ -29,8 +30,8 @@ from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
-from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
-from worker_agent.engines.types import EngineError
+from worker_agent.engines.servers import SERVERS
+from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
 
@@ -83,7 +84,7 @@ def consolidate(
 
 @click.command()
 @config_options
-@click.option("--engine", "engine__kind", help="which engine: vllm, sglang, trtllm-serve")
+@click.option("--engine", "engine__kind", help=f"which engine: {', '.join(SERVERS)}")
 @click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only streams")
 @click.option("--kv-events", "engine__publish_endpoint", help="tcp://host:port of rank 0, or `poll`")
 @click.option("--replay-endpoint", "engine__replay_endpoint", help="its replays, likewise; absent: it has none")

@@ -38,6 +38,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi
+from worker_agent.api.served_media import ServedMedia
 from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
@@ -47,19 +48,18 @@ from worker_agent.commands.engine_choice import (
     served_media,
     served_names,
 )
+from worker_agent.commands.served_events import ServedEvents
 from worker_agent.commands.served_metrics import ServedMetrics
-from worker_agent.commands.unrun import end_unrun
 from worker_agent.config import AgentSettings
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineStopped
-from worker_agent.events.served import ServedEvents
+from worker_agent.events.event_path import end_unrun
 from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import Canary
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.publisher import LoadReports
-from worker_agent.media.served import ServedMedia
 from worker_agent.metrics import AgentMetrics
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineStopped
 
 _SWITCH_S = 0.0005
 """Interpreter switch interval: the event threads must not hold up the event loop that streams answers."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from kv_protocol.fleet import Role
 from worker_agent.engine_args import checks as engine_checks
 from worker_agent.engine_args.field_kinds import Field, found
 from worker_agent.engine_args.fields import CLASS_BY_TYPE, ENGINE
@@ -45,7 +46,6 @@ from worker_agent.engine_args.rules import (
     ENCODE,
     FLAGS,
     Circumstances,
-    Role,
     backend_of,
     forced_layer,
     pruned,

@@ -31,13 +31,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from kv_protocol.fleet import Role
 from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
 from worker_agent.engine_args.field_kinds import Backend, found
 from worker_agent.engine_args.fields import ENGINE
 from worker_agent.engine_args.findings import ArgumentFinding, shown
 from worker_agent.engine_args.layers import Branch, Layer, Leaf, Path, Tree, ValueOrigin, at, plain, without
 
-Role = Literal["aggregated", "prefill", "decode", "encode"]
 EVENT_BUFFER_SIZE = 100_000
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
 

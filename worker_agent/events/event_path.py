@@ -8,6 +8,7 @@ A worker has any number of both; a block's copies are counted by source (ADR 8).
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import zmq.asyncio
 
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts
+from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
@@ -24,10 +25,27 @@ from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
 
+_END_S = 5.0
+
+
+def new_epoch() -> int:
+    """Return a random epoch for a stream; never 0."""
+    return 1 + secrets.randbelow((1 << 64) - 1)
+
 
 def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
     """Return the origins of these sources and publishers, for the consolidation."""
     return [*map(Origin, sources), *(each.origin for each in published)]
+
+
+async def end_unrun(parts: Iterable[Part]) -> None:
+    """Run the parts with `stop` set, so that they close their sockets and end.
+
+    A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
+    """
+    stop = asyncio.Event()
+    stop.set()
+    await run_parts(parts, stop=stop, drain_s=_END_S)
 
 
 class EventPath:
@@ -47,8 +65,10 @@ class EventPath:
         published: Sequence[PublisherAt] = (),
         restarts: Restarts = RESTARTS,
         tracing: EventTracing | None = None,
+        stale: str = "",
     ) -> None:
-        self._sources = sources
+        """`stale`: why the ranks' blocks are not known, whatever is read."""
+        self._sources, self._always_stale = sources, stale
         self._relearning = {name: Relearning() for name in sources}
         self.pollers = {
             name: SourcePoller(source, poll_s=poll_s, wall_ns=clock.wall_ns, name=name, restarts=restarts)
@@ -111,7 +131,7 @@ class EventPath:
 
     def _stale(self, dp_rank: int) -> str:
         reasons = ((name, each) for name in self._sources for each in self._reasons(name, dp_rank))
-        return "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
+        return self._always_stale or "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
 
     def _reasons(self, name: str, dp_rank: int) -> tuple[str, ...]:
         source, poller, relearning = self._sources[name], self.pollers[name], self._relearning[name]

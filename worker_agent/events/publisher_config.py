@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from kv_protocol.ids import DP_RANK_MAX
 from kv_runtime.config.sections import Section
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.engine_event_subscriber import PublisherAt
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import checked_endpoint
 
@@ -28,3 +30,14 @@ class PublisherSection(Section):
         if self.replay_endpoint:
             checked_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
         return self
+
+    @property
+    def at(self) -> PublisherAt:
+        """Its addresses, for an `EventPath`."""
+        replay = self.replay_endpoint
+        return PublisherAt(
+            Origin(self.source, self.dp_rank),
+            checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote),
+            replay and checked_endpoint("replay_endpoint", replay, allow_remote=self.allow_remote),
+            self.topic,
+        )

@@ -1,7 +1,7 @@
 """Polls a source's events on a thread and hands them to the event loop as batches, without encoding them.
 
 It never blocks the source or a request: poll and translation block only this thread. Nothing is lost between the thread
-and the event loop (`handover.py`): while too much waits there, the thread waits, and the source's own buffer fills. How
+and the event loop (`Handover`): while too much waits there, the thread waits, and the source's own buffer fills. How
 urgently it polls: `poll_urgency.py`.
 
     the source                      the poller
@@ -20,19 +20,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, thread_part
-from worker_agent.engines.types import EngineError
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
-from worker_agent.events.handover import Handover
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_urgency import Drain
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Drained
+from worker_agent.port.types import EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
 """Tokens and hashes of one batch, unless a single event has more: it bounds how long the event loop applies one."""
@@ -82,6 +81,54 @@ class _End:
 
 _Entry = EngineBatch | _Loss | _End | asyncio.Future[None]
 """A future is resolved when it is delivered: everything before it is delivered, too."""
+
+
+T = TypeVar("T")
+
+
+class Handover(Generic[T]):
+    """A queue from one thread to the event loop on which it is made; nothing is lost in it.
+
+    It is bounded by the weight of its entries: `put` waits while those that wait weigh `weight_max` or more, so one
+    entry of any weight passes. The loop is never blocked.
+    """
+
+    def __init__(self, weight_max: int) -> None:
+        self._weight_max = weight_max
+        self._loop = asyncio.get_running_loop()
+        self._has_entry = asyncio.Event()
+        self._changed = threading.Condition()
+        self._entries: deque[tuple[T, int]] = deque()
+        self._weight = 0
+        self._is_closed = False
+
+    def put(self, entry: T, weight: int = 0) -> None:
+        """Append an entry; belongs to the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._weight < self._weight_max or self._is_closed)
+            if self._is_closed:
+                return
+            self._entries.append((entry, weight))
+            self._weight += weight
+        self._loop.call_soon_threadsafe(self._has_entry.set)
+
+    async def next(self) -> T:
+        """Remove and return the oldest entry, once there is one."""
+        while not self._entries:
+            self._has_entry.clear()  # an entry of this moment sets it later: `put` calls the loop after it appended
+            await self._has_entry.wait()
+        with self._changed:
+            entry, weight = self._entries.popleft()
+            self._weight -= weight
+            self._changed.notify()
+        return entry
+
+    def close(self) -> None:
+        """Drop what waits, and what comes."""
+        with self._changed:
+            self._is_closed = True
+            self._entries.clear()
+            self._changed.notify()
 
 
 class SourcePoller:

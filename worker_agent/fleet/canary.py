@@ -12,10 +12,10 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
 from worker_agent.fleet.canary_rules import OUTCOMES, Canary, CanaryOutcome, canary_request
 from worker_agent.fleet.membership import Membership
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 BEGIN_ID = 1
 """The prompt for a model whose tokenizer has no begin token. Source: `docs/SOURCES.md` D6.6."""

@@ -12,8 +12,8 @@ token, one token, temperature 0, top_k 1, a salt of its own, the highest priorit
 
 from typing import Literal
 
-from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineRequest
 
 CanaryOutcome = Literal["ok", "failed", "late"]
 OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")

@@ -24,9 +24,9 @@ from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
-from worker_agent.engines.port import Engine
-from worker_agent.engines.types import EngineError
 from worker_agent.load.reports import LoadRows, at_rest
+from worker_agent.port.engine import Engine
+from worker_agent.port.types import EngineError
 
 REPORT_PERIOD_S = 0.1
 REST_PERIOD_S = 1.0

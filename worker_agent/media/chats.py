@@ -17,12 +17,12 @@ import msgspec
 from kv_protocol.body_limits import Body
 from kv_protocol.openai.requests import ChatRequest, RequestInvalid
 from kv_runtime.text.model import Text
-from worker_agent.api.bodies import worked
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.media.image_models import ImageFacts, check_placeholders
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.parts import Media, MediaChat, MediaPart, names_media
+from worker_agent.media.parts import MediaChat, MediaPart, names_media
 from worker_agent.media.refusals import MediaRefused
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import Media
 
 NO_IMAGES = Body(b"")
 
@@ -79,10 +79,11 @@ class ChatMedia:
         rendered = await asyncio.to_thread(self._text.render_chat, split.messages, **request.template_options)
         tokens = await asyncio.to_thread(self._text.encode, rendered, add_special_tokens=False)
         self.check(tokens, len(split.parts), "messages")
-        parts = await worked(
-            bool(body.escaped),
-            lambda: [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts],
-        )
+
+        def read() -> list[MediaPart]:
+            return [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
+
+        parts = await asyncio.to_thread(read) if body.escaped else read()
         return ChatWithMedia(rendered, tokens, await self._become(rendered, parts))
 
     def check(self, tokens: Sequence[int], items: int, field: str) -> None:

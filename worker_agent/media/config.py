@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
+from kv_protocol.image_headers import IMAGE_TYPES, ImageType
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
 from worker_agent.media.addresses import parsed_networks
 from worker_agent.media.parts import MediaRules
 from worker_agent.media.safetensors import EmbeddingLimits
-from worker_agent.media.types import IMAGE_TYPES, ImageType
 from worker_agent.media.urls import FetchRules
 
 _RULES, _FETCH = MediaRules(), FetchRules()

@@ -17,8 +17,6 @@ from typing import get_args
 import aiohttp
 import msgspec
 
-from worker_agent.api.disaggregated import HandoffInvalid, handoff_of_json
-from worker_agent.engines.types import EncoderUnavailable
 from worker_agent.media.chats import EncodedMedia
 from worker_agent.media.encode_wire import (
     PATH,
@@ -29,10 +27,12 @@ from worker_agent.media.encode_wire import (
     Form,
     read_answer,
 )
-from worker_agent.media.parts import Media, MediaPart, embeddings_media
+from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
 from worker_agent.media.safetensors import EmbeddingLimits
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
+from worker_agent.port.handoff import HandoffInvalid, handoff_of_json
+from worker_agent.port.types import EncoderUnavailable, Media
 
 _ANSWER_BYTES_MAX = 8 << 20
 _CHUNK_BYTES = 64 << 10

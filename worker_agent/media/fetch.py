@@ -6,23 +6,24 @@ resolved    once; every address must be allowed; sockets are opened only to thes
 request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
 redirect    checked like the first target; a bounded number
 body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
-reading     paced, and bounded with its coding (`paced_reading.py`)
+reading     paced, and bounded with its coding (`pace`)
 timeout     for all of it together
 """
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import hdrs
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from worker_agent.media.addresses import Address
-from worker_agent.media.paced_reading import pace
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
@@ -173,3 +174,53 @@ def client_url(target: HttpTarget) -> URL:
     """Return the target as aiohttp's URL, built from its parts: the text is not parsed a second time."""
     path, _, query = target.path.partition("?")
     return URL.build(scheme=target.scheme, authority=target.authority, path=path, query_string=query, encoded=True)
+
+
+INTERIM_MAX = 16
+CODING_FACTOR = 8
+_HEAD_BYTES_MAX = 64 << 10
+_INTERIM = range(100, 200)
+
+
+class _PacedAnswer(ResponseHandler):
+    """The protocol of one answer, whose body has at most `bytes_max` bytes; the loop serves others between two reads.
+
+    It has at most `INTERIM_MAX` interim answers (1xx), and on the wire `CODING_FACTOR` bytes for each allowed one of
+    the body: chunked coding adds some.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:
+        super().__init__(loop)
+        self._turns, self._interim_left = loop, INTERIM_MAX
+        self._bytes_left = _HEAD_BYTES_MAX + CODING_FACTOR * bytes_max
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, unless there are too many; then let the loop turn once."""
+        transport = self.transport
+        self._bytes_left -= len(data)
+        if transport is not None and (self._bytes_left < 0 or self._interim_left < 0):
+            transport.abort()
+            return
+        super().data_received(data)
+        if transport is not None and not transport.is_closing() and transport.is_reading():
+            transport.pause_reading()
+            self._turns.call_soon(_resume, transport)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - as the base class has it
+        """Take an answer of the server, unless it is one more interim one."""
+        self._interim_left -= data[0].code in _INTERIM
+        if self._interim_left >= 0:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.transport.abort()
+
+
+def _resume(transport: asyncio.Transport) -> None:
+    if not transport.is_closing():
+        transport.resume_reading()
+
+
+def pace(connector: aiohttp.TCPConnector, bytes_max: int) -> None:
+    """Have the connector read its answers so; raise `AttributeError` if the library makes its protocols otherwise."""
+    made = connector._factory  # noqa: SLF001 - the library has no other place for it
+    connector._factory = partial(_PacedAnswer, bytes_max=bytes_max, **made.keywords)  # type: ignore[assignment]  # noqa: SLF001

@@ -26,10 +26,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from blake3 import blake3
 
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.request_limits import Rule
-from worker_agent.engines.types import EngineRequest
-from worker_agent.media.parts import Media, MediaKind
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import Rule
+from worker_agent.port.types import EngineRequest, Media, MediaKind
 
 _WORDS = ">8i"
 _DIMENSIONS = 2

@@ -19,9 +19,10 @@ from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import MediaFetch, Resolve
 from worker_agent.media.files import MediaFiles
-from worker_agent.media.parts import Media, MediaChat, MediaPart, check_total, checked_media, split_chat
+from worker_agent.media.parts import MediaChat, MediaPart, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import decoded_data, file_path, scheme_of
+from worker_agent.port.types import Media
 
 
 class MediaLoader:

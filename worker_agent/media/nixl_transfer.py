@@ -33,11 +33,11 @@ from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part, until
-from worker_agent.engines.types import EngineError
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.offers import NoRoom, Offers, OfferStatistics
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import AGENT_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
+from worker_agent.port.types import EngineError
 
 _POLL_S = 0.002
 _TOKEN_BYTES = 32

@@ -21,18 +21,18 @@ Source of the part's shape: OpenAI API reference, "Create chat completion", imag
 
 from collections.abc import Mapping, Sequence
 from posixpath import splitext
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 from blake3 import blake3
 
-from kv_protocol.image_headers import IMAGE_TYPES, Pixels, image_pixels, image_type
+from kv_protocol.image_headers import IMAGE_TYPES, image_pixels, image_type
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
-from worker_agent.media.safetensors import EmbeddingLimits, Tensor, read_tensors
+from worker_agent.media.safetensors import EmbeddingLimits, read_tensors
 from worker_agent.media.urls import scheme_of
+from worker_agent.port.types import Media, MediaKind
 
-MediaKind = Literal["image", "embeddings"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "embeddings")
 EMBEDDINGS_SUFFIX = ".safetensors"
 EMBEDDINGS_TYPE = "application/octet-stream"
@@ -76,21 +76,6 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"MediaPart({self.field}, {self.kind}, {shown_url(self.url)})"
-
-
-class Media(msgspec.Struct, frozen=True, kw_only=True):
-    """Checked bytes, of an image that has `pixels`, or embeddings that are `tensors`; `digest`: `content_digest`."""
-
-    field: str
-    kind: MediaKind
-    media_type: str
-    data: bytes
-    digest: str
-    pixels: Pixels | None = None
-    tensors: tuple[Tensor, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Media({self.field}, {self.media_type}, {len(self.data)} bytes, {self.digest})"
 
 
 class MediaChat(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from worker_agent.media.refusals import MediaRefused
+from worker_agent.port.types import Tensor
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 DIMENSIONS_MAX = 8
@@ -40,16 +41,6 @@ class EmbeddingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     header_bytes_max: int = 64 << 10
     tensors_max: int = 64
-
-
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of a file: its bytes are `data[begin:end]`, counted from the file's first byte."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def read_tensors(data: bytes, field: str, limits: EmbeddingLimits) -> tuple[Tensor, ...]:

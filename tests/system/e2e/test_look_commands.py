@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from indexer.commands import wall_time
+from indexer.commands.http import IndexApi
 from indexer.follow.checkpoint import encode_checkpoint
-from indexer.service.http import IndexApi
+from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog

@@ -19,7 +19,7 @@ from kv_runtime.text.model import Text
 from tests.support.engine_description import described
 from worker_agent.api.app import AgentApi
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.engines.port import Engine
+from worker_agent.port.engine import Engine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

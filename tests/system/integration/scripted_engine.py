@@ -1,4 +1,4 @@
-"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.engines.port` asks for."""
+"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.port.engine` asks for."""
 
 import threading
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from tests.support.engine_description import described
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
 
 BLOCK_SIZE = 2
 

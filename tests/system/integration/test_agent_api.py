@@ -25,7 +25,7 @@ from worker_agent.api import app as agent_api
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EncoderUnavailable, EngineOutput, EngineRequest
+from worker_agent.port.types import EncoderUnavailable, EngineOutput, EngineRequest
 
 ENGINE = described(total_kv_blocks=2048, max_num_batched_tokens=512, max_seq_len=4096, dp_ranks=(0, 1))
 ENDLESS_TOKENS = 4000

@@ -9,7 +9,7 @@ from kv_protocol.continuation import HEADER, progress_of
 from tests.contract.engines import IMPLEMENTATIONS
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, serving
-from worker_agent.engines.types import EngineStopped
+from worker_agent.port.types import EngineStopped
 
 __all__ = ["trtllm"]
 

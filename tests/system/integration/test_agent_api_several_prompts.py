@@ -9,7 +9,7 @@ import pytest
 from tests.system.integration.agent_http import COMPLETIONS, Answered, serving
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import ScriptedEngine
-from worker_agent.engines.types import EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 

@@ -16,7 +16,7 @@ from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, Agent, A
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.scripted import scripted
+from worker_agent.engines.simulated.tokens import scripted
 
 TEXT = ByteText()
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]

@@ -36,9 +36,9 @@ from tests.system.integration.engine_doubles import (
 from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
-from worker_agent.engines.attached.attachment import PROBE_PERIOD_S
-from worker_agent.engines.attached.client import EngineClient
-from worker_agent.engines.attached.health import HealthWatch
+from worker_agent.attached.client import EngineClient
+from worker_agent.attached.health import PROBE_PERIOD_S, HealthWatch
+from worker_agent.engines.vllm import Vllm
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 
@@ -150,6 +150,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
             max_num_seqs=8,
             event_source="vllm",
             stream_token_ids="vllm",
+            event_flag=Vllm.event_flag,
             accepts_token_ids=False,
             version=told[0].version if isinstance(told[0], WorkerRegistered) else "",
             endpoint="dynamo.backend.generate",

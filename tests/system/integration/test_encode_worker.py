@@ -19,14 +19,13 @@ from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, chat, model, picture, words, worker
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
+from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EncoderUnavailable
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EmbeddingTransferSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
-from worker_agent.media.encode_api import EncodeApi
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_wire import PATH, Form
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
@@ -36,6 +35,7 @@ from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import MediaPart, content_digest
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.safetensors import EmbeddingLimits
+from worker_agent.port.types import EncoderUnavailable
 
 __all__ = ["model", "trtllm"]
 

@@ -5,10 +5,9 @@ import socket
 import pytest
 
 from tests.system.integration.engine_doubles import EngineDouble, Fault, SglangDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.engines.attached.client import EngineClient, EngineUnanswered, FetchOutcome
-from worker_agent.engines.attached.facts import EngineFacts
-from worker_agent.engines.attached.survey import EngineSurvey
-from worker_agent.load.engine_metrics import EngineKind
+from worker_agent.attached.client import EngineClient, EngineUnanswered, FetchOutcome
+from worker_agent.attached.survey import EngineSurvey
+from worker_agent.engines.server import EngineFacts
 
 CHATS = ("chat", "completions")
 """What the doubles list in /openapi.json."""
@@ -44,7 +43,7 @@ async def test_an_engine_that_is_gone_is_unreachable() -> None:
         assert client.requests_total == {("health", "unreachable"): 1}
 
 
-async def surveyed(kind: EngineKind, engine: EngineDouble) -> tuple[EngineFacts | None, EngineClient]:
+async def surveyed(kind: str, engine: EngineDouble) -> tuple[EngineFacts | None, EngineClient]:
     async with EngineClient(engine.url) as client:
         return await EngineSurvey(kind, client, metrics_path="/metrics").query(), client
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from kv_protocol.hashing import chain, local_block_hashes
+from kv_protocol.mm_keys import mm_hash
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Restarts, run_parts, thread_part
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import zmq_context
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.engines.types import EngineError
-from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
+from worker_agent.port.types import EngineError
 
 UUID = "0b7f3f2e-5a0c-4f0e-8a42-5d1f0a3c9e11"
 

@@ -21,19 +21,19 @@ from tests.system.integration.engine_doubles import (
     TrtllmServeDouble,
     VllmDouble,
 )
-from worker_agent.engines.attached.client import EngineClient, FetchOutcome
-from worker_agent.load.attached import EngineLoads
-from worker_agent.load.engine_metrics import EngineKind
+from worker_agent.attached.client import EngineClient, FetchOutcome
+from worker_agent.attached.loads import EngineLoads
+from worker_agent.engines.servers import SERVERS
 
 MODEL, WORKER = "m", "w0"
-DOUBLES: list[tuple[EngineKind, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]
+DOUBLES: list[tuple[str, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]
 TWO = [Rank(running=3, waiting=1, used_blocks=250), Rank(running=0, waiting=2, used_blocks=10)]
 
 
 @asynccontextmanager
 async def reporting(
     log: EventLog,
-    kind: EngineKind,
+    kind: str,
     engine: EngineDouble,
     *,
     dp_ranks: tuple[int, ...] = (0,),
@@ -54,7 +54,7 @@ async def reporting(
     stop = asyncio.Event()
     async with EngineClient(engine.url, answer_s=answer_s) as client, asyncio.TaskGroup() as group:
         loads = EngineLoads(
-            kind,
+            SERVERS[kind],
             client,
             log,
             clock or SystemClock(),
@@ -77,9 +77,7 @@ def figures(report: LoadReport) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize(("kind", "double"), DOUBLES)
-async def test_each_rank_is_reported_as_the_engine_counts_it(
-    log: EventLog, kind: EngineKind, double: EngineDouble
-) -> None:
+async def test_each_rank_is_reported_as_the_engine_counts_it(log: EventLog, kind: str, double: EngineDouble) -> None:
     double.ranks = TWO
     async with double.serving() as engine, reporting(log, kind, engine, dp_ranks=(0, 1)) as (loads, _, heard):
         await eventually(lambda: len(heard) == 2)

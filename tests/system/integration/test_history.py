@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
-from indexer.commands import wall_time
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import MessageArrived
 from indexer.follow.messages import read_message
@@ -18,6 +17,7 @@ from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshot_keeper as keeper
+from indexer.service import wall_time
 from indexer.service.history import Available, NotRetained, moment_at, seq_at
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects

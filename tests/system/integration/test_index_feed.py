@@ -14,9 +14,9 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
+from indexer.commands.http import IndexApi
 from indexer.follow.fold import RankView
 from indexer.service.feed import TICK_S
-from indexer.service.http import IndexApi
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

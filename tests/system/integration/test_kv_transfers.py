@@ -12,18 +12,18 @@ import pytest
 from pydantic import ValidationError
 from yarl import URL
 
+from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.engine_args.rules import Role
 from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
 from worker_agent.engines.simulated.live_transfer import TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferStatistics, state_of
-from worker_agent.engines.types import RequestRefused
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import RequestRefused
 
 SPEED = 1000.0
 PATIENT: dict[str, Any] = {"timeout_s": 3600.0}

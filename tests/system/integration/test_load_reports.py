@@ -19,8 +19,8 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.polled_engine import PATIENT
 from tests.system.integration.scripted_engine import ScriptedEngine
-from worker_agent.engines.types import EngineError
 from worker_agent.load.publisher import LoadReports
+from worker_agent.port.types import EngineError
 
 REST_S = 0.05
 

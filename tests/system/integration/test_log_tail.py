@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from indexer.commands.log_lines import EventLine, FleetLine, Line, UnreadableLine
 from indexer.service import log_tail
 from indexer.service.history import Available, NotRetained
+from indexer.service.log_lines import EventLine, FleetLine, Line, UnreadableLine
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import fleet, subjects
 from kv_runtime.clock import ManualClock

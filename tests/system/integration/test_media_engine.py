@@ -21,15 +21,15 @@ from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_ur
 from worker_agent.api.prompts import EnginePrompt, EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineOutput, EngineRequest, RequestRefused
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts
-from worker_agent.media.parts import Media, content_digest, embeddings_media
+from worker_agent.media.parts import content_digest, embeddings_media
 from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
+from worker_agent.port.types import EngineOutput, EngineRequest, Media, RequestRefused
 
 __all__ = ["trtllm"]
 

@@ -18,9 +18,10 @@ from worker_agent.media.addresses import Address
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import checked_sockets, client_url
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.parts import Media, MediaPart
+from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import FetchRules, http_target
+from worker_agent.port.types import Media
 
 HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
 

@@ -15,12 +15,12 @@ from kv_runtime.supervise import run_parts
 from tests.support.paths import ROOT
 from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
+from worker_agent.api.served_media import embedding_transfer
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 from worker_agent.media.offers import NoRoom
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.served import embedding_transfer
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer, NixlDescriptor
 
 FAKE = ROOT / "tests" / "support" / "nixl_fake"

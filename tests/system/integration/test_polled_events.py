@@ -16,12 +16,12 @@ from kv_runtime.supervise import run_parts
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
+from worker_agent.attached.client import FetchOutcome
+from worker_agent.attached.config import WorkerHeadSection
+from worker_agent.attached.polled_events import PATH, PolledEvents
+from worker_agent.attached.streams import EventStreams
 from worker_agent.config import EventsSection
-from worker_agent.engines.attached.client import FetchOutcome
-from worker_agent.engines.attached.config import WorkerHeadSection
-from worker_agent.events.attached_streams import EventStreams
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.polled_events import PATH, PolledEvents
 
 BLOCK = 32
 WORKER = WorkerHeadSection(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
@@ -54,9 +54,9 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
     async with TrtllmServeDouble().serving() as engine, zmq_context() as context, running_index(broker.url) as index:
         polled = PolledEvents(engine.url, answer_s=answer_s, bytes_max=1 << 20)
         streams = EventStreams(WORKER, EventsSection(poll_s=0.005), log, context, SystemClock(), polled=polled)
-        await streams.consolidator.start()
+        await streams.path.consolidator.start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_parts(streams.parts(0), stop=stop, drain_s=5.0))
+            group.create_task(run_parts(streams.path.parts(0), stop=stop, drain_s=5.0))
             yield Polling(engine, streams, polled, index)
             stop.set()
 
@@ -90,9 +90,9 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         await eventually(lambda: at.overlap(5) == 1)
         at.engine.faults[PATH] = fault
         await eventually(lambda: at.polled.requests_total[outcome])
-        await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.consolidator.stale(0))
+        await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.path.consolidator.stale(0))
         at.engine.released.set()
         del at.engine.faults[PATH]
         at.engine.store(2, [6], parent=5)
         await eventually(lambda: at.overlap(5, 6) == 2)
-        await eventually(lambda: at.streams.consolidator.stale(0) == "")
+        await eventually(lambda: at.streams.path.consolidator.stale(0) == "")

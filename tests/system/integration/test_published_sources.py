@@ -24,11 +24,10 @@ from tests.system.integration.event_path import (
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.system.integration.test_several_publishers import stored
 from tests.unit.worker_agent.engine_arguments import effective
-from worker_agent.engines.attached.config import PublisherSection
-from worker_agent.events.attached_streams import published_at
+from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineEvent, EngineStored
-from worker_agent.events.engine_publishers import engine_publishers
+from worker_agent.events.publisher_config import PublisherSection
 
 KVBM = Origin("kvbm")
 NAMES = 1000
@@ -85,7 +84,7 @@ async def host_tier(
         configured = PublisherSection(
             source=KVBM.source, endpoint=endpoint_of(publish), replay_endpoint=endpoint_of(replay)
         )
-        at = published_at(configured)
+        at = configured.at
         async with polled_agent(log, engine, published=(at,), context=context) as agent:
             await kvbm.subscribed()
             yield agent, kvbm, serving

@@ -29,9 +29,9 @@ from tests.system.integration.test_media_engine import (
     worker,
 )
 from tests.system.integration.test_trtllm_engine import running
+from worker_agent.api.served_media import ServedMedia
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
-from worker_agent.media.served import ServedMedia
 
 __all__ = ["model", "trtllm"]
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from indexer.commands.http import IndexApi
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import RankView
 from indexer.service import snapshot_keeper as keeper
-from indexer.service.http import IndexApi
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_runtime.clock import ManualClock

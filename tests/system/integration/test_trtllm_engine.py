@@ -23,11 +23,11 @@ from tests.contract.engines import (
     trtllm_engine,
 )
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.api.disaggregated import handoff_json, handoff_of_json
-from worker_agent.api.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
-from worker_agent.engines.types import EngineError, EngineOutput, EngineStopped, RequestRefused
+from worker_agent.port.handoff import handoff_json, handoff_of_json
+from worker_agent.port.sampling import UNLIKELY, Guide, Sampling
+from worker_agent.port.types import EngineError, EngineOutput, EngineStopped, RequestRefused
 
 __all__ = ["trtllm"]
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
+from indexer.commands.http import IndexApi
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.expected_ranks import LISTEN_S, FleetRoll
-from indexer.service.http import IndexApi
 from indexer.service.index_client import IndexClient
 from indexer.service.mirrors import Mirrors, MirrorSilent
 from indexer.service.verification import Verification

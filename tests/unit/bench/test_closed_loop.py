@@ -20,7 +20,7 @@ from bench.fidelity.recording import Recording, Session
 from tests.support.amount import examples
 from tests.unit.bench.fleets import SESSIONS, recording
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 MODEL = EngineModel(H200_8B)
 

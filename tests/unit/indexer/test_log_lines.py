@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from indexer.commands.log_lines import BeatLine, EventLine, FleetLine, Line, beat_line, event_lines, fleet_line, text
+from indexer.service.log_lines import BeatLine, EventLine, FleetLine, Line, beat_line, event_lines, fleet_line, text
 from kv_protocol import codec, fleet, subjects
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier

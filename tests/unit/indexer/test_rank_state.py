@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from indexer.commands.state_lines import state_lines
+from indexer.commands.dump import state_lines
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived, LogLost
 from indexer.follow.rank_state import RankState, decode_state, encode_state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from indexer.commands import wall_time
+from indexer.service import wall_time
 
 NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""

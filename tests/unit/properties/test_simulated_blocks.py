@@ -33,9 +33,9 @@ from worker_agent.engines.simulated.events import RankEventLog, WindowLog, rende
 from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
-from worker_agent.engines.types import PRIORITY_DEFAULT
 from worker_agent.events.engine_events import EngineCleared, EngineStored
 from worker_agent.events.engine_events import EngineEvent as SourceEvent
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 TOTAL_BLOCKS = 10
 NARROW_BLOCKS = 6

@@ -15,8 +15,8 @@ from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.statistics import render as render_statistics
-from worker_agent.engines.types import EngineDescription, EngineRequest
 from worker_agent.events.engine_events import EngineStored, RankEvent
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 BLOCK_SIZE = 2
 ENGINE = EngineDescription(

@@ -14,7 +14,7 @@ from tests.support.amount import examples
 from tests.unit.properties.transfer_fleet import ENGINE, Fleet, alone
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 ENGINES = 2
 requests = st.tuples(

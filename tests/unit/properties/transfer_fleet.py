@@ -8,7 +8,7 @@ import msgspec
 from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

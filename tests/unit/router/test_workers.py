@@ -40,7 +40,6 @@ def test_an_address_has_a_name_and_options(text: str, expected: WorkerAddress) -
         ("http://a:1,kv-event=none", "kv-event='none', allowed engine, kv-events, replay-endpoint, id"),
         ("http://a:1,id=", "id='', allowed"),
         ("http://a:1,id=UPPER", "id: found 'UPPER'"),
-        ("http://a:1,engine=tgi", "engine: found 'tgi', allowed auto, vllm, sglang, trtllm-serve"),
     ],
 )
 def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found: str) -> None:
@@ -52,7 +51,11 @@ def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found
 
 @pytest.mark.parametrize(
     ("options", "found"),
-    [("kv-events=5557", "publish_endpoint: found '5557'"), ("replay-endpoint=x,kv-events=tcp://a:2", "found 'x'")],
+    [
+        ("kv-events=5557", "publish_endpoint: found '5557'"),
+        ("replay-endpoint=x,kv-events=tcp://a:2", "found 'x'"),
+        ("engine=tgi", "kind: found 'tgi', allowed auto, vllm, sglang, trtllm-serve"),
+    ],
 )
 def test_an_option_that_the_agent_cannot_use_is_named_with_its_engine(options: str, found: str) -> None:
     with pytest.raises(ConfigurationError, match="http://a:1: ") as error:

@@ -9,7 +9,7 @@ import pytest
 from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.answer_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.api.choice_text import TokenSpan
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
 BYTES = ByteText().token_bytes
 A, B, HALF = (TokenLogprob(token_id=token, logprob=-token / 100, rank=1) for token in (97, 98, 0xE2))

@@ -20,7 +20,7 @@ from worker_agent.api.parsers.events import Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.types import EngineOutput
 
 DESCRIPTION = described(
     event_source="trtllm", block_size=16, total_kv_blocks=10, max_num_seqs=1, max_num_batched_tokens=16, max_seq_len=64

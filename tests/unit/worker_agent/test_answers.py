@@ -8,8 +8,8 @@ import pytest
 from kv_protocol.openai.requests import ChatRequest, CompletionRequest
 from worker_agent.api.answers import CompletionAnswer, usage
 from worker_agent.api.choice_text import Piece, TokenSpan
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
 CREATED = 1_700_000_000
 

@@ -1,6 +1,6 @@
 """When a foreign engine belongs to the fleet."""
 
-from worker_agent.engines.attached.attachment import FAILURES_MAX, Attachment
+from worker_agent.attached.health import FAILURES_MAX, Attachment
 
 
 def entered() -> Attachment:

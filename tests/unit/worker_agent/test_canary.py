@@ -17,11 +17,11 @@ from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
 from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import OUTCOMES, SALT, Canary, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
+from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 WAIT_S, TIMEOUT_S = 10.0, 3.0
 DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.types import EngineOutput
 
 TEXT = ByteText()
 END = min(TEXT.eos_ids)

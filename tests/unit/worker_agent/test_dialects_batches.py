@@ -9,8 +9,7 @@ from bench.capture.payloads import MEDIUM_OF_TIER
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
-from worker_agent.events.dialects.batches import TIME_S_MAX, BatchDecoder, DecoderCounts
-from worker_agent.events.dialects.media import TIER_OF_MEDIUM
+from worker_agent.events.dialects.batches import TIER_OF_MEDIUM, TIME_S_MAX, BatchDecoder, DecoderCounts
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, EngineRemoved, EngineStored
 
 

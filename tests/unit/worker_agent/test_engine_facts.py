@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 
 from kv_protocol.errors import MalformedMessage
-from worker_agent.engines.attached.facts import (
-    EngineFacts,
-    facts_of_cache_config,
-    facts_of_iteration_stats,
-    facts_of_models,
-    facts_of_openapi,
-    facts_of_server_info,
-    facts_of_version,
-    iteration_rows,
-)
-from worker_agent.load.engine_metrics import CacheConfig
+from worker_agent.attached.survey import facts_of_models, facts_of_openapi
+from worker_agent.engines.server import EngineFacts, facts_of_version
+from worker_agent.engines.sglang import facts_of_server_info
+from worker_agent.engines.trtllm_serve import facts_of_iteration, iteration_rows
+from worker_agent.engines.vllm import facts_of_metrics
 
 
 def test_a_card_with_a_parent_is_an_adapter() -> None:
@@ -91,18 +85,19 @@ def test_prefill_that_is_not_chunked_is_bounded_by_its_own_limit() -> None:
 
 def test_a_row_of_iteration_statistics_says_the_cache_unless_it_is_null() -> None:
     row = {"maxBatchSizeStatic": 64, "maxNumTokensStatic": 8192, "kvCacheStats": None}
-    assert facts_of_iteration_stats(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
+    assert facts_of_iteration(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
     cache = {"maxNumBlocks": 900, "tokensPerBlock": 32}
-    assert facts_of_iteration_stats({**row, "kvCacheStats": cache}).total_kv_blocks == 900
+    assert facts_of_iteration({**row, "kvCacheStats": cache}).total_kv_blocks == 900
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 40, True, 1.5, "7", None])
 def test_a_number_that_may_not_be_registered_is_taken_for_not_said(count: object) -> None:
-    assert facts_of_iteration_stats({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
+    assert facts_of_iteration({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
 
 
 def test_a_block_size_beyond_all_bounds_is_not_said() -> None:
-    assert facts_of_cache_config(CacheConfig(block_size=1 << 20, num_gpu_blocks=9)) == EngineFacts(total_kv_blocks=9)
+    said = facts_of_metrics(b'vllm:cache_config_info{block_size="1048576",num_gpu_blocks="9"} 1.0\n')
+    assert said == EngineFacts(total_kv_blocks=9, dp_ranks=1)
 
 
 def test_what_was_known_before_stays_and_the_rest_is_added() -> None:

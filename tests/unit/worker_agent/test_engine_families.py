@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from worker_agent.load.engine_families import TEXT_BYTES_MAX, engine_families
+from worker_agent.attached.loads import TEXT_BYTES_MAX, engine_families
 
 OURS = {"worker": "w", "model": "m"}
 
@@ -25,7 +25,7 @@ class Families(Collector):
 
 def shown(text: str | bytes) -> dict[tuple[str, str], float]:
     """Return the series that Prometheus reads from the agent: name, labels that are not ours; value."""
-    families = engine_families("vllm", text if isinstance(text, bytes) else text.encode(), OURS)
+    families = engine_families("vllm:", text if isinstance(text, bytes) else text.encode(), OURS)
     assert not isinstance(families, str), families
     registry = CollectorRegistry()
     registry.register(Families(families))
@@ -72,7 +72,7 @@ def test_families_without_the_engines_prefix_are_not_shown(line: str) -> None:
     ],
 )
 def test_what_cannot_be_shown_has_a_reason(body: bytes, problem: str) -> None:
-    assert engine_families("vllm", body, OURS) == problem
+    assert engine_families("vllm:", body, OURS) == problem
 
 
 PIECES = st.sampled_from(
@@ -85,7 +85,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=60).map("".join).map(str.encode) | st.binary(max_size=200))
 def test_hostile_text_never_harms_the_agents_own_metrics(body: bytes) -> None:
-    families = engine_families("vllm", b"vllm:" + body, OURS)
+    families = engine_families("vllm:", b"vllm:" + body, OURS)
     registry = CollectorRegistry()
     Counter("kvrouter_own", "Ours.", registry=registry)
     registry.register(Families([] if isinstance(families, str) else families))

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.load import COUNT_MAX, LoadReport
-from worker_agent.load.engine_metrics import (
-    NAMES,
-    CacheConfig,
-    EngineKind,
-    Sample,
-    read_cache_config,
-    read_loads,
-    reads_asleep,
-)
-from worker_agent.load.metrics_text import samples_in
+from worker_agent.engines.server import EngineFacts
+from worker_agent.engines.servers import SERVERS
+from worker_agent.engines.vllm import facts_of_metrics
+from worker_agent.load.engine_metrics import Sample, read_loads, samples_in
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -47,12 +41,13 @@ trtllm_kv_cache_utilization{model_name="m",engine_type="trtllm"} 0.9
 
 
 def loads(
-    kind: EngineKind, text: bytes, *, dp_ranks: tuple[int, ...] = (0,), total_blocks: int = 0
+    kind: str, text: bytes, *, dp_ranks: tuple[int, ...] = (0,), total_blocks: int = 0
 ) -> dict[int, tuple[int, int, int, int]]:
     """Return running, waiting, used, total by rank."""
+    names = SERVERS[kind].metrics
     read = read_loads(
-        kind,
-        samples_in(text, NAMES[kind].all),
+        names,
+        samples_in(text, names.all),
         dp_ranks=dp_ranks,
         block_size=16,
         total_blocks=total_blocks,
@@ -102,9 +97,9 @@ def test_without_used_tokens_the_ratio_counts() -> None:
     assert loads("sglang", SGLANG.replace(b"num_used_tokens", b"num_other_tokens"))[0] == (2, 5, 360, 400)
 
 
-@pytest.mark.parametrize("kind", list(NAMES))
-def test_metrics_without_requests_are_no_load(kind: EngineKind) -> None:
-    with pytest.raises(MalformedMessage, match=f"found no {NAMES[kind].running}"):
+@pytest.mark.parametrize("kind", list(SERVERS))
+def test_metrics_without_requests_are_no_load(kind: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"found no {SERVERS[kind].metrics.running}"):
         loads(kind, b"process_cpu_seconds_total 1.0\n")
 
 
@@ -124,8 +119,9 @@ def test_no_number_makes_a_report_that_may_not_be(running: float, waiting: float
         Sample("vllm:cache_config_info", {"num_gpu_blocks": "10"}, 1.0),
     ]
     told = [value for value in (running, waiting) if 0 <= value <= COUNT_MAX and not math.isnan(value)]
+    names = SERVERS["vllm"].metrics
     try:
-        read = read_loads("vllm", samples, dp_ranks=(0,), block_size=16, total_blocks=0, instance="i", iteration=1)
+        read = read_loads(names, samples, dp_ranks=(0,), block_size=16, total_blocks=0, instance="i", iteration=1)
     except MalformedMessage:
         assert len(told) < 2
     else:
@@ -134,10 +130,9 @@ def test_no_number_makes_a_report_that_may_not_be(running: float, waiting: float
 
 
 def test_the_cache_is_that_of_the_first_engine() -> None:
-    names = [NAMES["vllm"].cache_config]
-    assert read_cache_config(samples_in(VLLM, names)) == CacheConfig(block_size=16, num_gpu_blocks=1000, engines=2)
-    assert read_cache_config(samples_in(b"vllm:cache_config_info 1.0\n", names)) == CacheConfig(engines=1)
-    assert read_cache_config([]) == CacheConfig()
+    assert facts_of_metrics(VLLM) == EngineFacts(block_size=16, total_kv_blocks=1000, dp_ranks=2)
+    assert facts_of_metrics(b"vllm:cache_config_info 1.0\n") == EngineFacts(dp_ranks=1)
+    assert facts_of_metrics(b"") == EngineFacts()
 
 
 @pytest.mark.parametrize(
@@ -146,5 +141,5 @@ def test_the_cache_is_that_of_the_first_engine() -> None:
 def test_an_engine_sleeps_while_none_of_its_ranks_is_awake(awake: list[float], is_asleep: bool) -> None:
     states = [Sample("vllm:engine_sleep_state", {"sleep_state": "awake"}, value) for value in awake]
     others = [Sample("vllm:engine_sleep_state", {"sleep_state": "discard_all"}, 0.0)]
-    assert reads_asleep("vllm", [*states, *others]) is is_asleep
-    assert not reads_asleep("sglang", states)
+    assert SERVERS["vllm"].is_asleep([*states, *others]) is is_asleep
+    assert not SERVERS["sglang"].is_asleep(states)

@@ -7,9 +7,9 @@ import pytest
 from kv_protocol.errors import LimitExceeded
 from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAt
-from worker_agent.events.engine_publishers import engine_publishers, is_streaming
 
 ON = {"enable_kv_cache_events": True}
 

@@ -6,15 +6,15 @@ import pytest
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.text.byte_model import ByteText
-from worker_agent.engines.attached.config import (
+from worker_agent.attached.config import (
     AttachedEngineSection,
     AttachSettings,
     ConsolidateSettings,
-    PublisherSection,
     WorkerStreamsSection,
 )
-from worker_agent.engines.attached.consolidators import attached_facts, foreign_registration
-from worker_agent.engines.attached.facts import EngineFacts
+from worker_agent.attached.registration import attached_facts, attached_registration
+from worker_agent.engines.server import EngineFacts
+from worker_agent.events.publisher_config import PublisherSection
 
 ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
 
@@ -72,7 +72,7 @@ def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
     labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
     settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **labels})
     facts = EngineFacts(served_names=("m",), block_size=16)
-    registered = foreign_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
+    registered = attached_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
     assert (registered.taints, registered.transfer_domain) == (("spot",), "rack-1")
 
 

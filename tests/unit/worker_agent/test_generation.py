@@ -17,8 +17,8 @@ from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed
-from worker_agent.api.sampling import Sampling, TokenLogprob, TokenLogprobs
-from worker_agent.engines.types import EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
+from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
 
 TEXT = ByteText()
 ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)

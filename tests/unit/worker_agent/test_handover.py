@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import TypeVar
 
-from worker_agent.events.handover import Handover
+from worker_agent.events.source_poller import Handover
 
 WAIT_S = 20.0
 T = TypeVar("T")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.media.inputs import digest_words, with_digests
 from worker_agent.media.parts import content_digest
 from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
+from worker_agent.port.handoff import Handoff
 
 HANDLES = Handoff(multimodal_embedding_handles=({"k": 1}, {"k": 2}), multimodal_hashes=((0,) * 8, (0,) * 8))
 

@@ -5,15 +5,15 @@ from prometheus_client.core import Metric
 from kv_runtime.clock import ManualClock
 from tests.support.image_model import PLACEHOLDER
 from tests.support.paths import ROOT
-from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.encode_endpoint import EncodeApi
+from worker_agent.api.served_media import encode_families, media_families
 from worker_agent.media.config import EmbeddingTransferSection, MediaSection
 from worker_agent.media.embedding_cache import EmbeddingCache
-from worker_agent.media.encode_api import EncodeApi
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.metrics import encode_families, media_families
 from worker_agent.media.offers import Offers
+from worker_agent.port.handoff import Handoff
 
 PAGE = ROOT / "docs" / "TENSORRT_LLM.md"
 

@@ -21,16 +21,9 @@ from tests.unit.worker_agent.media_samples import (
     image_part,
     refused,
 )
-from worker_agent.media.parts import (
-    MEDIA_KINDS,
-    MediaKind,
-    MediaPart,
-    MediaRules,
-    check_total,
-    checked_media,
-    split_chat,
-)
+from worker_agent.media.parts import MEDIA_KINDS, MediaPart, MediaRules, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused, shown_url
+from worker_agent.port.types import MediaKind
 
 RULES = MediaRules(kinds=MEDIA_KINDS)
 PLACEHOLDER = "<|image|>"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused, safetensors
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.safetensors import EmbeddingLimits, Tensor, read_tensors
+from worker_agent.media.safetensors import EmbeddingLimits, read_tensors
+from worker_agent.port.types import Tensor
 
 LIMITS = EmbeddingLimits(header_bytes_max=1024, tensors_max=3)
 

@@ -7,8 +7,8 @@ import pytest
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import Request, RequestInvalid, decode_chat
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.request_phases import GenerationPhase, phase_of
+from worker_agent.api.request_rules import GenerationPhase, phase_of
+from worker_agent.port.handoff import Handoff
 
 STATE = {"first_gen_tokens": [4], "encoded_opaque_state": "/w=="}
 HANDOFF = {"first_gen_tokens": (4,), "opaque_state": b"\xff"}

@@ -18,10 +18,10 @@ from kv_protocol.openai.requests import (
 )
 from kv_runtime.text.byte_model import ByteText
 from tests.support.engine_description import described
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.request_rules import RequestRules, prompt_ids
-from worker_agent.api.sampling import Sampling
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineRequest
 
 ENGINE = described(max_seq_len=100, dp_ranks=(0, 2))
 

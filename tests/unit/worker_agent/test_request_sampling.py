@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.openai.requests import RequestInvalid, decode_chat, decode_completion
 from worker_agent.api.request_sampling import sampling_of
-from worker_agent.api.sampling import Guide, Sampling
+from worker_agent.port.sampling import Guide, Sampling
 
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 

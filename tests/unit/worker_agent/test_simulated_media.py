@@ -1,10 +1,10 @@
 import pytest
 
 from tests.unit.worker_agent.media_samples import PNG, SAFETENSORS
-from worker_agent.engines.simulated.media import embedding_files, encoded
-from worker_agent.engines.types import RequestRefused
-from worker_agent.media.parts import Media, MediaKind, content_digest
+from worker_agent.engines.simulated.engine import embedding_files, encoded
+from worker_agent.media.parts import content_digest
 from worker_agent.media.safetensors import EmbeddingLimits, read_tensors
+from worker_agent.port.types import Media, MediaKind, RequestRefused
 
 
 def media(kind: MediaKind, data: bytes) -> Media:

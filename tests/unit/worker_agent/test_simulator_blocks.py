@@ -5,7 +5,7 @@ import pytest
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import RankEventLog, render
 from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
-from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 PLAIN = EngineNamespace()
 

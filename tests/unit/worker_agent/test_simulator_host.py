@@ -10,8 +10,8 @@ from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.types import EngineRequest
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
+from worker_agent.port.types import EngineRequest
 
 ENGINE = described(total_kv_blocks=4)
 A0 = trtllm_block_hash(range(4))

@@ -12,8 +12,8 @@ from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.engines.types import EngineRequest, EngineStopped
 from worker_agent.events.engine_events import EngineStored
+from worker_agent.port.types import EngineRequest, EngineStopped
 
 ENGINE = described()
 CONTEXT_S = H200_8B.context_floor_s

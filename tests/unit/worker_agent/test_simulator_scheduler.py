@@ -8,7 +8,7 @@ from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EngineOutput, EngineRequest
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 ENGINE = described()
 

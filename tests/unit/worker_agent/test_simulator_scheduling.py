@@ -6,7 +6,7 @@ from tests.support.amount import examples
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, VLLM, Scheduling
-from worker_agent.engines.types import EngineRequest
+from worker_agent.port.types import EngineRequest
 
 ENGINE = described(max_num_batched_tokens=16)
 AHEAD = Scheduling(plans_ahead=True)

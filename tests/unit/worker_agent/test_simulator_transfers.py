@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from tests.unit.properties.transfer_fleet import ENGINE, Fleet
-from worker_agent.api.disaggregated import Handoff
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferRules, state_of
-from worker_agent.engines.types import EngineRequest, RequestRefused
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import EngineRequest, RequestRefused
 
 RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, buffer_tokens=40, timeout_s=10.0)
 """A token a millisecond, after half a second."""

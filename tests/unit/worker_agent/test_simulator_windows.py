@@ -8,7 +8,7 @@ from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.engines.types import EngineRequest, RequestRefused
+from worker_agent.port.types import EngineRequest, RequestRefused
 
 ENGINE = described(total_kv_blocks=32, max_seq_len=128)
 LAYOUT = CacheLayout(narrow_windows=(8,), narrow_blocks=12)

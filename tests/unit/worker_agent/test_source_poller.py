@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from kv_protocol.events import Tier
 from kv_runtime.supervise import Restarts, run_parts
 from tests.system.integration.broker import eventually
-from worker_agent.engines.types import EngineError
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import (
     EngineBatch,
@@ -25,6 +24,7 @@ from worker_agent.events.engine_events import (
 )
 from worker_agent.events.relearning import Drained
 from worker_agent.events.source_poller import Source, SourcePoller, batches_of
+from worker_agent.port.types import EngineError
 
 WAIT_S = 20.0
 HOST_STORE = EngineStored(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.openai.requests import RequestInvalid
-from worker_agent.api.disaggregated import (
+from worker_agent.port.handoff import (
     STATE_BYTES_MAX,
     Handoff,
     HandoffInvalid,
@@ -23,7 +23,7 @@ from worker_agent.api.disaggregated import (
     params_of,
     without_media,
 )
-from worker_agent.api.sampling import TokenLogprob
+from worker_agent.port.sampling import TokenLogprob
 
 LOGPROB = TokenLogprob(token_id=4, logprob=-0.5, rank=1)
 PROBABLE = SimpleNamespace(logprob=-0.5, rank=1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from worker_agent.engines.trtllm.logits import LogitsAdapter, LogitsProcessors
-from worker_agent.engines.types import EngineError
+from worker_agent.port.types import EngineError
 
 HERE = "tests.unit.worker_agent.logits_processors"
 NAMED = {"seven": f"{HERE}:only_seven", "broken": f"{HERE}:broken"}

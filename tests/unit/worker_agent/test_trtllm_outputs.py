@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.engines.trtllm.outputs import Outputs, Transferred, finish_reason
-from worker_agent.engines.types import FinishReason
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.types import FinishReason
 
 PROMPT = (1, 2, 3, 4)
 LONGEST = 100

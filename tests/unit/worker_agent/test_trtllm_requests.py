@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.fleet import Role
 from tests.support.engine_description import described
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.role_rules import takes_transfer
-from worker_agent.api.sampling import Guide, Sampling, choice_pattern
-from worker_agent.engine_args.rules import Role
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
@@ -20,9 +17,12 @@ from worker_agent.engines.trtllm.requests import (
     sampling_fields,
     trtllm_request,
 )
-from worker_agent.engines.types import EngineRequest, RequestRefused
-from worker_agent.media.parts import Media, embeddings_media
+from worker_agent.media.parts import embeddings_media
 from worker_agent.media.safetensors import EmbeddingLimits, written_tensor
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import takes_transfer
+from worker_agent.port.sampling import Guide, Sampling, choice_pattern
+from worker_agent.port.types import EngineRequest, Media, RequestRefused
 
 ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import image_pad
+from kv_protocol.mm_keys import mm_hash
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
@@ -25,7 +26,6 @@ from tests.unit.worker_agent.trtllm_json import (
     updated,
 )
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.dialects.multimodal import mm_hash
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.dialects.trtllm_blocks import PublisherCounts
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored, RankEvent

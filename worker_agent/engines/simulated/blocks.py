@@ -29,7 +29,7 @@ from worker_agent.engines.simulated.events import WindowLog
 from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, stored_on_gpu
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
-from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 
 class BlockTable:

@@ -19,24 +19,26 @@ import msgspec
 
 from kv_protocol.events import Tier
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.role_rules import takes_transfer
 from worker_agent.engines.simulated.events import render as render_event
 from worker_agent.engines.simulated.live_transfer import Carrier, Clock, TransferFailed, Transfers
-from worker_agent.engines.simulated.media import IMAGE_S, embedding_files, encoded
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
-from worker_agent.engines.types import (
+from worker_agent.engines.trtllm.tensors import EMBEDDINGS
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.media.inputs import digest_words, of_kind
+from worker_agent.media.safetensors import written_tensor
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import takes_transfer
+from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
     EngineRequest,
     EngineStopped,
+    Media,
     RequestRefused,
 )
-from worker_agent.events.engine_events import RankEvent
-from worker_agent.media.parts import Media
 
 STATISTICS_MAX = 10_000
 
@@ -302,3 +304,42 @@ class SimulatedEngine:
         self._accepting = False
         self._cut()
         self._ended.set()
+
+
+IMAGE_S = 0.02
+"""Engine seconds for one image; assumed."""
+_TOKENS, _WIDTH, _ELEMENT_BYTES = 256, 4096, 2
+
+
+def encoded(media: Sequence[Media]) -> Handoff:
+    """Return a handle and the hash of each of the images, in their order; raise `RequestRefused`.
+
+    A handle is shaped as a shared tensor's, but its `storage_handle` is the image's digest, and nothing can be read
+    through it. The hash is the digest's words. Source of the shapes: NVIDIA/TensorRT-LLM,
+    `tensorrt_llm/disaggregated_params.py`.
+    """
+    if not media or len(of_kind(media, "image")) < len(media):
+        found = [each.kind for each in media]
+        raise RequestRefused("media", found, "images, one or more: embeddings are encoded already")
+    return Handoff(
+        multimodal_embedding_handles=tuple(_handle(each.digest) for each in media),
+        multimodal_hashes=tuple(digest_words(each.digest) for each in media),
+    )
+
+
+def embedding_files(media: Sequence[Media]) -> tuple[bytes, ...]:
+    """Return a `.safetensors` file for each of the images, in their order; raise `RequestRefused`."""
+    digests = [bytes.fromhex(each["storage_handle"]) for each in encoded(media).multimodal_embedding_handles or ()]
+    return tuple(written_tensor(EMBEDDINGS, "F16", (2, len(digest) // 2), digest * 2) for digest in digests)
+
+
+def _handle(digest: str) -> dict[str, Any]:
+    return {
+        "method_key": 1,
+        "tensor_size": [_TOKENS, _WIDTH],
+        "tensor_stride": [_WIDTH, 1],
+        "tensor_offset": 0,
+        "storage_handle": digest,
+        "storage_size_bytes": _TOKENS * _WIDTH * _ELEMENT_BYTES,
+        "dtype": "torch.float16",
+    }

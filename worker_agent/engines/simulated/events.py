@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 
 class UniqueToken(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="unique_token"):

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
-from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 
 class Ranked(Protocol):

@@ -2,11 +2,11 @@
 
 from itertools import chain, repeat
 
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.engines.simulated.sequences import Running
 from worker_agent.engines.simulated.transfer import Fetch
-from worker_agent.engines.types import EngineOutput
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.types import EngineOutput
 
 
 def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes) -> Handoff:

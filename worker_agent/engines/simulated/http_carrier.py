@@ -28,8 +28,8 @@ from kv_runtime.http.server import HttpServer
 from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.live_transfer import FetchRefused, Send
 from worker_agent.engines.simulated.transfer import Fetch
-from worker_agent.engines.types import RequestRefused
 from worker_agent.media.addresses import parsed_networks
+from worker_agent.port.types import RequestRefused
 
 PATH = "/v1/kv_transfers"
 IN_FLIGHT_MAX = 10_000

@@ -17,8 +17,8 @@ from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.statistics import PoolMemory
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
-from worker_agent.engines.types import EngineDescription
 from worker_agent.events.engine_events import EngineEvent as SourceEvent
+from worker_agent.port.types import EngineDescription
 
 KV_TOKEN_BYTES = 144 * 1024
 """K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""

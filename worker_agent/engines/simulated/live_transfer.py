@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer
-from worker_agent.engines.types import EngineError
+from worker_agent.port.types import EngineError
 
 Send = Callable[[int, bytes, int], Awaitable[int]]
 """Send so many tokens of the context of a name and a state, and return the bytes; raise `FetchRefused`."""

@@ -24,11 +24,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.request_limits import computed_tokens_max
-from worker_agent.api.role_rules import takes_transfer
-from worker_agent.api.sampling import TokenLogprobs
-from worker_agent.engine_args.rules import Role
+from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.fetching import Fetching
 from worker_agent.engines.simulated.handovers import (
@@ -46,7 +42,10 @@ from worker_agent.engines.simulated.statistics import RankIteration
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import Fetch
-from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.rules import computed_tokens_max, takes_transfer
+from worker_agent.port.sampling import TokenLogprobs
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):

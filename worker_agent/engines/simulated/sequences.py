@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worker_agent.api.request_limits import computed_tokens_max
 from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.types import EngineRequest, FinishReason
+from worker_agent.port.rules import computed_tokens_max
+from worker_agent.port.types import EngineRequest, FinishReason
 
 
 class Waiting:

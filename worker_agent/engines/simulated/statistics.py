@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from worker_agent.engines.simulated.blocks import PoolStatistics
-from worker_agent.engines.types import EngineDescription
+from worker_agent.port.types import EngineDescription
 
 
 class KvCacheStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

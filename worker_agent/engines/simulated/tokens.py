@@ -9,13 +9,13 @@ Of several choices each but the first has a seed of its own. Requested log proba
     p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import log
 
 import msgspec
 
 from kv_protocol.splitmix import U64_MASK, choice_index, splitmix64, unit_interval
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
 _MULTIPLIER = 0x5851_F42D_4C95_7F2D  # Source: Knuth's MMIX generator, TAOCP volume 2, 3.3.4
 LETTERS_AND_SPACES = tuple(b"abcdefghijklmnopqrstuvwxyz     ")
@@ -54,3 +54,42 @@ class TokenSource(msgspec.Struct, frozen=True):
             other = others[(first + place) % len(others)]
             ranked.append(TokenLogprob(token_id=other, logprob=log(left), rank=place + 2))
         return TokenLogprobs(chosen=ranked[0], top=tuple(ranked[:top]))
+
+
+class ScriptedSource(TokenSource, frozen=True, kw_only=True):
+    """Generates `script` repeatedly, for tests and demonstrations.
+
+    The state is the length of the script's longest beginning that the tokens end with. So a stream that was cut, and is
+    sent again as prompt and tokens so far, continues where it was.
+
+    Source: Knuth, Morris, Pratt: Fast pattern matching in strings (1977).
+    """
+
+    script: tuple[int, ...]
+    borders: tuple[int, ...]
+    """For each beginning of the script: the length of the longest shorter beginning that it ends with."""
+
+    def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
+        """Return the state after `tokens`, which follow those of `state` (None: begin)."""
+        state = state or 0
+        for token in tokens:
+            state = _after(self.script, self.borders, state, token)
+        return state
+
+    def next_token(self, state: int) -> int:
+        """Return the token that follows the first `state` tokens of the script."""
+        return self.script[state % len(self.script)]
+
+
+def scripted(script: Sequence[int], vocabulary: tuple[int, ...] = TokenSource().vocabulary) -> ScriptedSource:
+    """Return the model that generates `script`, which is not empty and should end with an end token."""
+    borders = [0, 0]
+    for at in range(1, len(script)):
+        borders.append(_after(script, borders, borders[at], script[at]))
+    return ScriptedSource(script=tuple(script), borders=tuple(borders), vocabulary=vocabulary)
+
+
+def _after(script: Sequence[int], borders: Sequence[int], state: int, token: int) -> int:
+    while state and (state == len(script) or script[state] != token):
+        state = borders[state]
+    return state + 1 if script[state] == token else 0

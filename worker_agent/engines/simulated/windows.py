@@ -19,7 +19,7 @@ from worker_agent.engines.simulated.events import WindowLog, stored_block
 from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, BlockHash, EngineNamespace, trtllm_hash
-from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.port.types import PRIORITY_DEFAULT
 
 
 def narrow_blocks_max(prompt_tokens: int, tokens_max: int, window_size: int, block_size: int) -> int:

@@ -15,23 +15,26 @@ Everything is imported on use, because it takes seconds and needs a GPU. Names a
 
 # ruff: noqa: PLC0415  see above
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
 from pydantic import ValidationError
 
+from kv_protocol.errors import shortened
 from kv_runtime.extras import DISTRIBUTION, install_command
-from worker_agent.api.sampling import TokenLogprob
 from worker_agent.engine_args.arguments import EngineArgs, config_classes
-from worker_agent.engines.trtllm.errors import LibraryErrors
+from worker_agent.engine_args.field_kinds import found
+from worker_agent.engine_args.findings import shown
+from worker_agent.engine_args.layers import Path, ValueOrigin, dotted
 from worker_agent.engines.trtllm.logits import LogitsAdapter
-from worker_agent.engines.trtllm.refused_arguments import named_in, refusals
 from worker_agent.engines.trtllm.requests import TrtllmRequest
 from worker_agent.engines.trtllm.settings import LoraAdapter
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.engines.types import EngineError
-from worker_agent.media.parts import Media
+from worker_agent.port.handoff import HandoffInvalid
+from worker_agent.port.sampling import TokenLogprob
+from worker_agent.port.types import EngineError, Media, RequestRefused
 
 EXTRA = "trtllm"
 _DROPPED_MAX = 64
@@ -45,6 +48,51 @@ class Call(NamedTuple):
     inputs: Any
     sampling: Any
     disaggregated: Any
+
+
+_MISMATCHES = (AttributeError, TypeError, ImportError)
+_LOGGED_MESSAGES_MAX = 64
+"""Most different messages that are logged, each once."""
+_MESSAGE_CHARACTERS_MAX = 300
+"""Of a message: the missing name stands at its end."""
+
+
+class LibraryMismatch(EngineError):
+    """The installed TensorRT-LLM does not fit the agent's calls: the agent's fault, not the client's."""
+
+
+class LibraryErrors:
+    """Classifies the errors of one installed `version`; `request_error` is its class of errors that are one request's.
+
+    AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
+                                                     arguments than the agent gives. 500, one log line a message
+    any other, at submission                         `RequestRefused`: a value of the request, or what it names
+    `RequestError`, or a handoff that cannot be      `RequestRefused`
+      read, after submission
+    any other, after submission                      the engine is dead
+
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/utils.py` (`RequestError`), `tensorrt_llm/llmapi/llm.py`
+    (`_check_arguments` raises ValueError).
+    """
+
+    def __init__(self, version: str, request_error: type[Exception]) -> None:
+        self._version, self._of_requests = version, (request_error, HandoffInvalid)
+        self._logged: set[str] = set()
+
+    def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
+        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
+        if isinstance(error, _MISMATCHES):
+            return self._mismatch(error)
+        if is_new or isinstance(error, self._of_requests):
+            return RequestRefused("request", str(error), "what the engine can serve")
+        return None
+
+    def _mismatch(self, error: Exception) -> LibraryMismatch:
+        found = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS_MAX)
+        if found not in self._logged and len(self._logged) < _LOGGED_MESSAGES_MAX:
+            self._logged.add(found)
+            _log.error("library_mismatch", version=self._version, reason=found, exc_info=error)
+        return LibraryMismatch(f"tensorrt_llm {self._version} does not have what the agent asks for: {found}")
 
 
 class Bindings:
@@ -308,3 +356,35 @@ def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     for name in path:
         values = values[name]
     return values
+
+
+_WORD = re.compile(r"\w+")
+
+
+def refusals(args: EngineArgs, error: ValidationError, above: Path = ()) -> Iterator[str]:
+    """Yield each argument that the installed version refused, with its place; `above` is the refused section's path."""
+    for each in error.errors(include_url=False, include_context=False):
+        path = (*above, *(str(part) for part in each["loc"]))
+        origin = _origin(args, path)
+        place = "" if origin is None else f"{origin.place}: "
+        name = f"{dotted(path)}: " if path else ""
+        yield f"{place}{name}{each['msg']}, found {found(shown(path, each['input']))}"
+
+
+def named_in(args: EngineArgs, error: Exception) -> str:
+    """Return where the arguments were given that the error's text names, as an ending of a message."""
+    words = set(_WORD.findall(str(error)))
+    given = [setting for setting in args.settings if setting.path[0] in words and setting.origin.layer != "default"]
+    return "".join(f"; {setting.name} is of {setting.origin}" for setting in given)
+
+
+def _origin(args: EngineArgs, path: Path) -> ValueOrigin | None:
+    """Return the origin of the first value at the longest part of the path that has one.
+
+    Parts of a path may be pydantic's own: the number of a list's item, the tag of a union.
+    """
+    for size in range(len(path), 0, -1):
+        for setting in args.settings:
+            if setting.path[:size] == path[:size]:
+                return setting.origin
+    return None

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from kv_protocol.fleet import Role
 from kv_runtime.config.sections import Section
 from kv_runtime.text.model import Text
-from worker_agent.api.disaggregated import NODES_MAX, PROCESSES_MAX
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
+from worker_agent.port.handoff import NODES_MAX, PROCESSES_MAX
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _TEXT = Annotated[str, Field(min_length=1)]

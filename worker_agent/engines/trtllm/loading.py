@@ -10,9 +10,9 @@ from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.engines.types import EngineDescription, EngineError
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
 from worker_agent.media.models import model_config
+from worker_agent.port.types import EngineDescription, EngineError
 
 _BLOCK_SIZE = 32
 """An encoder has no blocks, and registers this."""

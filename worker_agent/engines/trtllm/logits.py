@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from worker_agent.engines.types import EngineError
+from worker_agent.port.types import EngineError
 
 _log = structlog.get_logger("logits")
 _BEAM = (1, 1)

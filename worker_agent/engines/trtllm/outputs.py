@@ -23,9 +23,9 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from worker_agent.api.disaggregated import Handoff, handoff_of
-from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.engines.types import EngineOutput, FinishReason
+from worker_agent.port.handoff import Handoff, handoff_of
+from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.types import EngineOutput, FinishReason
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "not_finished": "length"}
 CANCELLED = "cancelled"

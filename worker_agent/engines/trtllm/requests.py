@@ -7,7 +7,7 @@
     decode, `is_context_and_generation`     context_and_generation     as asked      yes
     any other, with an encoder's handles    context_and_generation     as asked      yes
 
-Rules of the roles: `worker_agent/api/role_rules.py`.
+Rules of the roles: `worker_agent/port/rules.py`.
 
     ours                                  `SamplingParams`
     stop tokens                           the model's end token among them: `end_id`, -1 if none stops (never None:
@@ -35,15 +35,13 @@ from typing import Any
 
 import msgspec
 
+from kv_protocol.fleet import Role
 from kv_protocol.openai.option_table import LOGPROBS_MAX
-from worker_agent.api.disaggregated import params_of
-from worker_agent.api.request_limits import Rule, limits
-from worker_agent.api.role_rules import role_rules, takes_transfer
-from worker_agent.api.sampling import Guide, Sampling
-from worker_agent.engine_args.rules import Role
-from worker_agent.engines.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
 from worker_agent.media.inputs import cache_salt_of, has_media, media_rules, of_kind
-from worker_agent.media.parts import Media
+from worker_agent.port.handoff import params_of
+from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
+from worker_agent.port.sampling import Guide, Sampling
+from worker_agent.port.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, Media, RequestRefused
 
 NO_END_TOKEN = -1
 LOGIT_BIAS_MAX = 1024

@@ -17,9 +17,8 @@ from importlib import import_module
 from math import prod
 from typing import Any
 
-from worker_agent.engines.types import RequestRefused
-from worker_agent.media.parts import Media
 from worker_agent.media.safetensors import DTYPE_BYTES, written_tensor
+from worker_agent.port.types import Media, RequestRefused
 
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 EMBEDDINGS = "embeddings"

@@ -6,7 +6,7 @@ For every event, the first line that applies:
     "Ignored"                      ignored
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
     an owner is named              ignored: the owner of another storage tier reports its own blocks
-    medium beyond our tiers        ignored (`media.py`)
+    medium beyond our tiers        ignored (`MEDIA_BEYOND`)
     attention group not a main one ignored (`attention_groups.py`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
@@ -27,10 +27,10 @@ from typing import Annotated
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.events import Tier
 from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.dialects.attention_groups import AttentionGroups
 from worker_agent.events.dialects.block_keys import block_keys
-from worker_agent.events.dialects.media import MEDIA_BEYOND, tier_of_medium
 from worker_agent.events.dialects.wire_events import (
     EngineHash,
     WireCleared,
@@ -216,3 +216,33 @@ def _blocks_that_fit(wire: WireStored, named: int, *, is_eagle: bool) -> int:
     if wire.block_size < 1 or own_tokens > named * wire.block_size:
         raise LimitExceeded("token_ids", own_tokens, f"at most {wire.block_size} a block x {named} blocks")
     return own_tokens // wire.block_size
+
+
+TIER_OF_MEDIUM = {  # as engines spell it; case counts. Source: `docs/SOURCES.md` E3.3, E3.4
+    None: Tier.GPU,
+    "GPU": Tier.GPU,
+    "DEVICE": Tier.GPU,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "CPU_TIER1": Tier.HOST,
+    "CPU_TIER2": Tier.DISK,
+    "DISK": Tier.DISK,
+    "NVME": Tier.DISK,
+    "STORAGE": Tier.DISK,
+    "EXTERNAL": Tier.EXTERNAL,
+    "NETWORK": Tier.EXTERNAL,
+    "REMOTE": Tier.EXTERNAL,
+    "SHARED": Tier.EXTERNAL,
+}
+MEDIA_BEYOND = frozenset({"FS", "OBJ"})
+"""Stores behind an offload connector, file systems and object stores: known, and no tier of ours."""
+_SHOWN_CHARACTERS_MAX = 32
+
+
+def tier_of_medium(medium: str | None) -> Tier:
+    """Return where blocks on `medium` lie; raise `LimitExceeded` for an unknown spelling."""
+    tier = TIER_OF_MEDIUM.get(medium)
+    if tier is None:
+        shown = str(medium)[:_SHOWN_CHARACTERS_MAX]
+        raise LimitExceeded("medium", shown, ", ".join(str(known) for known in TIER_OF_MEDIUM))
+    return tier

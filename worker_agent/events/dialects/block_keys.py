@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kv_protocol.hashing import to_u64
-from worker_agent.events.dialects.multimodal import is_digest, mm_hash
+from kv_protocol.mm_keys import is_digest, mm_hash
 from worker_agent.events.dialects.wire_events import WireMmInfo, WireStored
 
 SALT_TAG = "dynamo-cache-salt:"

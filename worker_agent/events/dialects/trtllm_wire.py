@@ -28,7 +28,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import image_pad, to_u64
 from kv_protocol.ids import DP_RANK_MAX, TokenId
-from worker_agent.events.dialects.multimodal import is_digest, mm_hash
+from kv_protocol.mm_keys import is_digest, mm_hash
 from worker_agent.events.quarantine import EventTooLarge
 
 UNBOUNDED = 1 << 63

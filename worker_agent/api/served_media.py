@@ -1,0 +1,178 @@
+"""Media of one served worker: its prompts' media, the registration's image rule, the encode endpoint.
+
+role                       `encode.url`              embeddings are
+aggregated, prefill        encodes its images        fetched, if `encode.form` is `embeddings`
+decode                     refused                   not used
+encode                     refused                   offered; a model that takes no images is refused
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Protocol
+
+from kv_protocol.fleet import Role
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
+from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
+from worker_agent.api.prompts import EnginePrompts
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.models import load_image_facts, load_image_rule
+from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
+from worker_agent.media.offers import OfferStatistics
+
+
+class MediaSettings(Protocol):
+    """The sections of a worker's settings that are read here."""
+
+    @property
+    def media(self) -> MediaSection:
+        """Accepted media of requests."""
+
+    @property
+    def images(self) -> ImageModelSection:
+        """The model's image token and placeholder."""
+
+    @property
+    def encode(self) -> EncodeSection:
+        """The encode worker that encodes images."""
+
+    @property
+    def embeddings(self) -> EmbeddingTransferSection:
+        """The transfer of embeddings."""
+
+
+class ServedMedia:
+    """`model` is the worker's name in the fleet, `model_path` the directory that its text comes from.
+
+    Raises:
+        TextError: the model's image settings contradict each other, or the role.
+    """
+
+    def __init__(
+        self, settings: MediaSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
+    ) -> None:
+        self._settings, self._role = settings, role
+        self._facts = load_image_facts(model_path, text, settings.images)
+        _check_role(role, settings.encode, self._facts)
+        self.loader = MediaLoader(settings.media)
+        self._fetches = bool(settings.encode.url) and settings.encode.form == "embeddings"
+        self._transfer = embedding_transfer(settings.embeddings, clock)
+        self._client = self._configured_client(model) if settings.encode.url else None
+        self.rule = load_image_rule(model_path, self._facts, settings.images)
+        """For the worker's registration."""
+        self.prompts = EnginePrompts(text, ChatMedia(text, self.loader, self._facts, self._client))
+        self._api: EncodeApi | None = None
+        self._cache = EmbeddingCache(settings.media.cache_bytes_max)
+
+    def encode_api(
+        self, encoder: ImageEncoder, *, served_names: tuple[str, ...], inflight_requests_max: int
+    ) -> EncodeApi:
+        """Return the encode worker's endpoint, once: its routes are for the worker's application."""
+        assert self._api is None
+        assert self._facts is not None
+        self._api = EncodeApi(
+            encoder,
+            self.loader,
+            self._facts,
+            self._transfer,
+            self._cache,
+            served_names=served_names,
+            inflight_requests_max=inflight_requests_max,
+        )
+        return self._api
+
+    async def start(self) -> None:
+        """Let embeddings be offered and fetched, if this worker's role does.
+
+        Raises:
+            PortUsed, EngineError: the address is in use; NIXL is not installed.
+        """
+        if self._moves_embeddings:
+            await self._transfer.start()
+
+    def parts(self, stage: int) -> tuple[Part, ...]:
+        """Return the parts to run, after `start`."""
+        return self._transfer.parts(stage) if self._moves_embeddings else ()
+
+    async def close(self) -> None:
+        """Close the client of the encode worker."""
+        if self._client is not None:
+            await self._client.close()
+
+    def families(self, worker: str) -> Iterator[Family]:
+        """Yield the media metrics."""
+        yield from media_families(worker, self.loader)
+        if self._api is not None:
+            yield from encode_families(worker, self._api, self._cache, self._transfer.statistics())
+
+    @property
+    def _moves_embeddings(self) -> bool:
+        return self._role == "encode" or self._fetches
+
+    def _configured_client(self, model: str) -> EncodeClient:
+        section = self._settings.encode
+        return EncodeClient(
+            section.url,
+            self._transfer,
+            self._settings.media.rules.embeddings,
+            model=model,
+            form=section.form,
+            token=section.token.get_secret_value(),
+            answer_s=section.answer_s,
+        )
+
+
+def embedding_transfer(
+    section: EmbeddingTransferSection, clock: Clock
+) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
+    """Return the transport of embeddings that the settings and the installed packages allow, not started."""
+    has_nixl = section.over == "auto" and find_spec("nixl") is not None
+    if section.over == "nixl" or has_nixl:
+        return NixlEmbeddingTransfer(section, clock)
+    return HttpEmbeddingTransfer(section, clock)
+
+
+def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
+    if encode.url and role not in ("aggregated", "prefill"):
+        raise TextError("encode.url", encode.url, f"none on a worker of role {role}: it computes no prompt")
+    if role == "encode" and facts is None:
+        allowed = "a model that takes images, or images.placeholder and images.token_id"
+        raise TextError("role", role, allowed)
+
+
+def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
+    """Yield the counts of requests' media."""
+    loaded = [((worker, kind), float(count)) for kind, count in dict(loader.loaded_total).items()]
+    yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), loaded)
+    meaning = "Bytes of media loaded for requests"
+    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), float(loader.loaded_bytes_total))])
+    refused = [((worker, reason), float(count)) for reason, count in dict(loader.refused_total).items()]
+    yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
+
+
+def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:
+    """Yield an encode worker's requests, cache and offers."""
+    outcomes = [((worker, outcome), float(count)) for outcome, count in api.requests_total.items()]
+    yield counter("encode_requests", "Encoding requests, by outcome", ("worker", "outcome"), outcomes)
+    at, kept = (worker,), cache.statistics()
+    yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), [(at, float(api.running))])
+    for name, meaning, value in (
+        ("embedding_cache_bytes", "Memory of cached embeddings", kept.size_bytes),
+        ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
+    ):
+        yield gauge(name, meaning, ("worker",), [(at, float(value))])
+    lookups = (("hit", kept.hits_total), ("miss", kept.misses_total))
+    samples = [((worker, outcome), float(count)) for outcome, count in lookups]
+    yield counter("embedding_lookups", "Lookups in the cache of embeddings, by outcome", ("worker", "outcome"), samples)
+    ends = ("taken", "released", "expired", "refused")
+    samples = [((worker, end), float(getattr(offers, f"{end}_total"))) for end in ends]
+    yield counter("embedding_offers", "Offered embeddings, by outcome", ("worker", "outcome"), samples)

@@ -1,0 +1,264 @@
+"""The configuration of `consolidate` and `attach`: engines that publish their KV events themselves."""
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+
+from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
+from kv_protocol.openai.endpoints import ApiEndpoint
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.tracing.service import TracingSection
+from worker_agent.config import EventsSection, StreamsSection, WorkerSection
+from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
+from worker_agent.engines.servers import ASSUMED, SERVERS
+from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
+from worker_agent.events.publisher_config import RANK, PublisherSection
+
+_NATS = NatsSection(url="nats://127.0.0.1:4222")
+_POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
+
+
+class WorkerHeadSection(Section):
+    """One worker whose streams this process publishes, from any event source."""
+
+    id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
+    model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
+    instance: str = Field("", max_length=64, description="as it is registered; empty: it is not registered")
+    block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
+    dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
+    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+
+
+class WorkerStreamsSection(WorkerHeadSection):
+    """One such worker; its engine publishes its events."""
+
+    publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="publishers of its caches' events")
+
+    @model_validator(mode="after")
+    def _one_voice(self) -> "WorkerStreamsSection":
+        problems = [] if len(set(self.dp_ranks)) == len(self.dp_ranks) else [f"dp_ranks: found {self.dp_ranks}, twice"]
+        ranks_of: dict[str, list[int | None]] = {}
+        for publisher in self.publishers:
+            ranks_of.setdefault(publisher.source, []).append(publisher.dp_rank)
+            if publisher.dp_rank is not None and publisher.dp_rank not in self.dp_ranks:
+                problems.append(f"publishers: found dp_rank {publisher.dp_rank}, allowed one of {self.dp_ranks}")
+        voices = {publisher.dp_rank for publisher in self.publishers}
+        silent = [str(rank) for rank in self.dp_ranks if not voices & {rank, None}]
+        if silent:
+            problems.append(f"publishers: found none of dp_rank {', '.join(silent)}, allowed at least one a rank")
+        for source, ranks in ranks_of.items():
+            if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+                problems.append(f"publishers: found source {source!r} of dp_ranks {ranks}, allowed each rank once")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class ConsolidateSettings(Settings):
+    """`worker-agent consolidate`."""
+
+    workers: tuple[WorkerStreamsSection, ...] = Field((), description="the host's workers")
+    events: StreamsSection = StreamsSection()
+    control: ControlSection = ControlSection(port=8003)
+    nats: NatsSection = _NATS
+    telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ConsolidateSettings":
+        names = [worker.id for worker in self.workers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"workers: found ids {names}, allowed each once")
+        return self
+
+
+class AttachedEngineSection(Section):
+    """The attached engine; sizes are per rank. An empty or 0 field is taken from the engine, if it reports it."""
+
+    kind: str = Field(
+        "auto",
+        description=f"which engine it is, {', '.join(SERVERS)}; auto: as it says, without an address {ASSUMED}",
+    )
+    base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
+    api_key: SecretStr = Field(SecretStr(""), description="what the engine wants of its clients as a bearer token")
+    requests: Literal["auto", "direct", "forward"] = Field(
+        "auto", description="from routers to the engine itself, or through here; auto: forward where ranks are chosen"
+    )
+    metrics_path: str = Field(
+        "/metrics", pattern="^(/[!-~]*)?$", description="where its load is read; empty: it is not read"
+    )
+    metrics_poll_s: float = Field(
+        0.5, ge=0.05, le=1.0, description="pause between two reads of its load; less is fresher, and costs the engine"
+    )
+    export_metrics: bool = Field(
+        default=True, description="the engine's own metrics, as read for its load, are shown at this agent's /metrics"
+    )
+    model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
+    served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="the names that requests may use; empty: as the engine says, else the model's"
+    )
+    api_endpoints: tuple[ApiEndpoint, ...] = Field(
+        (),
+        description="OpenAI endpoints that it serves: chat, completions, responses, embeddings; empty: as its"
+        " /openapi.json says, else chat and completions",
+    )
+    text: str = Field(
+        "",
+        description="tokenizer and template: a local model directory, or `byte`; empty: the directory that the engine"
+        " states, if it is readable here",
+    )
+    block_size: int = Field(
+        0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else its default"
+    )
+    dp_ranks: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="data-parallel ranks, beyond 1 each with a publisher of its own; 0: as the engine says, else 1",
+    )
+    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+    total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
+    max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
+    max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
+    max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
+    publish_endpoint: str = Field(
+        "",
+        description="PUB socket of rank 0, rank r: port + r; `poll`: /kv_cache_events is polled; `none`: it has none;"
+        f" empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
+    )
+    replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
+    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
+    stream_token_ids: bool = Field(
+        default=True,
+        description="routers ask vLLM for the token ids of streams, which costs it some bytes a token and once the"
+        " prompt's ids, so that another worker resumes a stream whose engine dies; false: such a stream is lost",
+    )
+    allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        if kind != "auto" and kind not in SERVERS:
+            raise ValueError(f"kind: found {kind!r}, allowed auto, {', '.join(SERVERS)}")
+        return kind
+
+    @field_validator("base_url")
+    @classmethod
+    def _without_path_of_requests(cls, base_url: str) -> str:
+        if base_url.rstrip("/").endswith("/v1"):
+            raise ValueError(f"base_url: found {base_url!r}, allowed without /v1, which every request adds")
+        return base_url
+
+    @model_validator(mode="after")
+    def _ports_apart(self) -> "AttachedEngineSection":
+        if self.is_polled:
+            return self._checked_poll()
+        addresses = [publisher.endpoint for publisher in self.publishers()]
+        addresses += [publisher.replay_endpoint for publisher in self.publishers() if publisher.replay_endpoint]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed ports that no publisher has")
+        return self
+
+    def _checked_poll(self) -> "AttachedEngineSection":
+        if self.kind != "auto" and self.server.events != POLL:
+            raise ValueError(f"publish_endpoint: found 'poll', allowed of {_POLLED} alone, not of {self.kind}")
+        if not self.base_url:
+            raise ValueError("base_url: found '', allowed http://host:port where /kv_cache_events is polled")
+        if self.replay_endpoint:
+            raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed none where events are polled")
+        return self
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether the engine is polled for its events, instead of publishing them."""
+        return (self.publish_endpoint or self.server.events) == POLL
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether requests go through this process, which hands each to its rank."""
+        if self.requests == "auto":
+            return self.dp_ranks > 1 and self.server.takes_rank
+        return self.requests == "forward"
+
+    @property
+    def server(self) -> EngineServer:
+        """What is known of this kind of engine; of a settled section."""
+        return SERVERS[ASSUMED if self.kind == "auto" else self.kind]
+
+    def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
+        """Return the section with what the engine says, or is known by default, in place of what was not set.
+
+        The engine's own host is believed: its address was set.
+        """
+        kind = self.kind if self.kind != "auto" else facts.kind or ASSUMED
+        found: dict[str, object] = {"kind": kind, "dp_ranks": self.dp_ranks or facts.dp_ranks or 1}
+        if not self.publish_endpoint:
+            publish = facts.publish_endpoint or SERVERS[kind].events
+            found |= {"publish_endpoint": self._at_its_host(publish), "allow_remote": True}
+            if publish not in (POLL, NO_EVENTS_ENDPOINT):
+                found["replay_endpoint"] = self.replay_endpoint or self._at_its_host(facts.replay_endpoint)
+        return type(self).model_validate(self.model_dump(exclude_unset=True) | found)
+
+    def _at_its_host(self, endpoint: str) -> str:
+        host = urlsplit(self.base_url).hostname or "127.0.0.1"
+        return endpoint.replace("//*:", f"//[{host}]:" if ":" in host else f"//{host}:")
+
+    def publishers(self) -> tuple[PublisherSection, ...]:
+        """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled, or has no events."""
+        if self.publish_endpoint in ("", POLL, NO_EVENTS_ENDPOINT):
+            return ()
+        publish = checked_endpoint("publish_endpoint", self.publish_endpoint, allow_remote=self.allow_remote)
+        replay = self.replay_endpoint and checked_endpoint(
+            "replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote
+        )
+        return tuple(
+            PublisherSection(
+                endpoint=rank_endpoint(publish, dp_rank),
+                replay_endpoint=replay and rank_endpoint(replay, dp_rank),
+                dp_rank=dp_rank if self.dp_ranks > 1 else None,
+                topic=self.topic,
+                allow_remote=self.allow_remote,
+            )
+            for dp_rank in range(max(1, self.dp_ranks))
+        )
+
+
+class AttachSettings(Settings):
+    """`worker-agent attach`."""
+
+    worker: WorkerSection = WorkerSection()
+    engine: AttachedEngineSection = AttachedEngineSection()
+    events: EventsSection = EventsSection()
+    control: ControlSection = ControlSection(port=0)
+    nats: NatsSection = _NATS
+    telemetry: TelemetrySection = TelemetrySection()
+    tracing: TracingSection = TracingSection()
+
+    def settled(self, facts: EngineFacts) -> "AttachSettings":
+        """Return the settings with what the engine says, or is known by default, in place of what was not set.
+
+        Raises:
+            ConfigurationError: the engine's word does not fit what is set.
+        """
+        try:
+            return self.model_copy(update={"engine": self.engine.settled(facts)})
+        except ValidationError as error:
+            raise ConfigurationError(
+                [f"engine: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+            ) from error
+
+    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
+        """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""
+        engine = self.engine
+        head = WorkerHeadSection(
+            id=self.worker.id,
+            model=engine.model or model,
+            instance=instance,
+            block_size=engine.block_size or block_size or engine.server.block_size,
+            dp_ranks=tuple(range(engine.dp_ranks)),
+            is_eagle=engine.is_eagle,
+        )
+        publishers = engine.publishers()
+        return WorkerStreamsSection(**head.model_dump(), publishers=publishers) if publishers else head

@@ -1,0 +1,151 @@
+"""Registers an attached engine while its HTTP `/health` answers.
+
+The engine is probed every `PROBE_PERIOD_S`:
+
+out, answers                             register
+in,  answers                             nothing
+in,  after a reconnection to the log     register: the log may be a new one
+in,  failed `FAILURES_MAX` probes        leave
+in,  sleeps                              leave at once: it answers /health and computes nothing
+out, does not answer                     nothing
+
+Before each registration the engine is queried again, for it may have restarted with another cache, and at each probe of
+its models: it may have loaded an adapter.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import structlog
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from worker_agent.attached.client import EngineClient, EngineUnanswered
+from worker_agent.fleet.membership import Membership
+
+PROBE_PERIOD_S = 1.0
+FAILURES_MAX = 5
+
+Step = Literal["register", "leave", ""]
+
+_log = structlog.get_logger("attached")
+
+Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
+
+
+class Attachment:
+    """The registration state. `on_probe` returns the next step; the caller confirms it with `entered` or `left`."""
+
+    def __init__(self) -> None:
+        self._is_in = self._is_current = False
+        self._failures = 0
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the engine is registered."""
+        return self._is_in
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the engine is not registered, or is about to leave."""
+        return not self._is_in or self._failures >= FAILURES_MAX
+
+    def on_probe(self, *, is_healthy: bool, is_log_new: bool = False, is_asleep: bool = False) -> Step:
+        """Return the step after a probe; empty: none."""
+        self._failures = 0 if is_healthy else self._failures + 1
+        self._is_current = self._is_current and not is_log_new
+        if is_healthy:
+            return "" if self._is_current else "register"
+        return "leave" if self._is_in and (is_asleep or self._failures >= FAILURES_MAX) else ""
+
+    def entered(self) -> None:
+        """Confirm that the registration is in the log."""
+        self._is_in = self._is_current = True
+
+    def left(self) -> None:
+        """Confirm that `WorkerLeft` is in the log."""
+        self._is_in = self._is_current = False
+
+
+class HealthWatch:
+    """Probes the engine, registers it and withdraws it. `log_connections` counts the connections to the log.
+
+    `describe(anew)` returns the current registration; None: the engine cannot join as it is. Unless `anew`, it may
+    read names and adapters alone. `beat` publishes heartbeats: routers await one of a worker of which they just heard.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        membership: Membership,
+        clock: Clock,
+        *,
+        log_connections: Callable[[], int],
+        describe: Describe | None = None,
+        beat: Callable[[], Awaitable[None]] | None = None,
+        is_asleep: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._client, self._membership, self._describe, self._beat = client, membership, describe, beat
+        self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
+        self._is_asleep = is_asleep
+        self._attachment = Attachment()
+        self._is_logged = False
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the engine is registered."""
+        return self._attachment.is_in
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Probe the engine until `stop` is set; then publish that it is draining."""
+        while not stop.is_set():
+            await self._probe()
+            await until(stop, self._clock.sleep(PROBE_PERIOD_S))
+        if self._attachment.is_in:
+            await self._membership.drain()
+
+    async def leave(self, reason: str) -> None:
+        """Publish that the engine left, if it was registered."""
+        if self._attachment.is_in:
+            await self._membership.leave(reason)
+
+    async def _probe(self) -> None:
+        before, self._log_seen = self._log_seen, self._log_connections()
+        is_log_new = self._log_seen != before
+        problem = await self._problem()
+        is_asleep = not problem and self._is_asleep()
+        problem = "it sleeps" if is_asleep else problem
+        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new, is_asleep=is_asleep)
+        self._log_problem(problem)
+        if step == "register" and await self._described(anew=True) is not None and await self._membership.register():
+            self._attachment.entered()
+            if self._beat is not None:
+                await self._beat()
+        elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
+            self._attachment.left()
+        elif self._attachment.is_in and not problem and await self._described(anew=False):
+            await self._membership.register()
+
+    async def _described(self, *, anew: bool) -> bool | None:
+        """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
+        if self._describe is None:
+            return False
+        registration = await self._describe(anew)
+        return None if registration is None else self._membership.renew(registration)
+
+    def _log_problem(self, problem: str) -> None:
+        """Log once why the engine is not registered, or is about to leave, until it answers again."""
+        is_out = bool(problem) and self._attachment.is_out
+        if is_out and not self._is_logged:
+            _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
+        self._is_logged = is_out
+
+    async def _problem(self) -> str:
+        """Return why the engine is not healthy; empty when it is."""
+        try:
+            await self._client.get("health", "/health")
+        except EngineUnanswered as error:
+            return str(error)
+        return ""

@@ -1,0 +1,170 @@
+"""Turns an attached engine's metrics into load reports: read every `poll_s`, the newest of each rank is sent.
+
+    text    Prometheus text, by the engine's names (`EngineServer.metrics`)
+    JSON    rows of iteration statistics (`EngineServer.iterations`), each once. An engine without rows is idle, or busy
+            with requests whose rows another client took
+
+A failed read is counted by the client and logged once, until a read works again. Meanwhile nothing is announced, and
+routers use their own ledger, as for any engine that does not report. The text of the newest read is kept, too: the
+agent's /metrics shows the engine's own families from it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import structlog
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.load import LoadReport
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import until
+from worker_agent.attached.client import EngineClient, EngineUnanswered
+from worker_agent.engines.server import EngineServer
+from worker_agent.load.engine_metrics import read_loads, samples_in
+from worker_agent.load.publisher import announce_load
+from worker_agent.load.reports import LoadRows
+
+_log = structlog.get_logger("engine_loads")
+STALE_READS = 10
+TEXT_BYTES_MAX = 1 << 20
+"""Some 10,000 samples, which take about 100 ms to read; an engine has about 1,000."""
+ExportProblem = Literal["oversize", "unreadable", "stale"]
+EXPORT_PROBLEMS: tuple[ExportProblem, ...] = ("oversize", "unreadable", "stale")
+
+
+class EngineLoads:
+    """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it."""
+
+    def __init__(
+        self,
+        server: EngineServer,
+        client: EngineClient,
+        log: EventLog,
+        clock: Clock,
+        *,
+        model: str,
+        worker_id: str,
+        instance: str,
+        dp_ranks: tuple[int, ...],
+        block_size: int,
+        total_blocks: int,
+        metrics_path: str,
+        poll_s: float,
+        is_exported: bool = True,
+    ) -> None:
+        self._server, self._client, self._event_log, self._clock = server, client, log, clock
+        self._model, self._worker_id, self._instance = model, worker_id, instance
+        self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
+        self._metrics_path, self._poll_s = metrics_path, poll_s
+        self._is_exported, self._text, self._text_at_s = is_exported, b"", 0.0
+        self.rows = LoadRows(instance, dp_ranks)
+        """The parser of iteration statistics, for its skipped rows."""
+        self._newest: dict[int, LoadReport] = {}
+        self._reads = 0
+        self.is_asleep = False
+        """Whether the engine said so when its metrics were read last."""
+        self._problem = ""
+
+    @property
+    def newest(self) -> dict[int, LoadReport]:
+        """The newest report of each rank; none while the engine's metrics cannot be read."""
+        return {} if self._problem else dict(self._newest)
+
+    @property
+    def text_age_s(self) -> float | None:
+        """Seconds since the engine's metrics were read as text; None before, and if they are not exported."""
+        return self._clock.now() - self._text_at_s if self._text else None
+
+    def own_families(self) -> list[Metric] | ExportProblem:
+        """Return the engine's own families as they were read last, or why there are none; none before the first read.
+
+        They are stale after `STALE_READS` pauses and the longest that an answer may take.
+        """
+        if (age_s := self.text_age_s) is None:
+            return []
+        if age_s > STALE_READS * self._poll_s + self._server.metrics_answer_s:
+            return "stale"
+        return engine_families(
+            self._server.metrics.prefix, self._text, {"worker": self._worker_id, "model": self._model}
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read and announce until `stop` is set."""
+        while not stop.is_set():
+            await until(stop, self._read_and_announce())
+            await until(stop, self._clock.sleep(self._poll_s))
+
+    async def _read_and_announce(self) -> None:
+        try:
+            body = await self._client.get("metrics", self._metrics_path, answer_s=self._server.metrics_answer_s)
+            reports = self._read(body)
+        except EngineUnanswered as error:
+            self._log_problem(str(error))
+            return
+        except MalformedMessage as error:
+            self._client.unreadable("metrics")
+            self._log_problem(str(error))
+            return
+        self._log_problem("")
+        self._newest |= reports
+        for dp_rank, report in reports.items():
+            await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+
+    def _read(self, body: bytes) -> dict[int, LoadReport]:
+        self._reads += 1
+        rows = self._server.iterations(body)
+        if rows is not None:
+            return dict(self.rows.read(rows))
+        if self._is_exported:
+            self._text, self._text_at_s = body, self._clock.now()
+        samples = samples_in(body, self._server.metrics.all)
+        self.is_asleep = self._server.is_asleep(samples)
+        return read_loads(
+            self._server.metrics,
+            samples,
+            dp_ranks=self._dp_ranks,
+            block_size=self._block_size,
+            total_blocks=self._total_blocks,
+            instance=self._instance,
+            iteration=self._reads,
+        )
+
+    def _log_problem(self, problem: str) -> None:
+        if problem and not self._problem:
+            _log.warning("engine_load_unknown", path=self._metrics_path, reason=problem)
+        elif self._problem and not problem:
+            _log.info("engine_load_known_again", path=self._metrics_path)
+        self._problem = problem
+
+
+def engine_families(prefix: str, body: bytes, ours: Mapping[str, str]) -> list[Metric] | ExportProblem:
+    """Return the engine's own families, those with `prefix`, with `ours` as further labels; or why there are none.
+
+    The names are the engine's. A label of the engine with the name of one of ours becomes `exported_<name>`, as
+    Prometheus does without `honor_labels`. Families without the prefix (`python_*`, `process_*`) are of the engine's
+    process, and the agent has them of its own. Left out are times at which series began (`*_created`): rates do not
+    need them. Timestamps of samples are not kept. A text is shown whole or not at all.
+    """
+    if len(body) > TEXT_BYTES_MAX:
+        return "oversize"
+    openings = (prefix, f"# TYPE {prefix}", f"# HELP {prefix}")
+    lines = [line for line in body.decode("utf-8", errors="replace").split("\n") if line.startswith(openings)]
+    try:
+        return list(_labelled(text_string_to_metric_families("\n".join([*lines, ""])), ours))
+    except (ValueError, LookupError):
+        return "unreadable"
+
+
+def _labelled(families: Iterable[Metric], ours: Mapping[str, str]) -> Iterator[Metric]:
+    for family in families:
+        shown = Metric(family.name, family.documentation, family.type)
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                renamed = {f"exported_{name}" if name in ours else name: value for name, value in sample.labels.items()}
+                shown.add_sample(sample.name, renamed | dict(ours), sample.value)
+        if shown.samples:
+            yield shown

@@ -1,0 +1,99 @@
+"""Metrics of `worker-agent attach`, beside those of its streams."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kv_runtime.telemetry import Family, counter, gauge
+from worker_agent.api.forwarder import Forwarder
+from worker_agent.api.in_flight import RequestOutcome
+from worker_agent.attached.client import EngineClient
+from worker_agent.attached.health import HealthWatch
+from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
+from worker_agent.attached.streams import EventStreams
+from worker_agent.metrics import (
+    drain_families,
+    engine_event_families,
+    event_threads,
+    load_families,
+    skipped_families,
+    thread_family,
+)
+
+_FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
+
+
+class AttachMetrics:
+    """Reads the parts that exist; holds no state."""
+
+    def __init__(
+        self,
+        worker: str,
+        streams: EventStreams,
+        client: EngineClient | None,
+        watch: HealthWatch | None,
+        loads: EngineLoads | None,
+        forwarder: Forwarder | None,
+    ) -> None:
+        self._worker, self._streams, self._client = worker, streams, client
+        self._watch, self._loads, self._forwarder = watch, loads, forwarder
+
+    def families(self) -> Iterator[Family]:
+        """Yield all families but those of the streams' consolidator."""
+        yield from self._request_families()
+        if self._watch is not None:
+            meaning = "1 while the worker is registered because the engine is healthy"
+            yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
+        if self._loads is not None:
+            yield from load_families(self._worker, self._loads.newest)
+            yield from skipped_families(self._worker, self._loads.rows)
+            yield from exported_families(self._worker, self._loads)
+        if self._forwarder is not None:
+            yield from self._forwarder_families(self._forwarder)
+        if self._streams.rules is not None:
+            yield from engine_event_families(self._worker, self._streams.rules)
+            yield from drain_families(self._worker, self._streams.path)
+            yield thread_family(self._worker, event_threads(self._streams.path))
+
+    def _request_families(self) -> Iterator[Family]:
+        requests: Counter[tuple[str, str]] = Counter()
+        if self._client is not None:
+            requests.update(self._client.requests_total)
+        if self._streams.polled is not None:
+            requests.update(
+                {("events", outcome): count for outcome, count in self._streams.polled.requests_total.items()}
+            )
+        samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in requests.items()]
+        meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
+        yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+
+    def _forwarder_families(self, forwarder: Forwarder) -> Iterator[Family]:
+        samples = [((self._worker, each), float(forwarder.requests_total[each])) for each in _FORWARDED]
+        yield counter(
+            "forwarded_requests", "Requests forwarded to the engine, by outcome", ("worker", "outcome"), samples
+        )
+        yield gauge(
+            "forwarded_inflight_requests",
+            "Requests being forwarded now",
+            ("worker",),
+            [((self._worker,), float(forwarder.running))],
+        )
+
+
+def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:
+    """Yield the engine's own families under their own names, how old they are, and why they are not shown."""
+    found = loads.own_families()
+    if not isinstance(found, str):
+        yield from found
+    age_s = loads.text_age_s
+    yield gauge(
+        "engine_metrics_age_seconds",
+        "Age of the engine's own metrics as they were read last",
+        ("worker",),
+        [] if age_s is None else [((worker,), age_s)],
+    )
+    yield gauge(
+        "engine_metrics_not_shown",
+        "1 while the engine's own metrics are not shown here, by reason",
+        ("worker", "reason"),
+        [] if age_s is None else [((worker, reason), float(reason == found)) for reason in EXPORT_PROBLEMS],
+    )

@@ -1,0 +1,369 @@
+"""An engine that runs in another process, represented in the fleet while `AttachedWorker.run` runs.
+
+    what              comes from                                                   goes to
+    ---------------   ----------------------------------------------------------   ------------------------------------
+    KV events         its ZMQ frames and replays, or POST /kv_cache_events         its streams in the log, heartbeats
+    load              its /metrics                                                 load reports
+    description       configuration, then the engine's HTTP answers                `WorkerRegistered`, while its /health
+                      (`survey.py`), before each registration                      answers
+    requests          routers                                                      the engine, directly or forwarded by
+                                                                                   this process (`api/forwarder.py`)
+
+Without the engine's address only its streams are published. With it, the worker waits for what a stream needs (model
+and block size), unless both are configured.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import structlog
+import zmq.asyncio
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
+from kv_runtime.clock import Clock
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import EventLog
+from kv_runtime.http.server import HttpServer
+from kv_runtime.supervise import Part, run_parts, until
+from kv_runtime.telemetry import Family
+from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
+from kv_runtime.text.loading import local_directory
+from kv_runtime.text.model import Text
+from kv_runtime.tracing.service import Tracing, events_of
+from worker_agent.api.forwarder import Forwarder
+from worker_agent.api.tracing import worker_tracer
+from worker_agent.attached.client import EngineClient
+from worker_agent.attached.config import AttachSettings, WorkerHeadSection
+from worker_agent.attached.health import HealthWatch
+from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.attached.polled_events import PolledEvents
+from worker_agent.attached.registration import attached_facts, attached_registration
+from worker_agent.attached.streams import EventStreams
+from worker_agent.attached.survey import EngineSurvey
+from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.event_path import end_unrun
+from worker_agent.fleet.membership import Membership
+from worker_agent.fleet.worker_id import WorkerId
+
+_STREAMS_DRAIN_S = 10.0
+_WAIT_S = 1.0
+_ONLY_A_NAME = EngineFacts(served_names=("model",))
+"""Stands for an engine's answer while settings are checked before the engine answers."""
+_PROBED_TEXT = "What is 2 + 2?"
+
+_log = structlog.get_logger("attach")
+
+
+class Host(NamedTuple):
+    """What the attached workers of one process share."""
+
+    log: EventLog
+    context: zmq.asyncio.Context
+    clock: Clock
+    gate: FleetGate
+    load_text: Callable[[str], Text]
+    tracing: Tracing | None = None
+
+
+def check(settings: AttachSettings) -> None:
+    """Raise `ConfigurationError` for what is wrong whatever the engine says."""
+    engine = settings.engine
+    if not engine.base_url and not engine.model:
+        raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
+    if engine.base_url:
+        facts = attached_facts(settings.settled(_ONLY_A_NAME).engine, _ONLY_A_NAME)
+        attached_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
+
+
+async def reported_facts(settings: AttachSettings) -> EngineFacts | None:
+    """Return what the engine says of itself; None while it is not healthy."""
+    engine = settings.engine
+    async with EngineClient(engine.base_url, api_key=engine.api_key.get_secret_value()) as client:
+        kind = "" if engine.kind == "auto" else engine.kind
+        return await EngineSurvey(kind, client, metrics_path=engine.metrics_path).query()
+
+
+class _Engine(NamedTuple):
+    """An engine that has an address."""
+
+    client: EngineClient
+    survey: EngineSurvey
+    facts: EngineFacts
+    text: Text
+
+
+class AttachedWorker:
+    """One such engine. `report` receives one line, what was found of it and what is assumed, and the model's name."""
+
+    def __init__(self, settings: AttachSettings, host: Host, report: Callable[[str, str], None]) -> None:
+        self._settings = settings.model_copy(update={"worker": settings.worker.identified()})
+        self._given, self._host, self._report = settings.engine, host, report
+        self._instance = uuid.uuid4().hex[:16]
+        self._metrics: AttachMetrics | None = None
+        self._membership: Membership | None = None
+        self._streams: EventStreams | None = None
+
+    @property
+    def worker_id(self) -> str:
+        """The id in the fleet."""
+        return self._settings.worker.id
+
+    @property
+    def drain_s(self) -> float:
+        """How long a stop may take."""
+        return self._settings.worker.drain_s + _STREAMS_DRAIN_S
+
+    @property
+    def consolidators(self) -> tuple[Consolidator, ...]:
+        """The consolidator of its streams, once the engine is known."""
+        return () if self._streams is None else (self._streams.path.consolidator,)
+
+    def polled_status(self) -> list[dict[str, Any]]:
+        """Return the status of the sources of its events."""
+        return [] if self._streams is None else self._streams.path.status()
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics, but for those of the consolidator."""
+        if self._metrics is not None:
+            yield from self._metrics.families()
+        if self._membership is not None:
+            yield from self._membership.families()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Represent the engine until `stop` is set.
+
+        Raises:
+            ConfigurationError: the configuration is invalid, or contradicts the engine.
+            TextError: the model's directory cannot be read.
+            WorkerIdTaken: another living worker has the id.
+        """
+        async with AsyncExitStack() as cleanup:
+            engine = await self._found(stop, cleanup)
+            if engine is None and self._settings.engine.base_url:
+                return
+            parts = await self._parts(engine, stop, cleanup)
+            await run_parts(parts, stop=stop, drain_s=self.drain_s)
+
+    async def _found(self, stop: asyncio.Event, cleanup: AsyncExitStack) -> _Engine | None:
+        """Return the engine, and settle the settings by what it says; None without an address, or on `stop`."""
+        settings = self._settings.engine
+        if not settings.base_url:
+            self._settings = self._settings.settled(EngineFacts())
+            return None
+        text = await self._loaded(settings.text) if settings.text else None
+        api_key = settings.api_key.get_secret_value()
+        client = await cleanup.enter_async_context(EngineClient(settings.base_url, api_key=api_key))
+        kind = "" if settings.kind == "auto" else settings.kind
+        survey = EngineSurvey(kind, client, metrics_path=settings.metrics_path)
+        reported = await self._first_facts(survey, stop)
+        if reported is None:
+            return None
+        self._settings = self._settings.settled(reported)
+        if self._settings.engine.publish_endpoint == NO_EVENTS_ENDPOINT:
+            flag = self._settings.engine.server.event_flag
+            _log.warning("engine_publishes_no_events", worker=self.worker_id, flag=flag)
+        facts = attached_facts(self._settings.engine, reported)
+        text = text or await self._loaded(self._directory(facts))
+        await self._check_text(survey, facts, text)
+        return _Engine(client, survey, facts, text)
+
+    async def _first_facts(self, survey: EngineSurvey, stop: asyncio.Event) -> EngineFacts | None:
+        """Return the engine's facts; empty if it does not answer and none is needed; None once `stop` is set."""
+        engine = self._settings.engine
+        needs_none = bool(engine.model and engine.block_size and engine.text and engine.kind != "auto")
+        is_logged = False
+        while not stop.is_set():
+            facts = await survey.query()
+            if facts is not None and not survey.kind:
+                raise ConfigurationError(
+                    ["engine.kind: found no owned_by of a known engine at /v1/models, allowed --engine: which it is"]
+                )
+            if facts is not None or needs_none:
+                return facts or EngineFacts()
+            if not is_logged:
+                _log.warning("waiting_for_engine", worker=self.worker_id, url=engine.base_url)
+                is_logged = True
+            await until(stop, self._host.clock.sleep(_WAIT_S))
+        return None
+
+    async def _loaded(self, directory: str) -> Text:
+        return await asyncio.to_thread(self._host.load_text, directory)
+
+    def _directory(self, facts: EngineFacts) -> str:
+        directory = local_directory(facts.directory)
+        if not directory:
+            found = f"{facts.directory!r} of the engine, which cannot be read here" if facts.directory else "none"
+            raise ConfigurationError([f"engine.text: found {found}, allowed the model's directory: --text DIR"])
+        return directory
+
+    async def _check_text(self, survey: EngineSurvey, facts: EngineFacts, text: Text) -> None:
+        """Raise `ConfigurationError` if prompts are taken for bytes that the engine tokenizes."""
+        if self._settings.engine.text != BYTE_MODEL or "/tokenize" not in facts.api_endpoints:
+            return
+        ids = await survey.token_ids(_PROBED_TEXT, facts.served_names[0])
+        if ids is not None and ids != text.encode(_PROBED_TEXT, add_special_tokens=False):
+            raise ConfigurationError(
+                [f"engine.text: found {BYTE_MODEL!r}, allowed the directory of {facts.served_names[0]}: --text DIR"]
+            )
+
+    async def _parts(self, engine: _Engine | None, stop: asyncio.Event, cleanup: AsyncExitStack) -> list[Part]:
+        """Return the parts to run; requests and recovery questions are accepted from now on."""
+        settings, host = self._settings, self._host
+        facts = EngineFacts() if engine is None else engine.facts
+        model = settings.engine.model or next(iter(facts.served_names), "")
+        if not model:
+            raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
+        worker = settings.streams(self._instance, model=model, block_size=facts.block_size)
+        worker_id = WorkerId(host.log, host.clock, host.gate, worker_id=worker.id, instance=worker.instance)
+        if engine is not None:
+            await until(stop, worker_id.check())
+        streams = EventStreams(
+            worker,
+            settings.events,
+            host.log,
+            host.context,
+            host.clock,
+            polled=_polled(settings),
+            tracing=events_of(host.tracing),
+        )
+        parts = streams.path.parts(first_stage=2)
+        async with AsyncExitStack() as until_run:
+            until_run.push_async_callback(end_unrun, parts)
+            others = await self._fronted(engine, worker, worker_id, streams, cleanup)
+            await streams.path.consolidator.start()
+            until_run.pop_all()  # from here on the parts own the sockets
+        self._streams = streams
+        self._report(f"{worker.id}{self._found_words(worker, facts)}", worker.model)
+        return [*parts, *others]
+
+    def _found_words(self, worker: WorkerHeadSection, facts: EngineFacts) -> str:
+        engine, given = self._settings.engine, self._given
+        if not engine.base_url:
+            return ""
+        is_assumed = not (given.publish_endpoint or facts.publish_endpoint) and not engine.is_polled
+        return (
+            f": {engine.server.name} {facts.version or '(version unknown)'} at {engine.base_url}, model {worker.model},"
+            f" blocks of {worker.block_size}, ranks: {len(worker.dp_ranks)},"
+            f" KV events: {engine.publish_endpoint}{' (assumed)' if is_assumed else ''}"
+        )
+
+    async def _fronted(
+        self,
+        engine: _Engine | None,
+        worker: WorkerHeadSection,
+        worker_id: WorkerId,
+        streams: EventStreams,
+        cleanup: AsyncExitStack,
+    ) -> list[Part]:
+        """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
+        if engine is None:
+            self._metrics = AttachMetrics(worker.id, streams, None, None, None, None)
+            return []
+        settings, host, parts = self._settings, self._host, list[Part]()
+        base_url, forwarder, loads = engine.client.base_url, None, self._loads(engine, worker)
+        if loads is not None:
+            parts.append(Part("engine-loads", loads.run, 2))
+        if settings.engine.is_forwarded:
+            forwarder = await cleanup.enter_async_context(_forwarder(settings, worker, base_url, host.tracing))
+            served = await _served(settings, forwarder)
+            base_url = f"http://{settings.worker.advertised_host}:{served.port}"
+            parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
+        registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
+        membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
+        watch = HealthWatch(
+            engine.client,
+            membership,
+            host.clock,
+            log_connections=lambda: host.log.statistics().reconnects_total,
+            describe=_Description(settings, engine, worker, base_url).describe,
+            beat=streams.path.consolidator.publish_heartbeats,
+            is_asleep=lambda: loads is not None and loads.is_asleep,
+        )
+        cleanup.push_async_callback(watch.leave, "stopped")
+        self._metrics = AttachMetrics(worker.id, streams, engine.client, watch, loads, forwarder)
+        return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
+
+    def _loads(self, engine: _Engine, worker: WorkerHeadSection) -> EngineLoads | None:
+        settings = self._settings.engine
+        if not settings.metrics_path:
+            return None
+        return EngineLoads(
+            settings.server,
+            engine.client,
+            self._host.log,
+            self._host.clock,
+            model=worker.model,
+            worker_id=worker.id,
+            instance=worker.instance,
+            dp_ranks=worker.dp_ranks,
+            block_size=worker.block_size,
+            total_blocks=engine.facts.total_kv_blocks,
+            metrics_path=settings.metrics_path,
+            poll_s=settings.metrics_poll_s,
+            is_exported=settings.export_metrics,
+        )
+
+
+class _Description:
+    """The registration of an engine as it is now; `base_url` is where requests go."""
+
+    def __init__(self, settings: AttachSettings, engine: _Engine, worker: WorkerHeadSection, base_url: str) -> None:
+        self._settings, self._engine, self._worker, self._base_url = settings, engine, worker, base_url
+        self._facts = engine.facts
+
+    async def describe(self, anew: bool) -> WorkerRegistered | None:  # noqa: FBT001 - as `Describe` has it
+        """Query the engine; return None, and log why, if it cannot join."""
+        settings, worker = self._settings, self._worker
+        reported = await self._engine.survey.query(None if anew else self._facts)
+        if reported is None:
+            return None
+        self._facts = reported
+        if reported.block_size not in (0, worker.block_size):
+            _log.error("engine_has_another_block_size", found=reported.block_size, allowed=worker.block_size)
+            return None
+        if reported.dp_ranks not in (0, settings.engine.dp_ranks):
+            _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=reported.dp_ranks)
+        facts = attached_facts(settings.engine, reported)
+        registration = attached_registration(settings, facts, self._engine.text, worker.instance, self._base_url)
+        if registration.model != worker.model:
+            _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
+            return None
+        return registration
+
+
+def _polled(settings: AttachSettings) -> PolledEvents | None:
+    engine = settings.engine
+    return PolledEvents(engine.base_url, api_key=engine.api_key.get_secret_value()) if engine.is_polled else None
+
+
+def _forwarder(
+    settings: AttachSettings, worker: WorkerHeadSection, base_url: str, tracing: Tracing | None
+) -> Forwarder:
+    return Forwarder(
+        base_url,
+        api_key=settings.engine.api_key.get_secret_value(),
+        dp_ranks=worker.dp_ranks,
+        inflight_requests_max=settings.worker.inflight_requests_max,
+        tracer=worker_tracer(tracing, worker.id, settings.worker.role, worker.model),
+    )
+
+
+async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
+    worker = settings.worker
+    app = forwarder.app(token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
+    server = HttpServer(
+        app,
+        worker.host,
+        worker.port,
+        hosts=worker.host_names(),
+        drain_s=worker.drain_s,
+        handler_cancellation=True,
+    )
+    await server.start()
+    return server

@@ -1,0 +1,93 @@
+"""Publishes the KV events and heartbeats of an engine in this process.
+
+simulated                                    polled; also a host tier that is its own source
+trtllm with KV events                        polled
+trtllm that streams KV events by its         subscribed: each rank publishes at its own port
+  arguments
+trtllm without KV events; every encoder      no source: the ranks' streams are empty, only heartbeats are published
+`events.sources`, of any engine              subscribed: a KV block manager's tiers
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import zmq.asyncio
+
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
+from kv_runtime.tracing.service import EventTracing
+from worker_agent.api.status import streams_status
+from worker_agent.commands.engine_choice import BuiltEngine, Chosen
+from worker_agent.config import HOST, AgentSettings
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import EventPath, new_epoch, origins_of
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.source_poller import Source
+
+
+class ServedEvents:
+    """The rules that translate events, and the event path of an engine that has been started."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        chosen: Chosen,
+        built: BuiltEngine,
+        model: str,
+        instance: str,
+        log: EventLog,
+        context: zmq.asyncio.Context,
+        clock: Clock,
+        *,
+        tracing: EventTracing | None,
+    ) -> None:
+        self._description, events = built.engine.describe(), settings.events
+        block_size = self._description.block_size
+        self.rules = TrtllmRules(block_size, attention_window=events.attention_window or None)
+        sources = dict(self._sources(settings, chosen, built))
+        published = [*chosen.publishers, *(each.at for each in events.sources)]
+        self.has_sources = bool(sources or published)
+        """Whether the worker's caches have any event source."""
+        core = Consolidation(
+            self._description.dp_ranks,
+            block_size,
+            instance,
+            new_epoch,
+            origins=origins_of(sources, published),
+            outbox_bytes_max=events.outbox_bytes_max,
+            ring_bytes_max=events.batch_ring_bytes_max,
+        )
+        self.path = EventPath(
+            sources,
+            core,
+            log,
+            context,
+            clock,
+            model=model,
+            worker_id=settings.worker.id,
+            poll_s=events.poll_s,
+            published=published,
+            tracing=tracing,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return the streams' positions and the sources' status, for operators."""
+        return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
+
+    def _sources(self, settings: AgentSettings, chosen: Chosen, built: BuiltEngine) -> Iterator[tuple[str, Source]]:
+        if not chosen.polls_events:
+            return
+        yield (
+            ENGINE,
+            Source(
+                built.engine.kv_events,
+                self.rules.translate,
+                buffer_events=chosen.event_buffer * len(self._description.dp_ranks),
+                stale=self.rules.stale,
+                events_lost=self.rules.events_lost,
+                quarantine=self.rules.quarantine,
+            ),
+        )
+        if built.simulated is not None and settings.engine.host_events == "source":
+            yield HOST, Source(built.simulated.host_events)

@@ -1,1 +1,0 @@
-"""An engine that runs elsewhere: its health, its facts, its configuration."""

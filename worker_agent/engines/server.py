@@ -1,0 +1,131 @@
+"""An engine's own server, as `worker-agent attach` meets it: what differs from one engine to the next.
+
+`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `servers.py` lists them. All answer GET /health,
+/v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in `docs/ATTACH.md`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from worker_agent.load.engine_metrics import MetricNames, Sample
+
+T = TypeVar("T")
+
+POLL = "poll"
+"""Stands for the address of the event sockets of an engine that is polled for its events."""
+NO_EVENTS_ENDPOINT = "none"
+"""Stands for that address where the engine has no events."""
+KV_BLOCKS_MAX = 100_000_000
+SEQS_MAX = 65_536
+TOKENS_MAX = 1 << 22
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself; a missing fact is empty or 0, and sizes are per rank.
+
+    `dp_ranks` is the number of ranks; `directory` is as the engine was given it: a path, or a hub's name.
+    `publish_endpoint` is the event socket of rank 0 as the engine binds it, `NO_EVENTS_ENDPOINT` where it has none.
+    """
+
+    kind: str = ""
+    directory: str = ""
+    publish_endpoint: str = ""
+    replay_endpoint: str = ""
+    served_names: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()
+    block_size: int = 0
+    total_kv_blocks: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_seq_len: int = 0
+    dp_ranks: int = 0
+    version: str = ""
+    api_endpoints: tuple[str, ...] = ()
+
+    def with_more(self, other: "EngineFacts") -> "EngineFacts":
+        """Return both combined; if both have a fact, this one's counts."""
+        mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return msgspec.structs.replace(other, **mine)
+
+
+class Answers(Protocol):
+    """The server's answers. A path that does not answer, or unreadably, gives no facts: the log says so."""
+
+    async def info(self, path: str, read: Callable[[bytes], EngineFacts]) -> EngineFacts:
+        """Return what `read` finds in the answer to GET `path`; it raises `MalformedMessage` for another body."""
+
+    async def metrics(self, read: Callable[[bytes], EngineFacts]) -> EngineFacts:
+        """Return likewise what it finds in the server's metrics."""
+
+
+class EngineServer(ABC):
+    """One engine's server. To add an engine, subclass this in a file of its own and list it in `servers.py`."""
+
+    name: ClassVar[str]
+    """Of the setting `engine.kind` and of the router's `--worker URL,engine=NAME`."""
+    owned_by: ClassVar[str]
+    """Of its models' cards at /v1/models, by which the engine is recognized."""
+    states_directory: ClassVar[bool] = False
+    """Whether the `root` of such a card is the model's directory."""
+    event_source: ClassVar[str]
+    """Of its registration."""
+    events: ClassVar[str] = "tcp://*:5557"
+    """Where it publishes events unless told otherwise; `POLL`. Source of the port: `docs/SOURCES.md` E3.5."""
+    event_flag: ClassVar[str] = ""
+    """The flag with which it publishes events; empty: operators are told none."""
+    block_size: ClassVar[int]
+    """Tokens of a block unless told otherwise."""
+    metrics: ClassVar[MetricNames]
+    metrics_answer_s: ClassVar[float] = 2.0
+    """The longest that an answer with its metrics may take."""
+    takes_rank: ClassVar[bool] = True
+    """Whether a request can name the data-parallel rank that serves it."""
+    stream_words: ClassVar[str] = ""
+    """In whose words it tells the token ids of streams (`WorkerRegistered.stream_token_ids`); empty: it does not."""
+
+    @abstractmethod
+    async def facts(self, answers: Answers) -> EngineFacts:
+        """Return the facts that not every engine's server states in the same way."""
+
+    def is_asleep(self, samples: Iterable[Sample]) -> bool:
+        """Return whether its metrics say that it computes nothing until it is woken."""
+        del samples
+        return False
+
+    def iterations(self, body: bytes) -> list[dict[str, Any]] | None:
+        """Return the rows of iteration statistics in its metrics; None: they are Prometheus text.
+
+        Raises:
+            MalformedMessage: they are neither.
+        """
+        del body
+        return None
+
+
+class _Version(msgspec.Struct):
+    version: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+_version = msgspec.json.Decoder(_Version)
+
+
+def facts_of_version(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /version`, of vLLM and TensorRT-LLM; raise `MalformedMessage`."""
+    return EngineFacts(version=decoded(_version, body, "/version").version)
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes, path: str) -> T:
+    """Return the decoded answer of `path`; raise `MalformedMessage`, which names the path and the field."""
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"{path}: {error}") from error
+
+
+def within(value: object, greatest: int) -> int:
+    """Return a count that may be registered; 0, as if it were not stated, for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= greatest else 0

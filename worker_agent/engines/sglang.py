@@ -1,0 +1,100 @@
+"""SGLang's HTTP server. It has metrics if it runs with `--enable-metrics`.
+
+Source: sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`, `python/sglang/srt/metrics/collector.py`,
+`python/sglang/srt/disaggregation/kv_events.py` (`KVEventsConfig`); revisions in `docs/ATTACH.md`.
+"""
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
+from worker_agent.engines.server import (
+    KV_BLOCKS_MAX,
+    NO_EVENTS_ENDPOINT,
+    SEQS_MAX,
+    TOKENS_MAX,
+    Answers,
+    EngineFacts,
+    EngineServer,
+    decoded,
+    within,
+)
+from worker_agent.load.engine_metrics import MetricNames
+
+_PATH_CHARACTERS_MAX = 4096
+
+
+class Sglang(EngineServer):
+    """SGLang publishes its KV events, and says where. It refuses to tell token ids in streams of chats (400)."""
+
+    name: ClassVar = "sglang"
+    owned_by: ClassVar = "sglang"
+    event_source: ClassVar = "sglang"
+    event_flag: ClassVar = """--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
+    block_size: ClassVar = 1
+    metrics: ClassVar = MetricNames(
+        prefix="sglang:",
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        usage=("sglang:token_usage",),
+        rank_label="dp_rank",
+        used_tokens="sglang:num_used_tokens",
+        total_tokens="sglang:max_total_num_tokens",
+    )
+
+    async def facts(self, answers: Answers) -> EngineFacts:
+        """Return the facts of /server_info, or of /get_server_info, as it was called before."""
+        facts = await answers.info("/server_info", facts_of_server_info)
+        return facts if facts != EngineFacts() else await answers.info("/get_server_info", facts_of_server_info)
+
+
+class _ServerInfo(msgspec.Struct):
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int | None = None
+    context_length: int | None = None
+    dp_size: int | None = None
+    version: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    tokenizer_path: Annotated[str, msgspec.Meta(max_length=_PATH_CHARACTERS_MAX)] | None = None
+    kv_events_config: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _KvEvents(msgspec.Struct):
+    publisher: str = "null"
+    endpoint: str = Sglang.events
+    replay_endpoint: str | None = None
+
+
+_server_info = msgspec.json.Decoder(_ServerInfo)
+_kv_events = msgspec.json.Decoder(_KvEvents)
+
+
+def facts_of_server_info(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /server_info`, a page being a block; raise `MalformedMessage`."""
+    info = decoded(_server_info, body, "/server_info")
+    page = within(info.page_size, BLOCK_SIZE_MAX)
+    publish_endpoint, replay_endpoint = _event_sockets(info.kv_events_config)
+    return EngineFacts(
+        directory=info.tokenizer_path or "",
+        publish_endpoint=publish_endpoint,
+        replay_endpoint=replay_endpoint,
+        block_size=page,
+        total_kv_blocks=within((info.max_total_num_tokens or 0) // page, KV_BLOCKS_MAX) if page else 0,
+        max_num_seqs=within(info.max_running_requests, SEQS_MAX),
+        max_num_batched_tokens=within(info.chunked_prefill_size, TOKENS_MAX)
+        or within(info.max_prefill_tokens, TOKENS_MAX),
+        max_seq_len=within(info.context_length, TOKENS_MAX),
+        dp_ranks=within(info.dp_size, DP_RANK_MAX),
+        version=info.version,
+    )
+
+
+def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
+    """Return the addresses in `kv_events_config`; empty where the server does not state it."""
+    if config is msgspec.UNSET:
+        return "", ""
+    stated = decoded(_kv_events, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()
+    return (stated.endpoint, stated.replay_endpoint or "") if stated.publisher == "zmq" else (NO_EVENTS_ENDPOINT, "")

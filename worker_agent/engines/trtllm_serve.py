@@ -1,0 +1,84 @@
+"""TensorRT-LLM's own server, `trtllm-serve`; the package `trtllm` is the engine in the agent's process.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py`, `tensorrt_llm/metrics/collector.py`; iteration
+statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from kv_protocol.ids import BLOCK_SIZE_MAX
+from worker_agent.engines.server import (
+    KV_BLOCKS_MAX,
+    POLL,
+    SEQS_MAX,
+    TOKENS_MAX,
+    Answers,
+    EngineFacts,
+    EngineServer,
+    decoded,
+    facts_of_version,
+    within,
+)
+from worker_agent.load.engine_metrics import MetricNames
+
+WAITED_ANSWER_S = 5.0
+"""Older versions wait 2 s for rows of statistics, and for events."""
+
+
+class TrtllmServe(EngineServer):
+    """`trtllm-serve` is polled for its events. It chooses the rank of a request itself.
+
+    Its metrics are rows of iteration statistics, or Prometheus text in newer versions. A read takes the rows away: an
+    idle engine has none, and one whose rows another client takes seems idle.
+    """
+
+    name: ClassVar = "trtllm-serve"
+    owned_by: ClassVar = "tensorrt_llm"
+    event_source: ClassVar = "trtllm"
+    events: ClassVar = POLL
+    block_size: ClassVar = 32
+    metrics: ClassVar = MetricNames(
+        prefix="trtllm_",
+        running="trtllm_num_requests_running",
+        waiting="trtllm_num_requests_waiting",
+        usage=("trtllm_kv_cache_utilization",),
+        used_blocks="trtllm_kv_cache_used_blocks",
+        total_blocks="trtllm_kv_cache_max_blocks",
+    )
+    metrics_answer_s: ClassVar = WAITED_ANSWER_S
+    takes_rank: ClassVar = False
+
+    async def facts(self, answers: Answers) -> EngineFacts:
+        """Return the facts of its newest iteration, and its version."""
+        return (await answers.metrics(self._of_rows)).with_more(await answers.info("/version", facts_of_version))
+
+    def iterations(self, body: bytes) -> list[dict[str, Any]] | None:
+        """Return the rows; None: it answers in Prometheus text."""
+        return iteration_rows(body) if body.lstrip()[:1] == b"[" else None
+
+    def _of_rows(self, body: bytes) -> EngineFacts:
+        rows = self.iterations(body)
+        return facts_of_iteration(rows[-1]) if rows else EngineFacts()
+
+
+_rows = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+def iteration_rows(body: bytes) -> list[dict[str, Any]]:
+    """Return the rows of a JSON list of objects; raise `MalformedMessage`."""
+    return decoded(_rows, body, "/metrics")
+
+
+def facts_of_iteration(row: Mapping[str, Any]) -> EngineFacts:
+    """Return the facts in one row of iteration statistics."""
+    cache = row.get("kvCacheStats")
+    fields = cache if isinstance(cache, dict) else {}
+    return EngineFacts(
+        block_size=within(fields.get("tokensPerBlock"), BLOCK_SIZE_MAX),
+        total_kv_blocks=within(fields.get("maxNumBlocks"), KV_BLOCKS_MAX),
+        max_num_seqs=within(row.get("maxBatchSizeStatic"), SEQS_MAX),
+        max_num_batched_tokens=within(row.get("maxNumTokensStatic"), TOKENS_MAX),
+    )

@@ -1,0 +1,63 @@
+"""vLLM's OpenAI server, `vllm serve`.
+
+Source: vllm-project/vllm, `vllm/entrypoints/openai/protocol.py`, `vllm/v1/metrics/loggers.py`,
+`vllm/config/kv_events.py` (`KVEventsConfig`); revisions in `docs/ATTACH.md`.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
+from worker_agent.engines.server import KV_BLOCKS_MAX, Answers, EngineFacts, EngineServer, facts_of_version, within
+from worker_agent.load.engine_metrics import MetricNames, Sample, label_count, samples_in
+
+_CACHE_CONFIG = "vllm:cache_config_info"
+_SLEEP_STATE = "vllm:engine_sleep_state"
+
+
+class Vllm(EngineServer):
+    """vLLM publishes its KV events, and tells the token ids of streams, so that another worker can go on with them.
+
+    A vLLM before 0.10.2 ignores the wish for ids, and tells none (`docs/ENGINES.md`).
+    """
+
+    name: ClassVar = "vllm"
+    owned_by: ClassVar = "vllm"
+    states_directory: ClassVar = True
+    event_source: ClassVar = "vllm"
+    event_flag: ClassVar = (
+        """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
+    )
+    block_size: ClassVar = 16
+    metrics: ClassVar = MetricNames(
+        prefix="vllm:",
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the latter before 0.9
+        rank_label="engine",
+        total_blocks=_CACHE_CONFIG,
+        total_blocks_label="num_gpu_blocks",
+        others=(_SLEEP_STATE,),
+    )
+    stream_words: ClassVar = "vllm"
+
+    async def facts(self, answers: Answers) -> EngineFacts:
+        """Return block size, KV blocks and ranks, from the metrics, and the version."""
+        return (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
+
+    def is_asleep(self, samples: Iterable[Sample]) -> bool:
+        """Return whether none of its ranks is awake."""
+        states = [each for each in samples if each.name == _SLEEP_STATE]
+        awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
+        return bool(awake) and not any(awake)
+
+
+def facts_of_metrics(body: bytes) -> EngineFacts:
+    """Return the facts in `cache_config_info`, which has a sample a rank; sizes are those of the first."""
+    labels_of = {each.labels.get("engine", ""): each.labels for each in samples_in(body, [_CACHE_CONFIG])}
+    first = min(labels_of.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
+    return EngineFacts(
+        block_size=within(label_count(first, "block_size"), BLOCK_SIZE_MAX),
+        total_kv_blocks=within(label_count(first, "num_gpu_blocks"), KV_BLOCKS_MAX),
+        dp_ranks=within(len(labels_of), DP_RANK_MAX),
+    )

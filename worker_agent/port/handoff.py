@@ -1,0 +1,254 @@
+"""`disaggregated_params` as JSON: the handoff from one worker to the next, so that nothing is computed twice.
+
+    encode  -> prefill   handles of the media's embeddings, and a hash of eight ints for each
+    prefill -> decode    the first token, and the location of its KV, opaque outside the engine
+
+    key                            JSON                       in the engine
+    encoded_opaque_state           base64                     opaque_state: bytes
+    first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
+                                      rank}, ..]], or [-0.5]; (logprob, rank), or the token's own alone
+                                   -9999 in place of -inf
+    schedule_style                 its number                 an enumeration
+    first_gen_logits,              read, and dropped          tensors, which are not handed over; fields between
+    return_prompt_token_ids_b64,                              trtllm-serve and its orchestrator
+    resolved_thinking,
+    conversation_id
+    unknown keys                   unchanged: plain JSON      a field of a newer version: passed through, both ways
+    all others                     unchanged
+
+These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
+can continue the other's request. trtllm-serve does not have the media keys yet, and refuses them.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
+`DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
+ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE, shortened
+from kv_protocol.openai.errors import explained
+from kv_protocol.openai.option_table import LOGPROBS_MAX
+from kv_protocol.openai.parts import ABSENT, OptionalPart
+from kv_protocol.openai.requests import RequestInvalid
+from worker_agent.port.sampling import TokenLogprob, bounded_logprob
+
+STATE_BYTES_MAX = 1 << 20
+FIRST_TOKENS_MAX = 128
+OTHERS_MAX = 32
+"""Most unknown keys of a handoff."""
+OTHER_NAME_MAX = 64
+HASH_WORDS = 8
+_TIME_BITS, _NODE_BITS, _PROCESS_BITS, _COUNTER_BITS = 39, 8, 6, 10
+NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
+
+_Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Alternatives = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=LOGPROBS_MAX + 1)]
+_FirstLogprobs = Annotated[tuple[_Alternatives | float, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_FIELD = "disaggregated_params"
+
+
+class _KnownKeys(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"opaque_state": "encoded_opaque_state"},
+):
+    """The known keys. A key that is None is absent."""
+
+    request_type: str | None = None
+    first_gen_tokens: _Tokens | None = None
+    first_gen_log_probs: _FirstLogprobs | None = None
+    ctx_request_id: _Id | None = None
+    opaque_state: Annotated[bytes, msgspec.Meta(max_length=STATE_BYTES_MAX)] | None = None
+    draft_tokens: _Tokens | None = None
+    disagg_request_id: _Id | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: int | None = None
+    ctx_usage: dict[str, Any] | None = None
+    multimodal_embedding_handles: tuple[dict[str, Any], ...] | None = None
+    multimodal_hashes: tuple[_Words, ...] | None = None
+    mrope_position_ids_handle: dict[str, Any] | None = None
+    mrope_position_deltas_handle: dict[str, Any] | None = None
+
+
+class Handoff(_KnownKeys, frozen=True, kw_only=True):
+    """The handoff from a worker to the next: the known keys, and in `others` those of a newer engine, as plain JSON."""
+
+    others: dict[str, Any] = {}
+
+
+class _HandoffKeys(_KnownKeys, frozen=True, kw_only=True):
+    """The known keys, and the dropped ones."""
+
+    first_gen_logits: msgspec.Raw = ABSENT
+    return_prompt_token_ids_b64: bool | None = None
+    resolved_thinking: bool | None = None
+    conversation_id: str | None = None
+
+
+class HandoffInvalid(Exception):
+    """A handoff is invalid; the message names the field, what was found, what is allowed."""
+
+
+_COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
+_MEDIA_PREFIXES = ("multimodal_", "mrope_")
+_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
+_KEYS = frozenset(_HandoffKeys.__struct_encode_fields__)
+_decoder = msgspec.json.Decoder(_HandoffKeys)
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_part = OptionalPart[_HandoffKeys](_HandoffKeys)
+
+
+def handoff_json(handoff: Handoff) -> bytes:
+    """Return the JSON object; bytes in it as base64."""
+    return msgspec.json.encode(handoff_keys(handoff))
+
+
+def handoff_keys(handoff: Handoff) -> dict[str, Any]:
+    """Return the JSON object as a mapping of keys to JSON values."""
+    keys: dict[str, Any] = msgspec.to_builtins(handoff)
+    others: dict[str, Any] = keys.pop("others", {})
+    return keys | others
+
+
+def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
+    """Return the handoff in a JSON object.
+
+    Raises:
+        HandoffInvalid: it is not a handoff.
+    """
+    try:
+        return _without_dropped(_decoder.decode(data), data)
+    except RequestInvalid as error:
+        raise HandoffInvalid(str(error)) from error
+    except UNDECODABLE as error:
+        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _HandoffKeys, _FIELD))) from error
+
+
+def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
+    """Return the handoff in a request's `disaggregated_params`, None without one; raise `RequestInvalid`."""
+    wire = _part.read(part, _FIELD)
+    return None if wire is None else _without_dropped(wire, part)
+
+
+def without_media(handoff: Handoff) -> Handoff:
+    """Return the handoff without media, for the phases after the prompt's computation."""
+    others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIXES)}
+    return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA), others=others)
+
+
+def handoff_of(params: object) -> Handoff:
+    """Return the handoff in the engine's `DisaggregatedParams`; also fields of a newer version, if they are plain JSON.
+
+    Raises:
+        HandoffInvalid: a field cannot be handed over.
+    """
+    values: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
+    style = values.pop("schedule_style")
+    logprobs = getattr(params, "first_gen_log_probs", None)
+    if logprobs is not None:
+        logprobs = [_listed(alternatives) for alternatives in logprobs]
+    values |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
+    values["encoded_opaque_state"] = values.pop("opaque_state")
+    values["others"] = dict(_newer_fields(params))
+    try:
+        return msgspec.convert(values, Handoff, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise HandoffInvalid(f"disaggregated_params of the engine: {error}") from error
+
+
+def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[str, Any]:
+    """Return the keywords of the engine's `DisaggregatedParams` for the handoff and a request of `request_type`.
+
+    Without media handles if the worker computes no prompt: the engine would refuse them. `first_gen_log_probs` and
+    `schedule_style` stay plain data: the caller knows the engine's classes.
+    """
+    left_out = () if with_media else _MEDIA
+    values = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
+    keys = {name: _plain(value) for name, value in values.items() if value is not None}
+    if handoff.first_gen_log_probs is not None:
+        first_logprobs = handoff.first_gen_log_probs
+        keys["first_gen_log_probs"] = [
+            alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
+            for alternatives in first_logprobs
+        ]
+    others = {
+        name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIXES)
+    }
+    return {**others, **keys, "request_type": request_type}
+
+
+class TransferIds:
+    """Transfer ids, unique in a fleet: 39 bits of milliseconds, 8 node, 6 process, 10 counter; the engine's layout.
+
+    `now_ms` may stand still or go back; the counter distinguishes 1024 ids in a millisecond.
+    """
+
+    def __init__(self, node: int, process: int = 0) -> None:
+        if not (0 <= node < NODES_MAX and 0 <= process < PROCESSES_MAX):
+            allowed = f"0..{NODES_MAX - 1} and 0..{PROCESSES_MAX - 1}"
+            raise ValueError(f"transfer ids: found node {node}, process {process}, allowed {allowed}")
+        self._node_id = (node << _PROCESS_BITS | process) << _COUNTER_BITS
+        self._count = 0
+
+    def next(self, now_ms: int) -> int:
+        """Return an id; positive, 63 bits."""
+        self._count = (self._count + 1) % (1 << _COUNTER_BITS)
+        time = now_ms % (1 << _TIME_BITS)
+        return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._node_id | self._count
+
+
+def _without_dropped(wire: _HandoffKeys, data: bytes | msgspec.Raw) -> Handoff:
+    """Return the handoff with the unknown keys of `data`; raise `RequestInvalid` for too many."""
+    known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
+    unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
+    if len(unknown) > OTHERS_MAX:
+        raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
+    for name in unknown:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
+            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
+            raise RequestInvalid(_FIELD, shortened(name), allowed)
+    others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
+    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
+
+
+def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
+    """Yield the unknown fields of the engine's class that hold plain JSON; tensors are dropped."""
+    if not is_dataclass(params):
+        return
+    for field in fields(params):
+        value = getattr(params, field.name, None)
+        if field.name not in _HandoffKeys.__struct_fields__ and value is not None and _is_json(value):
+            yield field.name, value
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(inner) for name, inner in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _listed(alternatives: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
+    if isinstance(alternatives, Mapping):
+        return [
+            {"token_id": token, "logprob": bounded_logprob(each.logprob), "rank": each.rank}
+            for token, each in alternatives.items()
+        ]
+    return bounded_logprob(float(alternatives))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value
