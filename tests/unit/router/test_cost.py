@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
@@ -177,25 +176,3 @@ def test_a_rank_over_its_gate_has_no_credit_while_another_is_under_half_of_it(
 def test_a_long_prompt_has_a_higher_gate() -> None:
     assert spilled(2001, 0, isl_tokens=500) == [True, False]
     assert spilled(2000, 0, isl_tokens=500) == [False, False]
-
-
-# ---------------------------------------------------------------- properties
-
-counts = st.integers(0, 10**6)
-weights = st.floats(0, 1000, allow_nan=False)
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> Row:
-    gpu, host, disk = sorted(draw(st.tuples(*[st.integers(0, 9)] * 3)))
-    active = draw(counts)
-    return row(
-        overlap_blocks=(gpu, host, disk, 9),
-        predicted_blocks=draw(st.integers(0, 9)),
-        trust=draw(st.sampled_from(["EXACT", "DEGRADED", "FALLBACK"])),
-        prefill_tokens_queued=draw(counts),
-        active_requests=draw(counts),
-        active_blocks=active,
-        shared_blocks=draw(st.integers(0, min(10, active))),
-        history_blocks=draw(st.floats(0, 1e9)),
-    )

@@ -1,6 +1,4 @@
-"""Eligibility in its order, the modes, and that the same in is the same out."""
-
-from typing import Any
+"""Which ranks may take a request, what a decision has, and that the same in is the same out."""
 
 import pytest
 from hypothesis import given
@@ -23,25 +21,7 @@ def decide(moment: View, request: RouteRequest, policy: Policy, seed: int) -> De
     return decisions.decide(moment, request, policy, seed).decision()
 
 
-def why(one: Row, **request: Any) -> str:
-    """Return why a rank may not take a request, when another may."""
-    beside = row("other/0") if "pinned_worker" not in request else row("w1/1")
-    decided = decide(view(beside, one), route(**request), KV, 1)
-    return decided.excluded[0].reason if decided.excluded else ""
-
-
 # ---------------------------------------------------------------- eligibility
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "max_seq_len", "fits"),
-    [(20, 60, True), (21, 60, False), (0, 41, True), (0, 40, False), (20, 0, True), (1, 41, True), (1, 40, False)],
-)
-def test_prompt_and_answer_must_fit_and_an_answer_has_at_least_one_token(
-    max_tokens: int, max_seq_len: int, fits: bool
-) -> None:
-    reason = f"max_seq_len: 40 + {max(1, max_tokens)} tokens, at most {max_seq_len}"
-    assert why(row(max_seq_len=max_seq_len), isl_tokens=40, max_tokens=max_tokens) == ("" if fits else reason)
 
 
 def test_without_an_eligible_rank_every_rank_is_listed_with_its_reason() -> None:

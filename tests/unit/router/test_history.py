@@ -1,4 +1,4 @@
-"""What was routed to ranks lately (`tests/reference/history.py`)."""
+"""History of ranks over very long times (`tests/reference/history.py`)."""
 
 from kv_protocol.ledger import Routed
 from router.decision.state import RouterState

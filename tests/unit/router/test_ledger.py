@@ -1,4 +1,4 @@
-"""Every row of the ledger's table (`tests/reference/ledger.py`), and what changes nothing."""
+"""What the ledger shows of ranks, and what is read-only; `tests/reference/ledger.py` has its table."""
 
 import pytest
 

@@ -4,7 +4,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import splitmix64
@@ -193,16 +192,3 @@ def test_a_users_mode_chooses_among_the_candidates() -> None:
 def test_without_an_eligible_rank_every_mode_raises(mode: str) -> None:
     with pytest.raises(NoEligibleWorker):
         chosen(view(row(unfit="draining")), mode=mode, request=route(40, pinned_worker="w0"))
-
-
-counts = st.integers(0, 10**5)
-rows = st.builds(
-    row,
-    st.just("w0/0"),
-    overlap_blocks=st.sampled_from([(0, 0, 0, 0), (1, 1, 2, 2), HELD]),
-    predicted_blocks=st.integers(0, 2),
-    prefill_tokens_queued=counts,
-    active_requests=counts,
-    active_blocks=st.integers(3, 10**5),
-    history_blocks=st.floats(0, 1e6),
-)
