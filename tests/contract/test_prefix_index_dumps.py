@@ -1,18 +1,14 @@
 """What every prefix index dumps, loads and proves."""
 
 from collections.abc import Iterator
-from itertools import permutations
 
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.events import TIERS
 from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns
-from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import (
     GPU,
-    MakeIndex,
     both,
     chain,
     dumped,
@@ -21,30 +17,9 @@ from tests.contract.indexes import (
     is_parents_first,
     is_proven,
     load,
-    with_ranks,
 )
 
 # ------------------------------------------------------------------------------------------------- dump, load
-
-
-def test_a_dump_names_each_held_block_once_and_parents_first(index: PrefixIndex) -> None:
-    forest(index)
-    blocks = dumped(index, 0)
-    assert len(blocks) == len(held(index, 0)) == index.statistics().held_blocks == 11
-    assert is_parents_first(blocks)
-    assert dumped(index, 1) == []
-
-
-def test_a_loaded_dump_is_the_same_set(index: PrefixIndex, make_index: MakeIndex) -> None:
-    paths, copy = forest(index), with_ranks(make_index())
-    copy.store(2, None, chain(2, seed=9), GPU, 0)
-    copy.load(1, index.dump(0), 0)
-    assert held(copy, 1) == held(index, 0)
-    assert [copy.digest(1, tier) for tier in TIERS] == [index.digest(0, tier) for tier in TIERS]
-    assert [copy.overlaps(path).get(1) for path in paths] == [index.overlaps(path).get(0) for path in paths]
-    assert is_parents_first(dumped(copy, 1))
-    copy.drop(1)
-    assert copy.statistics().nodes == 2
 
 
 def test_a_load_replaces_all_that_was_held_or_parked(index: PrefixIndex) -> None:
@@ -142,33 +117,6 @@ def test_what_is_no_set_of_buckets_and_rows_of_other_buckets_are_refused_and_cha
 
 
 # ------------------------------------------------------------------------------------------------- memory, proof
-
-
-@pytest.mark.parametrize("order", list(permutations(range(5))), ids=str)
-def test_nothing_is_left_when_all_is_removed_in_whatever_order(index: PrefixIndex, order: tuple[int, ...]) -> None:
-    path, twig = chain(4), chain(1, seed=2)
-    index.store(0, None, path, GPU, 0)
-    index.store(0, path[1], twig, GPU, 0)
-    for at in order:
-        index.remove(0, [(path + twig)[at]], GPU)
-        assert is_proven(index, 0)
-    now = index.statistics()
-    assert (now.nodes, now.held_blocks, now.unknown_removals_total) == (0, 0, 0)
-
-
-def test_the_digest_is_that_of_the_set_at_any_time(index: PrefixIndex) -> None:
-    path = chain(6)
-    for step in range(400):
-        rank, tier, at = (splitmix64(step * 3 + part) % size for part, size in enumerate((3, 4, 6)))
-        match splitmix64(step) >> 33 & 3:
-            case 0 | 1:
-                index.store(rank, path[at - 1] if at else None, path[at : at + 1 + step % 3], TIERS[tier], step)
-            case 2:
-                index.remove(rank, path[at : at + 1 + step % 3], TIERS[tier])
-            case _ if step % 5 == 0:
-                index.clear(rank, TIERS[tier])
-        assert all(is_proven(index, each) for each in range(3)), step
-    assert index.statistics().held_blocks > 0
 
 
 def test_a_chain_of_any_length_needs_no_deep_stack(index: PrefixIndex) -> None:

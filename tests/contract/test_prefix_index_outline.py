@@ -7,7 +7,7 @@ import pytest
 from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import unpack_u64
-from tests.contract.indexes import GPU, HOST, chain, forest
+from tests.contract.indexes import GPU, HOST, chain
 
 
 def nodes(outline: Outline, node: int | None = None) -> list[OutlineNode]:
@@ -20,14 +20,6 @@ def behind(outline: Outline, last: int) -> list[OutlineNode]:
     node = outline.find(last)
     assert node is not None
     return nodes(outline, node)
-
-
-def everything(outline: Outline) -> list[OutlineNode]:
-    """Return all nodes, parents first."""
-    found = nodes(outline)
-    for node in found:  # which grows meanwhile
-        found += behind(outline, node.last)
-    return found
 
 
 def test_a_chain_is_one_node_whichever_ranks_hold_its_blocks(index: PrefixIndex) -> None:
@@ -87,17 +79,6 @@ def test_children_are_paged_in_one_order(index: PrefixIndex, order_by: str) -> N
     assert len(rows) == outline.child_count(None) == 40
     assert rows == sorted(rows, key=lambda each: (-getattr(each, most), each.first))
     assert [*page(0, 7), *page(7, 20), *page(27, 13), *page(40, 5)] == rows
-
-
-def test_all_blocks_are_in_one_node_each(index: PrefixIndex) -> None:
-    forest(index)
-    outline = index.outline()
-    found = everything(outline)
-    assert (len(found), sum(each.blocks for each in found)) == (len(outline), index.statistics().nodes)
-    assert (outline.blocks, outline.skipped_blocks) == (index.statistics().nodes, 0)
-    assert sum(each.subtree_blocks for each in nodes(outline)) == outline.blocks
-    for each in found:
-        assert len(unpack_u64(index.chain(each.first, 100_000))) == each.blocks
 
 
 def test_a_chain_is_told_from_any_of_its_blocks_to_the_fork(index: PrefixIndex) -> None:

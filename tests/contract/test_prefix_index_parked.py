@@ -1,7 +1,5 @@
 """What every prefix index does with blocks whose parent is unknown."""
 
-from itertools import permutations, product
-
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
@@ -14,82 +12,11 @@ from tests.contract.indexes import (
     both,
     chain,
     held,
-    is_proven,
     load,
     with_ranks,
 )
 
 # ------------------------------------------------------------------------------------------------- parked
-
-
-def test_a_block_of_an_unknown_parent_is_parked_and_counts_for_nothing(index: PrefixIndex) -> None:
-    path = chain(4)
-    index.store(0, path[0], path[1:], GPU, 0)
-    assert (held(index, 0), index.overlaps(path), index.overlaps(path[1:])) == ({}, {}, {})
-    assert index.digest(0, GPU).block_count == index.digest(0, GPU).digest == 0
-    now = index.statistics()
-    assert (now.nodes, now.held_blocks, now.parked_blocks, now.parked_blocks_total) == (0, 0, 3, 3)
-
-
-@pytest.mark.parametrize("finder", [0, 1])
-def test_a_parked_chain_is_held_once_any_rank_stores_its_parent(index: PrefixIndex, finder: int) -> None:
-    path = chain(4)
-    index.store(0, path[0], path[1:3], HOST, 0)
-    index.store(0, path[2], path[3:], GPU, 1)
-    index.store(finder, None, path[:1], GPU, 2)
-    assert held(index, 0).items() >= {path[1]: (path[0], 2), path[2]: (path[1], 2), path[3]: (path[2], 1)}.items()
-    assert index.statistics().parked_blocks == 0
-    assert index.overlaps(path) == ({0: (1, 4, 4, 4)} if finder == 0 else {1: both(1)})
-    assert is_proven(index, 0)
-    assert index.expire(1e9) == set()
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
-def test_the_order_in_which_a_chain_is_told_does_not_matter(index: PrefixIndex, order: tuple[int, ...]) -> None:
-    path = chain(8)
-    for at in order:
-        index.store(0, path[2 * at - 1] if at else None, path[2 * at : 2 * at + 2], GPU, 0)
-    assert index.overlaps(path) == {0: both(8)}
-    assert held(index, 0) == {block: (path[at - 1] if at else None, 1) for at, block in enumerate(path)}
-    now = index.statistics()
-    assert (now.parked_blocks, now.duplicate_blocks_total, now.nodes) == (0, 0, 8)
-    assert is_proven(index, 0)
-
-
-def test_a_parked_block_told_again_is_parked_once(index: PrefixIndex) -> None:
-    path = chain(3)
-    for _ in range(3):
-        index.store(0, path[0], path[1:], GPU, 0)
-    assert index.statistics().parked_blocks == 2
-    index.store(0, None, path[:1], GPU, 0)
-    assert index.statistics().duplicate_blocks_total == 0
-    assert index.overlaps(path) == {0: both(3)}
-    assert is_proven(index, 0)
-
-
-def test_a_parked_block_can_be_removed(index: PrefixIndex) -> None:
-    path = chain(4)
-    index.store(0, path[0], path[1:], GPU, 0)
-    index.remove(0, [path[2]], GPU)
-    assert (index.statistics().parked_blocks, index.statistics().unknown_removals_total) == (2, 0)
-    index.remove(0, [path[1]], HOST)
-    index.remove(1, [path[1]], GPU)
-    assert (index.statistics().parked_blocks, index.statistics().unknown_removals_total) == (2, 2)
-    index.store(0, None, path[:1], GPU, 0)
-    assert index.overlaps(path) == {0: both(2)}
-    assert index.statistics().parked_blocks == 1, "the last waits for the one that was removed"
-    index.store(0, path[1], [path[2]], GPU, 0)
-    assert index.overlaps(path) == {0: both(4)}
-
-
-def test_clearing_a_tier_forgets_what_was_parked_on_it_and_no_more(index: PrefixIndex) -> None:
-    path = chain(2)
-    for rank, tier in product((0, 1), (GPU, HOST)):
-        index.store(rank, path[0], path[1:], tier, 0)
-    index.clear(0, GPU)
-    assert index.statistics().parked_blocks == 3
-    index.store(2, None, path[:1], GPU, 0)
-    assert (held(index, 0), held(index, 1)) == ({path[1]: (path[0], 2)}, {path[1]: (path[0], 3)})
 
 
 @pytest.mark.parametrize("end", ["clear", "drop", "load"])

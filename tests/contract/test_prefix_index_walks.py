@@ -6,37 +6,13 @@ import pytest
 
 from indexer.index.prefix_index import PrefixIndex, PrefixOrder, Stretch
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import GPU, HOST, U64_MAX, MakeIndex, chain, forest, load, with_ranks
+from tests.contract.indexes import GPU, MakeIndex, chain, forest, load, with_ranks
 
 
 def stretch(blocks: list[int], **rest: object) -> Stretch:
     """Return the stretch of `blocks`, which begins a sequence and has no children unless told otherwise."""
     fields = {"parent": None, "depth_blocks": len(blocks), "holders": {0: 1}, "children": 0, "last_stored_s": 0.0}
     return Stretch(sequence_hash=blocks[-1], blocks=len(blocks), **fields | rest)  # type: ignore[arg-type]
-
-
-def test_children_are_ordered_for_any_holders(index: PrefixIndex) -> None:
-    index.store(0, None, [50, 40], GPU, 0)
-    for rank, block in ((1, 70), (0, U64_MAX), (2, 0), (2, 60)):
-        index.store(rank, 50, [block], HOST, 0)
-    assert index.children(None) == [50]
-    assert index.children(50) == [0, 40, 60, 70, U64_MAX]
-    assert index.children(40) == index.children(999) == []
-    index.remove(2, [60, 0], HOST)
-    assert index.children(50) == [40, 70, U64_MAX]
-
-
-def test_holders_are_named_with_their_tiers(index: PrefixIndex) -> None:
-    path = chain(3)
-    index.store(0, None, path, GPU, 0)
-    index.store(2, None, path[:2], HOST, 0)
-    index.store(0, None, path[:1], HOST, 0)
-    assert [index.holders(block) for block in path] == [{0: 3, 2: 2}, {0: 1, 2: 2}, {0: 1}]
-    index.remove(0, path[1:2], GPU)
-    index.drop(2)
-    assert [index.holders(block) for block in path] == [{0: 3}, {}, {0: 1}]
-    index.store(0, 999, [998], GPU, 0)
-    assert index.holders(998) == {}, "what is parked is not held"
 
 
 def test_a_chain_is_one_stretch_however_it_was_told(make_index: MakeIndex) -> None:
@@ -47,37 +23,6 @@ def test_a_chain_is_one_stretch_however_it_was_told(make_index: MakeIndex) -> No
             index.store(0, path[at - 1] if at else None, path[at : at + blocks], GPU, 5.0)
             at += blocks
         assert index.prefixes(10) == [stretch(path, last_stored_s=5.0)]
-
-
-def test_a_stretch_ends_where_holders_change_and_at_forks(index: PrefixIndex) -> None:
-    path, left, right = chain(9), [71, 72], [81]
-    index.store(0, None, path, GPU, 0)
-    index.store(1, None, path[:4], GPU, 0)
-    index.store(0, path[6], left, GPU, 0)
-    index.store(0, path[6], right, GPU, 0)
-    assert sorted(index.prefixes(10), key=lambda each: each.depth_blocks) == sorted(
-        [
-            stretch(path[:4], holders={0: 1, 1: 1}, children=1),
-            stretch(path[4:7], parent=path[3], depth_blocks=7, children=3),
-            stretch(right, parent=path[6], depth_blocks=8),
-            stretch(left, parent=path[6], depth_blocks=9),
-            stretch(path[7:], parent=path[6], depth_blocks=9),
-        ],
-        key=lambda each: each.depth_blocks,
-    )
-
-
-def test_what_was_cut_grows_together_again(index: PrefixIndex) -> None:
-    path = chain(12)
-    index.store(0, None, path, GPU, 0)
-    index.store(1, None, path[:5], HOST, 0)
-    index.store(0, path[8], [5, 6], GPU, 0)
-    index.remove(0, path[2:4], GPU)
-    assert len(index.prefixes(99)) > 4
-    index.store(0, path[1], path[2:4], GPU, 0)
-    index.clear(1)
-    index.remove(0, [6, 5], GPU)
-    assert index.prefixes(99) == [stretch(path)]
 
 
 def test_a_stretch_without_holders_is_shown_while_blocks_are_behind_it(index: PrefixIndex) -> None:

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.http import framing
 from tests.support.amount import examples
-from tests.support.planting import plant
 from tests.unit.properties.http_readers import (
     DELIBERATE,
     Reading,
@@ -149,11 +147,3 @@ def test_hostile_bytes_are_read_as_h11_reads_them_or_refused_on_purpose(parts: l
     ours = read_by_us([data])
     assert difference(data, ours, read_by_h11(data)) == ""
     assert read_by_us(pieces_of(data, places)) == ours, "however it is cut"
-
-
-@pytest.mark.planted
-def test_a_reader_that_is_too_kind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a chunk may be anything that `int` reads."""
-    plant(framing, "_SIZE_LINE", re.compile(rb"([0-9A-Fa-f_x+ ]+)[^\n]*\n"), monkeypatch)
-    with pytest.raises((AssertionError, ExceptionGroup)):
-        test_spoilt_requests_are_read_as_h11_reads_them_or_refused_on_purpose()

@@ -8,11 +8,9 @@ import os
 import pytest
 
 from tests.contract.indexes import IMPLEMENTATIONS
-from tests.reference.index.index import ReferenceIndex
 from tests.unit.properties.index_collisions import run_collisions
 from tests.unit.properties.index_scenario import run
 from tests.unit.properties.index_world import FAMILIES
-from tests.unit.properties.planted_indexes import BelievesTheLast, TruncatesAtRemovals
 
 SCENARIOS, SCENARIOS_SLOW = 66, 264
 PARTS = 10
@@ -56,16 +54,3 @@ def test_all_implementations_agree_with_the_model_on_many_more(family: str) -> N
 def test_all_implementations_agree_on_many_more_contradictions(part: int) -> None:
     for seed in seeds(part, PARTS, SCENARIOS, SCENARIOS_SLOW):
         run_collisions(seed, IMPLEMENTATIONS)
-
-
-# ------------------------------------------------------------------------------------------------- planted bugs
-
-
-@pytest.mark.planted
-def test_a_planted_bug_fails_in_a_scenario_that_names_its_seed() -> None:
-    with pytest.raises(AssertionError) as failed:
-        run(0, {"planted": TruncatesAtRemovals})
-    assert any("seed 0, family 'holes'" in note for note in failed.value.__notes__)
-    with pytest.raises(AssertionError) as failed:
-        run_collisions(0, {"python": ReferenceIndex, "planted": BelievesTheLast})
-    assert any("seed 0 of collisions" in note for note in failed.value.__notes__)

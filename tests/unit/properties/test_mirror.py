@@ -7,8 +7,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
-import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table
@@ -255,27 +254,3 @@ def check_proof(mirror: RankMirror, fold: Fold) -> None:
 @settings(max_examples=examples(400))
 def test_folding_what_the_mirror_gives_out_gives_what_the_sources_said(told: list[Told]) -> None:
     check(RankMirror(BLOCK_SIZE), told)
-
-
-# -------------------------------------------------------------------- planted bugs
-
-
-class CountsNoCopies(RankMirror):
-    """Takes a second store of an engine block for none."""
-
-    def _hold(self, engine_hash: int, sequence_hash: int, event: EngineStored, source: str) -> bool:
-        known = self._names[source].get(engine_hash)
-        if known is not None and (event.tier, event.group_idx) in known.copies:
-            return False
-        return super()._hold(engine_hash, sequence_hash, event, source)
-
-
-@pytest.mark.planted
-def test_the_property_fails_on_a_planted_bug() -> None:
-    @settings(max_examples=examples(6000), database=None, derandomize=True, phases=[Phase.generate])
-    @given(events)
-    def search(told: list[Told]) -> None:
-        check(CountsNoCopies(BLOCK_SIZE), told)
-
-    with pytest.raises((AssertionError, KeyError)):
-        search()

@@ -1,15 +1,12 @@
 """Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and no tenant starves.
 
-`check` compares a queue with plain lists of what waits; `starvation` with the bound of deficit round robin. Both are
-tried on planted bugs.
+`check` compares a queue with plain lists of what waits; `starvation` with the bound of deficit round robin.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
-import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.queue.admission import RequestQueue
@@ -18,13 +15,6 @@ from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueuePolicy
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 
-PLANTED = settings(
-    max_examples=examples(1000),
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-)
 TENANTS = ("a", "b", "c")
 QUANTUM = 10
 LIMITS = QueueLimits(
@@ -271,47 +261,3 @@ def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, ot
         served[turn] += cost_of[turn]
         difference = served["heavy"] / ratio - served["light"]
         assert abs(difference) <= 2 * (QUANTUM + max(cost / ratio, other_cost))
-
-
-# ---------------------------------------------------------------- planted bugs
-
-
-class LosesWhoIsCancelledFirst(RequestQueue):
-    """Cancelling leaves the tokens behind."""
-
-    def cancel(self, place: Place) -> bool:
-        is_waiting = super().cancel(place)
-        self._all.tokens += is_waiting
-        return is_waiting
-
-
-@pytest.mark.planted
-def test_the_comparison_sees_a_planted_bug() -> None:
-    @given(policies, steps)
-    @settings(PLANTED)
-    def run(policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]) -> None:
-        check(LosesWhoIsCancelledFirst, policy, script)
-
-    with pytest.raises((AssertionError, KeyError)):
-        run()
-
-
-class ForgetsTheCost(FairShare):
-    """What is served is not charged."""
-
-    def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
-        turn = super().take_turn(cost_tokens)
-        if turn is not None:
-            self._ring[turn].deficit_tokens += cost_tokens(turn) or 0
-        return turn
-
-
-@pytest.mark.planted
-def test_the_bound_of_waiting_sees_a_planted_bug() -> None:
-    @given(backlogs)
-    @settings(PLANTED)
-    def run(waiting: list[list[int]]) -> None:
-        starvation(shares_of(ForgetsTheCost), waiting)
-
-    with pytest.raises(AssertionError):
-        run()

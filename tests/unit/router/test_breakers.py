@@ -70,11 +70,6 @@ def probing() -> Told:
 # ---------------------------------------------------------------- closed
 
 
-def test_of_a_rank_that_never_failed_nothing_is_held() -> None:
-    told = Told()
-    assert (told.unfit(), told.state(), told.breakers.valid_until_s(0.0)) == ("", "closed", float("inf"))
-
-
 def test_so_many_failures_in_a_row_open_it() -> None:
     told = Told()
     told.failed(2)
@@ -283,14 +278,6 @@ def test_every_change_of_the_answer_by_an_event_is_announced() -> None:
 # ---------------------------------------------------------------- whose fault is a 500
 
 
-def test_a_poison_request_that_fails_everywhere_opens_nothing() -> None:
-    told = Told(BreakerLimits(failures=1))
-    for _ in range(20):
-        for at in ("w0/0", "w1/0", "w2/0"):
-            told.ended("erred", at)
-    assert [told.state(at) for at in ("w0/0", "w1/0", "w2/0")] == ["closed"] * 3
-
-
 def test_a_500_counts_once_another_rank_has_answered_the_request() -> None:
     told = Told()
     for _ in range(3):
@@ -299,10 +286,3 @@ def test_a_500_counts_once_another_rank_has_answered_the_request() -> None:
         told.ended("ok", at="w1/0", erred_before=(W0,))
     assert told.unfit() == "breaker open: it failed a request that another rank answered"
     assert told.unfit("w1/0") == ""
-
-
-def test_a_half_open_rank_whose_500_was_its_own_fault_opens_again() -> None:
-    told = probing()
-    told.ended("erred", decision_id="probe")
-    told.ended("ok", at="w1/0", erred_before=(W0,))
-    assert told.state() == "open"

@@ -6,13 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from router.decision.decide import decide
-from router.decision.model_view import TRUST_FACTOR
 from router.decision.policy import CostParameters, Policy
 from tests.unit.router.samples import Row, route, row, view
 
@@ -41,11 +38,6 @@ def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_blocks() -> N
 def test_promised_blocks_are_rounded_up_and_prefill_is_not() -> None:
     (found,) = cost_terms(route(95, block_size=10), [row()], PLAIN)
     assert (found.prefill_blocks, found.decode_blocks) == (9.5, 10.0)
-
-
-def test_a_prompt_of_one_token_is_one_promised_block() -> None:
-    (found,) = cost_terms(route(1, block_size=10), [row()], PLAIN)
-    assert (found.prefill_blocks, found.decode_blocks) == (0.1, 1.0)
 
 
 def test_every_tier_is_credited_with_what_it_adds_to_the_prefix() -> None:
@@ -87,22 +79,10 @@ def test_what_is_on_its_way_counts_as_on_the_gpu(predicted: int, credit: float) 
     assert terms(overlap_blocks=(3, 5, 6, 9), predicted_blocks=predicted).overlap_credit_blocks == credit
 
 
-def test_every_trust_state_has_a_factor() -> None:
-    assert TRUST_FACTOR == {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
-
-
-def test_queued_prefill_is_prefill() -> None:
-    assert terms(prefill_tokens_queued=55).prefill_blocks == 15.5
-
-
 def test_prefill_is_never_less_than_none() -> None:
     generous = msgspec.structs.replace(PLAIN, host_weight=3.0)
     found = terms(generous, overlap_blocks=(0, 9, 9, 9))
     assert (found.overlap_credit_blocks, found.prefill_blocks, found.cost) == (27.0, 0.0, 10.0)
-
-
-def test_the_credit_pays_for_queued_prefill_too() -> None:
-    assert terms(overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=20).prefill_blocks == 3.0
 
 
 def test_a_block_that_the_rank_works_on_already_counts_once() -> None:
@@ -118,11 +98,6 @@ def test_decay_devalues_the_gpu_by_queued_prefill_beyond_the_least_queued() -> N
     found = cost_terms(REQUEST, [least, more], decaying)
     assert [each.overlap_credit_blocks for each in found] == [8.0, 0.5 * 8 + 0.75 * 1]
     assert [each.prefill_blocks for each in found] == [20.0 - 8.0, 40.0 - 4.75]
-
-
-def test_without_decay_the_queue_takes_nothing_off_the_credit() -> None:
-    found = cost_terms(REQUEST, [row(), row("w1/0", overlap_blocks=(8, 8, 8, 8), prefill_tokens_queued=10**6)], PLAIN)
-    assert found[1].overlap_credit_blocks == 8.0
 
 
 @pytest.mark.parametrize(
@@ -159,11 +134,6 @@ def test_the_defaults_are_those_of_the_design() -> None:
         request_weight=0.0,
         history_weight=0.0,
     )
-
-
-def test_terms_come_in_the_order_of_the_rows() -> None:
-    rows = [row(f"w{at}/0", active_blocks=blocks) for at, blocks in enumerate((30, 10, 20))]
-    assert [each.decode_blocks for each in cost_terms(REQUEST, rows, PLAIN)] == [40.0, 20.0, 30.0]
 
 
 def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
@@ -206,101 +176,3 @@ def test_a_rank_over_its_gate_has_no_credit_while_another_is_under_half_of_it(
 def test_a_long_prompt_has_a_higher_gate() -> None:
     assert spilled(2001, 0, isl_tokens=500) == [True, False]
     assert spilled(2000, 0, isl_tokens=500) == [False, False]
-
-
-def test_without_a_gate_no_rank_spills() -> None:
-    assert spilled(10**9, 0, spill_tokens=0) == [False, False]
-
-
-# ---------------------------------------------------------------- properties
-
-counts = st.integers(0, 10**6)
-weights = st.floats(0, 1000, allow_nan=False)
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> Row:
-    gpu, host, disk = sorted(draw(st.tuples(*[st.integers(0, 9)] * 3)))
-    active = draw(counts)
-    return row(
-        overlap_blocks=(gpu, host, disk, 9),
-        predicted_blocks=draw(st.integers(0, 9)),
-        trust=draw(st.sampled_from(["EXACT", "DEGRADED", "FALLBACK"])),
-        prefill_tokens_queued=draw(counts),
-        active_requests=draw(counts),
-        active_blocks=active,
-        shared_blocks=draw(st.integers(0, min(10, active))),
-        history_blocks=draw(st.floats(0, 1e9)),
-    )
-
-
-parameter_sets = st.builds(
-    CostParameters,
-    overlap_credit=st.floats(0, 1),
-    overlap_credit_decay=weights,
-    host_weight=st.floats(0, 1),
-    disk_weight=st.floats(0, 1),
-    prefill_scale=weights,
-    request_weight=weights,
-    history_weight=weights,
-)
-
-
-def changed_to(each: Row, **changes: Any) -> Row:
-    return each._replace(**changes)
-
-
-@given(st.lists(rows(), min_size=1, max_size=5), parameter_sets)
-def test_the_cost_is_the_sum_of_its_terms_and_no_term_is_negative(ranks: list[Row], parameters: CostParameters) -> None:
-    for found in cost_terms(REQUEST, ranks, parameters):
-        addends = (found.prefill_blocks, found.decode_blocks, found.request_blocks, found.history_blocks)
-        assert min(*addends, found.overlap_credit_blocks) >= 0
-        assert math.isclose(found.cost, sum(addends) * found.constraint_multiplier)
-        assert math.isfinite(found.cost)
-
-
-@given(rows(), st.tuples(*[st.integers(0, 9)] * 3), st.lists(rows(), max_size=3))
-def test_more_overlap_never_costs_more(one: Row, more: tuple[int, int, int], others: list[Row]) -> None:
-    held = one.overlap_blocks
-    gpu, host, disk = sorted((max(held[0], more[0]), max(held[1], more[1]), max(held[2], more[2])))
-    richer = changed_to(one, overlap_blocks=(gpu, host, disk, 9))
-    before = cost_terms(REQUEST, [one, *others], CostParameters())
-    after = cost_terms(REQUEST, [richer, *others], CostParameters())
-    assert after[0].cost <= before[0].cost
-    assert after[1:] == before[1:]
-
-
-@given(rows(), st.integers(1, 9), st.lists(rows(), max_size=3))
-def test_more_on_its_way_never_costs_more(one: Row, more: int, others: list[Row]) -> None:
-    sooner = changed_to(one, predicted_blocks=min(9, one.predicted_blocks + more))
-    before = cost_terms(REQUEST, [one, *others], CostParameters())
-    after = cost_terms(REQUEST, [sooner, *others], CostParameters())
-    assert after[0].cost <= before[0].cost
-    assert after[1:] == before[1:]
-
-
-@given(rows(), st.lists(rows(), max_size=3), parameter_sets)
-def test_a_doubt_never_costs_less(one: Row, others: list[Row], parameters: CostParameters) -> None:
-    exact, degraded = (
-        cost_terms(REQUEST, [changed_to(one, trust=trust), *others], parameters)[0].cost
-        for trust in ("EXACT", "DEGRADED")
-    )
-    assert exact <= degraded
-
-
-@given(rows(), st.integers(1, 10**6), st.lists(rows(), max_size=3), parameter_sets, st.integers(0, 10**6))
-def test_more_queue_never_costs_less(
-    one: Row, queued: int, others: list[Row], parameters: CostParameters, spill_tokens: int
-) -> None:
-    busier = changed_to(one, prefill_tokens_queued=one.prefill_tokens_queued + queued)
-    before = cost_terms(REQUEST, [one, *others], parameters, spill_tokens)[0]
-    after = cost_terms(REQUEST, [busier, *others], parameters, spill_tokens)[0]
-    assert after.cost >= before.cost or math.isclose(after.cost, before.cost)
-    assert after.overlap_credit_blocks <= before.overlap_credit_blocks
-
-
-@given(rows(), st.sampled_from(["active_blocks", "active_requests", "history_blocks"]), st.integers(1, 10**6))
-def test_more_work_of_any_kind_never_costs_less(one: Row, field: str, more: int) -> None:
-    parameters = CostParameters(request_weight=1.0)
-    busier = changed_to(one, **{field: getattr(one, field) + more})
-    assert cost_terms(REQUEST, [busier], parameters)[0].cost >= cost_terms(REQUEST, [one], parameters)[0].cost

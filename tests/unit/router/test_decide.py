@@ -1,19 +1,17 @@
-"""Eligibility in its order, the modes, and that the same in is the same out."""
-
-from typing import Any
+"""Which ranks may take a request, what a decision has, and that the same in is the same out."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.decision import Decision, Exclusion
+from kv_protocol.decision import Decision
 from router.decision import decide as decisions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import View
-from tests.unit.router.samples import Row, chain, rank, route, row, state, view
+from tests.unit.router.samples import Row, chain, route, row, state, view
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
 
@@ -23,69 +21,7 @@ def decide(moment: View, request: RouteRequest, policy: Policy, seed: int) -> De
     return decisions.decide(moment, request, policy, seed).decision()
 
 
-def why(one: Row, **request: Any) -> str:
-    """Return why a rank may not take a request, when another may."""
-    beside = row("other/0") if "pinned_worker" not in request else row("w1/1")
-    decided = decide(view(beside, one), route(**request), KV, 1)
-    return decided.excluded[0].reason if decided.excluded else ""
-
-
 # ---------------------------------------------------------------- eligibility
-
-
-def test_the_first_reason_that_holds_is_told_in_a_fixed_order() -> None:
-    every = {"unfit": "draining", "role": "decode", "max_seq_len": 50}
-    request: dict[str, Any] = {
-        "max_tokens": 20,
-        "pinned_worker": "w9",
-        "pinned_dp_rank": 3,
-        "tried": (rank("w0/0"),),
-    }
-    reasons = []
-    for cured in (
-        {},
-        {"unfit": ""},
-        {"role": "aggregated"},
-        {"max_seq_len": 60},
-        {"pinned_worker": "w0"},
-        {"pinned_dp_rank": 0},
-    ):
-        for field, value in cured.items():
-            (every if field in every else request)[field] = value
-        with pytest.raises(NoEligibleWorker) as raised:
-            decide(view(row("w0/0", **every)), route(40, **request), KV, 1)
-        reasons.append(raised.value.exclusions[0].reason)
-    assert reasons == [
-        "draining",
-        "role decode: whole is asked of workers that are aggregated",
-        "max_seq_len: 40 + 20 tokens, at most 50",
-        "pinned to w9",
-        "pinned to dp_rank 3",
-        "failed this request",
-    ]
-    assert decide(view(row("w0/0", **every)), route(40, **request | {"tried": ()}), KV, 1).chosen.worker_id == "w0"
-
-
-@pytest.mark.parametrize("role", ["prefill", "decode", "encode"])
-def test_only_an_aggregated_worker_serves_whole_requests(role: str) -> None:
-    assert why(row(role=role)) == f"role {role}: whole is asked of workers that are aggregated"
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "max_seq_len", "fits"),
-    [(20, 60, True), (21, 60, False), (0, 41, True), (0, 40, False), (20, 0, True), (1, 41, True), (1, 40, False)],
-)
-def test_prompt_and_answer_must_fit_and_an_answer_has_at_least_one_token(
-    max_tokens: int, max_seq_len: int, fits: bool
-) -> None:
-    reason = f"max_seq_len: 40 + {max(1, max_tokens)} tokens, at most {max_seq_len}"
-    assert why(row(max_seq_len=max_seq_len), isl_tokens=40, max_tokens=max_tokens) == ("" if fits else reason)
-
-
-def test_a_rank_that_failed_the_request_is_not_tried_again_and_its_neighbour_is() -> None:
-    decided = decide(view(row("w0/0"), row("w0/1")), route(tried=(rank("w0/0"),)), KV, 1)
-    assert decided.chosen.dp_rank == 1
-    assert decided.excluded == (Exclusion(worker_id="w0", dp_rank=0, reason="failed this request"),)
 
 
 def test_without_an_eligible_rank_every_rank_is_listed_with_its_reason() -> None:
@@ -156,43 +92,6 @@ def test_the_last_token_is_always_computed(isl_tokens: int, reusable: int) -> No
     assert request.reusable_blocks == reusable
     assert request.reusable_hashes == chain(*range(100, 100 + reusable))
     assert decide(view(row()), request, KV, 1).reusable_blocks == reusable
-
-
-def test_the_excluded_have_no_say_in_the_costs_of_others() -> None:
-    decaying = Policy(parameters=CostParameters(overlap_credit_decay=1.0))
-    busy = row("w0/0", overlap_blocks=(2, 2, 2, 2), prefill_tokens_queued=500)
-    idle_but_draining = row("w1/0", unfit="draining")
-    decided = decide(view(busy, idle_but_draining), route(40), decaying, 1)
-    assert decided.chosen.terms.overlap_credit_blocks == 2.0
-
-
-def test_the_seed_breaks_ties() -> None:
-    ranks = view(*[row(f"w{number}/0") for number in range(4)])
-    winners = [decide(ranks, route(), KV, seed).winner for seed in range(100)]
-    assert set(winners) == {0, 1, 2, 3}
-    assert winners == [decide(ranks, route(), KV, seed).winner for seed in range(100)]
-
-
-def test_temperature_lets_others_win_at_times() -> None:
-    ranks = view(row("w0/0"), row("w1/0", active_blocks=5))
-    hot = Policy(temperature=2.0)
-    assert {decide(ranks, route(), hot, seed).winner for seed in range(50)} == {0, 1}
-    assert {decide(ranks, route(), KV, seed).winner for seed in range(50)} == {0}
-
-
-# ---------------------------------------------------------------- in turn
-
-
-def test_round_robin_takes_the_eligible_in_turn_whatever_they_cost() -> None:
-    ranks = [row("w0/0", active_blocks=99), row("w1/0", unfit="draining"), row("w2/0"), row("w3/0")]
-    chosen = [decide(view(*ranks, turn=turn), route(), ROUND_ROBIN, 5).chosen.worker_id for turn in range(7)]
-    assert chosen == ["w0", "w2", "w3", "w0", "w2", "w3", "w0"]
-
-
-def test_round_robin_computes_no_costs_and_says_so() -> None:
-    decided = decide(view(row("w0/0"), row("w1/0", active_blocks=9), turn=1), route(40), ROUND_ROBIN, 5)
-    assert (decided.winner, decided.runner_up, decided.margin, decided.reason) == (1, None, None, "turn")
-    assert [each.is_weighed for each in decided.candidates] == [False, False]
 
 
 # ---------------------------------------------------------------- purity

@@ -1,9 +1,5 @@
-"""What was routed to ranks lately (`tests/reference/history.py`)."""
+"""History of ranks over very long times (`tests/reference/history.py`)."""
 
-import pytest
-
-from kv_protocol.fleet import WorkerLeft
-from kv_protocol.journal import FleetApplied
 from kv_protocol.ledger import Routed
 from router.decision.state import RouterState
 from tests.reference.history import HALF_LIFE_S
@@ -24,30 +20,6 @@ def add(folded: RouterState, name: str, blocks: int, now_s: float) -> None:
 def blocks(folded: RouterState, now_s: float) -> dict[str, float]:
     seen = folded.decide(route(), ask, now_s, 1).view
     return dict(zip(map(str, seen.ranks), seen.history_blocks.tolist(), strict=True))
-
-
-def test_it_halves_in_every_half_life() -> None:
-    folded = workers()
-    add(folded, "a/0", 8, 100.0)
-    assert [blocks(folded, 100.0 + times * HALF_LIFE_S)["a/0"] for times in range(4)] == [8.0, 4.0, 2.0, 1.0]
-    assert blocks(folded, 100.0 + HALF_LIFE_S / 2)["a/0"] == pytest.approx(8 / 2**0.5)
-
-
-def test_every_request_decays_from_its_own_time() -> None:
-    folded = workers()
-    add(folded, "a/0", 8, 0.0)
-    add(folded, "a/0", 3, HALF_LIFE_S)
-    assert blocks(folded, HALF_LIFE_S)["a/0"] == 7.0
-    assert blocks(folded, 2 * HALF_LIFE_S)["a/0"] == 3.5
-
-
-def test_only_the_ranks_of_a_left_worker_are_forgotten() -> None:
-    folded = workers()
-    for name in ("a/0", "a/1", "b/0"):
-        add(folded, name, 8, 0.0)
-    folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="a", instance="a-1")))
-    folded.apply(FleetApplied(now_s=0.0, event=registered("a", dp_ranks=(0, 1))))
-    assert blocks(folded, 0.0) == {"b/0": 8.0, "a/0": 0.0, "a/1": 0.0}
 
 
 def test_after_a_very_long_time_it_is_nothing_and_no_error() -> None:

@@ -1,13 +1,12 @@
-"""Every row of the ledger's table (`tests/reference/ledger.py`), and what changes nothing."""
+"""What the ledger shows of ranks, and what is read-only; `tests/reference/ledger.py` has its table."""
 
 import pytest
 
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied
-from kv_protocol.ledger import Expired, Finished, LedgerEvent, Reconciled, Renewed, Routed
+from kv_protocol.journal import FleetApplied
+from kv_protocol.ledger import Finished, LedgerEvent, Reconciled, Routed
 from router.decision.state import RankLoad, RouterState
-from tests.reference.ledger import SILENT_S
 from tests.unit.router.samples import ask, chain, joined, rank, registered, route, tell
 
 A0, A1, B0 = rank("a/0"), rank("a/1"), rank("b/0")
@@ -39,10 +38,6 @@ def reported(at: WorkerRank, running: int, waiting: int, used: int) -> Reconcile
     )
 
 
-def expired(*lease_ids: str, now_s: float, cause: str = "silence") -> list[JournalRecord]:
-    return [LedgerApplied(now_s=now_s, event=Expired(lease_id=each, cause=cause)) for each in lease_ids]  # type: ignore[arg-type]
-
-
 def test_columns_do_not_change_once_they_were_told_and_cannot_be_changed() -> None:
     folded = ledger(routed("l", 1))
     before, columns = folded.decide(route(), ask, 0.0, 1).view, list[list[int]]()
@@ -58,17 +53,6 @@ def test_there_may_be_any_number_of_ranks() -> None:
     folded = joined(registered("w", dp_ranks=tuple(range(300))))
     tell(folded, *(routed(f"l{number}", at=WorkerRank("w", number), uncached=number) for number in range(300)))
     assert folded.decide(route(), ask, 0.0, 1).view.queued_tokens.tolist() == list(range(300))
-
-
-# ---------------------------------------------------------------- leases
-
-
-def test_overdue_leases_are_told_eldest_first_and_the_others_not() -> None:
-    folded = ledger(routed("l"), routed("m"))
-    tell(folded, routed("n"), now_s=1.0)
-    tell(folded, Renewed(lease_id="l"), now_s=2.0)
-    assert folded.tick(11.0) == expired("m", "n", now_s=11.0)
-    assert folded.tick(12.0) == expired("m", "n", "l", now_s=12.0)
 
 
 # ---------------------------------------------------------------- reports and leaving
@@ -108,48 +92,6 @@ def reports(folded: RouterState, *told: int, begin_s: float, at: WorkerRank = A0
     """The engine reports so many requests, one of them running, every 0.1 s."""
     for number, count in enumerate(told):
         tell(folded, reported(at, min(1, count), count - min(1, count), 0), now_s=begin_s + number * 0.1)
-
-
-def test_unpromised_requests_in_several_reports_are_foreign_load() -> None:
-    folded = ledger(routed("l", 1))
-    reports(folded, 5, 4, 9, 4, begin_s=1.0)
-    assert folded.load_of(A0).foreign_requests == 0, "one report too few"
-    reports(folded, 6, begin_s=1.4)
-    assert (folded.load_of(A0).foreign_requests, folded.load_of(A0).active_requests) == (3, 1)
-    seen = folded.decide(route(), ask, 1.4, 1).view
-    assert (seen.queued_tokens[0], seen.active_requests[0], seen.active_blocks[0]) == (7, 4, 1)
-
-
-def test_leases_that_their_engine_knows_nothing_of_are_ended_the_eldest_first() -> None:
-    folded = ledger(routed("other", 1, at=B0), lease_s=300.0)
-    for number in range(4):
-        tell(folded, routed(f"l{number}", number), now_s=float(number))
-    reports(folded, 2, 1, 2, 1, 1, 2, begin_s=20.0)
-    due = folded.tick(20.6)
-    assert due == expired("l0", "l1", now_s=20.6, cause="engine")
-    for each in due:
-        folded.apply(each)
-    assert folded.tick(20.7) == []
-    left = folded.load_of(A0)
-    assert (left.active_requests, left.active_blocks, left.prefill_tokens_queued) == (2, 2, 14)
-    assert (folded.core.corrected_total, folded.core.expired_total) == (2, 0)
-
-
-@pytest.mark.parametrize(("now_s", "is_ended"), [(19.75, False), (20.0, True)])
-def test_a_lease_is_silent_once_silent_s_are_over(now_s: float, is_ended: bool) -> None:
-    folded = ledger(lease_s=300.0)
-    tell(folded, routed("l", 1), now_s=20.0 - SILENT_S)
-    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=19.0)
-    assert folded.tick(now_s) == expired("l", now_s=now_s, cause="engine") * is_ended
-
-
-def test_of_the_leases_that_are_too_many_every_router_ends_its_own() -> None:
-    folded = ledger(lease_s=300.0)
-    tell(folded, routed("l", 1), router="other")
-    tell(folded, routed("m", 1), now_s=1.0)
-    tell(folded, routed("n", 1), now_s=2.0)
-    reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
-    assert folded.tick(20.6) == expired("m", now_s=20.6, cause="engine")
 
 
 def test_the_figures_tell_how_far_promises_and_reports_differ() -> None:

@@ -3,11 +3,10 @@
 from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.fleet import WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LoadApplied, WorkerHeard
 from kv_protocol.ledger import Routed
@@ -79,65 +78,6 @@ def test_only_a_rank_that_joins_a_working_fleet_is_held_back() -> None:
     assert held_back(working()) == ["new/0"]
 
 
-def test_a_rank_of_the_first_registrations_is_a_founder() -> None:
-    folded = joined(worker("w0"))
-    used(folded, "w0", BLOCKS)
-    join(folded, worker("new"), GATHER_S - 0.1)
-    assert held_back(folded) == []
-
-
-def test_the_first_worker_of_another_model_is_a_founder() -> None:
-    folded = working()
-    join(folded, worker("other", model="n", served_names=("m", "n")), NOW_S)
-    assert held_back(folded) == ["new/0"]
-
-
-def test_while_no_rank_has_settled_none_is_held_back() -> None:
-    folded = working(is_settled=False)
-    assert held_back(folded) == []
-    used(folded, "w1", BLOCKS // 4)
-    assert held_back(folded) == ["new/0"]
-
-
-def test_a_quarter_of_its_blocks_in_use_settles_it_for_good() -> None:
-    folded = working()
-    used(folded, "new", BLOCKS // 4 - 1)
-    assert held_back(folded) == ["new/0"]
-    used(folded, "new", BLOCKS // 4)
-    used(folded, "new", 0)
-    assert held_back(folded) == []
-
-
-def test_blocks_that_were_promised_to_it_settle_it_too() -> None:
-    folded = working()
-    promised(folded, "new", 20)
-    assert held_back(folded) == ["new/0"]
-    promised(folded, "new", 5)
-    assert held_back(folded) == []
-
-
-def test_a_worker_that_does_not_state_its_blocks_is_no_newcomer() -> None:
-    folded = working()
-    join(folded, worker("new", total_kv_blocks=0, instance="new-2"))
-    assert held_back(folded) == []
-
-
-def test_a_new_life_of_a_worker_is_a_newcomer() -> None:
-    folded = working()
-    used(folded, "w1", BLOCKS)
-    join(folded, worker("w1", instance="w1-2"))
-    assert held_back(folded) == ["new/0", "w1/0"]
-
-
-def test_a_left_rank_is_not_held_back_and_events_of_unknown_ranks_change_nothing() -> None:
-    folded = working()
-    folded.apply(FleetApplied(now_s=NOW_S, event=WorkerLeft(worker_id="new", instance="new-1")))
-    used(folded, "new", BLOCKS)
-    promised(folded, "new", 1)
-    missed(folded)
-    assert held_back(folded) == []
-
-
 def test_every_sixth_full_miss_of_three_ranks_may_be_its_own() -> None:
     folded, went = working(), []
     for number in range(18):
@@ -145,24 +85,6 @@ def test_every_sixth_full_miss_of_three_ranks_may_be_its_own() -> None:
         missed(folded, rank("new") if is_its_own else W0)
         went += [number] * is_its_own
     assert went == [5, 11, 17]
-
-
-def test_a_slice_that_was_not_taken_is_not_saved_up() -> None:
-    folded = working()
-    missed(folded, times=100)
-    assert held_back(folded) == []
-    missed(folded, rank("new"))
-    assert held_back(folded) == ["new/0"]
-
-
-@pytest.mark.parametrize("dp_ranks", [(0, 1), (0, 1, 2, 3)])
-def test_each_rank_of_a_worker_has_its_own_slice(dp_ranks: tuple[int, ...]) -> None:
-    folded = working()
-    join(folded, worker("new", dp_ranks=dp_ranks, instance="new-2"))
-    missed(folded, times=2 * (2 + len(dp_ranks)) - 1)
-    assert held_back(folded) == []
-    missed(folded, rank("new/0"))
-    assert held_back(folded) == ["new/0"]
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 99), max_size=200))

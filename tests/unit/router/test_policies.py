@@ -4,8 +4,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import splitmix64
@@ -50,12 +48,6 @@ def test_every_mode_says_what_it_reads() -> None:
 # ---------------------------------------------------------------- by load, by chance, by name
 
 
-def test_random_draws_uniformly_from_the_eligible() -> None:
-    found = winners(view(row("w0/0", active_blocks=99), row("w1/0", unfit="draining"), row("w2/0")), mode="random")
-    assert set(found) == {"w0/0", "w2/0"}
-    assert abs(found["w0/0"] - SEEDS / 2) < 5 * (SEEDS / 4) ** 0.5
-
-
 def test_least_loaded_takes_the_fewest_requests_and_the_seed_breaks_ties() -> None:
     ranks = [row(f"w{at}/0", active_requests=requests) for at, requests in enumerate((3, 1, 2, 1))]
     assert set(winners(view(*ranks), mode="least-loaded")) == {"w1/0", "w3/0"}
@@ -73,12 +65,6 @@ def test_of_two_that_are_drawn_the_less_loaded_wins_and_the_busiest_of_all_never
         assert abs(found[name] - SEEDS * share) < 5 * (SEEDS * share * (1 - share)) ** 0.5, found
 
 
-def test_of_two_there_are_always_two_different_ones() -> None:
-    verdicts = [chosen(view(row("w0/0"), row("w1/0")), splitmix64(seed), mode="power-of-two") for seed in range(200)]
-    assert {(each.winner_at, each.runner_up) for each in verdicts} == {(0, 1), (1, 0)}
-    assert chosen(view(row("w0/0")), mode="power-of-two").reason == "only"
-
-
 def test_direct_goes_where_the_caller_says_and_to_the_workers_ranks_in_turn() -> None:
     request = route(40, pinned_worker="w1")
     ranks = [row("w0/0"), row("w1/0"), row("w1/1")]
@@ -90,13 +76,6 @@ def test_direct_goes_where_the_caller_says_and_to_the_workers_ranks_in_turn() ->
 def test_direct_chooses_no_worker_itself_and_says_so() -> None:
     with pytest.raises(WorkerNotNamed, match=r"^x-worker-instance-id: found none, .* allowed w0, w1$"):
         chosen(view(row("w0/0"), row("w1/0"), row("w1/1")), mode="direct")
-
-
-def test_whom_the_caller_named_wins_for_that_reason_in_any_mode() -> None:
-    request = route(40, pinned_worker="w1")
-    for mode in ("kv", "round-robin", "random"):
-        found = chosen(view(row("w0/0", overlap_blocks=HELD), row("w1/0")), request=request, mode=mode)
-        assert (str(found.winner), found.reason) == ("w1/0", "pinned")
 
 
 # ---------------------------------------------------------------- why kv chose
@@ -158,51 +137,6 @@ def test_the_first_to_answer_wins_among_those_that_meet_the_targets(
     assert (str(found.winner), found.action, found.reason) == (winner, action, "predicted_ttft")
 
 
-def test_what_was_predicted_is_in_the_verdict() -> None:
-    found = chosen(FAST_BUT_BUSY, mode="predicted-ttft")
-    assert (found.ttft_s, found.itl_s) == (0.1, 0.05)
-    assert [each.predicted_ttft_s for each in found.decision().candidates] == [0.1, 0.4, 0.3]
-
-
-# ---------------------------------------------------------------- the runner-up
-
-RANKS = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 5), st.booleans()), min_size=2, max_size=6
-)
-
-
-@given(RANKS, st.integers(0, 2**32), st.sampled_from(["off", "hard"]), st.integers(0, 5))
-@pytest.mark.parametrize("mode", ["kv", "hot", "predicted-ttft", "least-loaded"])
-def test_the_runner_up_is_the_best_of_the_others_by_what_the_mode_compares(
-    mode: str, ranks: list[tuple[int, int, int, bool]], seed: int, affinity: str, bound: int
-) -> None:
-    rows = [
-        row(f"w{at}/0", active_blocks=blocks, active_requests=requests, ttft_s=ttft / 8, itl_s=0.5 * is_slow)
-        for at, (blocks, requests, ttft, is_slow) in enumerate(ranks)
-    ]
-    wanted: dict[str, Any] = {"mode": mode, "affinity": affinity, "itl_target_s": 0.1}
-    if mode == "hot":
-        wanted |= {"mode": "kv", "temperature": 0.5}
-    found = chosen(view(*rows, bound=rank(f"w{bound}/0"), is_forecast=True), seed, **wanted)
-    worth: dict[str, Any] = {
-        "kv": lambda at: ranks[at][0],
-        "hot": lambda at: ranks[at][0],
-        "predicted-ttft": lambda at: (ranks[at][3], ranks[at][2]),
-        "least-loaded": lambda at: ranks[at][1],
-    }
-    others = [at for at in range(len(ranks)) if at != found.winner_at]
-    assert found.runner_up in others
-    assert worth[mode](found.runner_up) == min(map(worth[mode], others))
-    if found.has_costs:
-        costs = found.cost_list()
-        assert found.margin == costs[found.runner_up] - costs[found.winner_at]
-
-
-@pytest.mark.parametrize("mode", ["round-robin", "random"])
-def test_modes_that_compare_nothing_have_no_runner_up(mode: str) -> None:
-    assert chosen(view(row("w0/0"), row("w1/0")), mode=mode).runner_up is None
-
-
 # ---------------------------------------------------------------- sessions
 
 AT_HOME = (row("w0/0", active_blocks=6), row("w1/0"))
@@ -228,21 +162,6 @@ def test_soft_affinity_is_a_discount(busy_blocks: int, winner: str, reason: str)
     assert [each.terms.constraint_multiplier for each in found.decision().candidates] == [0.5, 1.0]
 
 
-def test_a_rank_that_wins_without_affinity_does_not_win_by_affinity() -> None:
-    moment = view(row("w0/0"), row("w1/0", active_blocks=9), bound=rank("w0/0"))
-    assert chosen(moment, affinity="soft").reason == "load"
-
-
-def test_a_rank_that_holds_more_and_wins_only_at_a_discount_wins_by_affinity() -> None:
-    # 40 tokens: 4 * 2.5 + 3 = 13 at the idle one, half of 4 * 0.5 + 3 + 20 at home
-    home = row("w0/0", overlap_blocks=HELD, active_blocks=20)
-    assert chosen(view(home, row("w1/0"), bound=rank("w0/0")), affinity="soft").reason == "affinity"
-
-
-def test_without_affinity_a_home_has_no_say() -> None:
-    assert str(chosen(view(*AT_HOME, bound=rank("w0/0"))).winner) == "w1/0"
-
-
 # ---------------------------------------------------------------- newcomers
 
 NEW = row("w1/0", newcomer=True)
@@ -253,31 +172,8 @@ def test_a_newcomer_that_had_its_share_is_left_out_of_a_full_miss_and_named() ->
     assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "newcomer", ("", HAD_ITS_SHARE))
 
 
-def test_a_session_that_goes_home_does_so_by_affinity_whoever_is_left_out() -> None:
-    found = chosen(view(row("w0/0"), NEW, row("w2/0"), bound=rank("w0/0")), affinity="hard")
-    assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "affinity", ("", HAD_ITS_SHARE, ""))
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        (row("w0/0", active_blocks=50, overlap_blocks=(1, 1, 1, 1)), NEW),
-        (row("w0/0", active_blocks=50, predicted_blocks=1), NEW),
-        (row("w0/0", unfit="draining"), NEW),
-        (row("w0/0", newcomer=True, active_blocks=50), NEW),
-    ],
-    ids=["something is held", "something is on its way", "there is no other rank", "all had their share"],
-)
-def test_else_it_is_a_candidate_like_any_other(ranks: tuple[Row, ...]) -> None:
-    assert str(chosen(view(*ranks)).winner) == "w1/0"
-
-
 def test_a_prompt_of_which_a_cache_can_give_nothing_is_no_miss() -> None:
     assert str(chosen(view(row("w0/0", active_blocks=50), NEW), request=route(10)).winner) == "w1/0"
-
-
-def test_newcomers_can_be_left_alone() -> None:
-    assert str(chosen(view(row("w0/0", active_blocks=50), NEW), newcomers=False).winner) == "w1/0"
 
 
 # ---------------------------------------------------------------- a user's mode, and all of them
@@ -296,29 +192,3 @@ def test_a_users_mode_chooses_among_the_candidates() -> None:
 def test_without_an_eligible_rank_every_mode_raises(mode: str) -> None:
     with pytest.raises(NoEligibleWorker):
         chosen(view(row(unfit="draining")), mode=mode, request=route(40, pinned_worker="w0"))
-
-
-counts = st.integers(0, 10**5)
-rows = st.builds(
-    row,
-    st.just("w0/0"),
-    overlap_blocks=st.sampled_from([(0, 0, 0, 0), (1, 1, 2, 2), HELD]),
-    predicted_blocks=st.integers(0, 2),
-    prefill_tokens_queued=counts,
-    active_requests=counts,
-    active_blocks=st.integers(3, 10**5),
-    history_blocks=st.floats(0, 1e6),
-)
-
-
-@given(st.lists(rows, min_size=2, max_size=6), st.integers(0, 10**5), st.data())
-def test_a_loser_that_gets_busier_still_loses(ranks: list[Row], more: int, data: st.DataObject) -> None:
-    named = [each._replace(rank=rank(f"w{at}/0")) for at, each in enumerate(ranks)]
-    policy = Policy(spill_tokens=0)
-    before = decide(view(*named), route(40), policy, 1)
-    at = data.draw(st.sampled_from([at for at in range(len(named)) if at != before.winner_at]))
-    field = data.draw(st.sampled_from(["prefill_tokens_queued", "active_blocks", "active_requests"]))
-    named[at] = named[at]._replace(**{field: getattr(named[at], field) + more})
-    after = decide(view(*named), route(40), policy, 1)
-    is_tied = before.margin == 0
-    assert after.winner == before.winner or is_tied

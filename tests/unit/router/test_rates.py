@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import WorkerLeft
@@ -17,8 +15,7 @@ from router.decision.decide import decide
 from router.decision.policy import Policy, RateSpread
 from router.decision.state import RouterState
 from router.decision.view import RateColumns
-from router.native.engine import OUTPUT_TOKENS
-from tests.reference.rates import ALIKE, FORGET_S, MAX, SECONDS_MAX
+from tests.reference.rates import ALIKE, FORGET_S, SECONDS_MAX
 from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route, row, view
 
 NOW_S = 1.0
@@ -68,32 +65,11 @@ def near(number: float) -> Any:
     return pytest.approx(number, rel=0.02)
 
 
-def test_at_first_all_ranks_are_like_the_reference_engine() -> None:
-    found = columns(workers())
-    assert (found.prefill.tolist(), found.decode.tolist()) == ([1.0] * 3, [1.0] * 3)
-    assert (found.output_tokens, found.is_learnt) == (OUTPUT_TOKENS, False)
-
-
 def test_a_ranks_factors_come_near_what_is_measured() -> None:
     folded = workers()
     learn(folded, HERE, slower=2.5, times=200)
     factors = folded.rate_factors()[HERE]
     assert (factors.prefill, factors.decode, factors.prefills, factors.decodes) == (near(2.5), near(2.5), 200, 200)
-
-
-def test_a_rank_without_measurements_is_taken_to_be_like_the_others_of_its_model() -> None:
-    folded = workers()
-    learn(folded, HERE, slower=3.0, times=200)
-    found = columns(folded)
-    assert (found.prefill[1], found.decode[1]) == (near(3.0), near(3.0))
-    assert columns(folded, "n").prefill.tolist() == [1.0]
-
-
-def test_ranks_that_differ_by_chance_are_taken_to_be_alike() -> None:
-    folded = workers()
-    for at, slower in ((HERE, 1.1), (THERE, 0.9)):
-        learn(folded, at, slower=slower, times=200)
-    assert columns(folded).prefill.tolist() == [near(1.0)] * 3
 
 
 @pytest.mark.parametrize(("spread", "apart"), [("whole", 3.0), ("lessened", 3.0 / ALIKE**2)])
@@ -118,14 +94,6 @@ def test_a_factor_counts_in_full_from_the_square_of_alike_on(believed: float, ta
     assert (found.prefill[0], found.decode[0]) == (pytest.approx(taken), 1.0)
 
 
-def test_what_one_rank_shows_of_the_model_counts_for_all_its_ranks() -> None:
-    folded = workers()
-    learn(folded, HERE, slower=0.2, times=4)
-    learn(folded, THERE, slower=0.2, times=100)
-    here, there, unknown = columns(folded).prefill
-    assert here == there == unknown
-
-
 def test_a_worker_that_left_leaves_its_models_factors() -> None:
     folded = workers()
     learn(folded, HERE, slower=3.0, times=200)
@@ -141,13 +109,6 @@ def test_one_stray_measurement_moves_a_factor_little() -> None:
     assert columns(folded).prefill[0] < 1.13
 
 
-def test_the_length_of_answers_is_learnt_by_model() -> None:
-    folded = workers()
-    learn(folded, HERE, slower=1.0, times=300, output_tokens=41)
-    assert columns(folded).output_tokens == near(41)
-    assert columns(folded, "n").output_tokens == OUTPUT_TOKENS
-
-
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, SECONDS_MAX * 2])
 def test_an_impossible_latency_is_counted_and_not_learnt(seconds: float) -> None:
     folded = workers()
@@ -155,34 +116,6 @@ def test_an_impossible_latency_is_counted_and_not_learnt(seconds: float) -> None
     folded.apply(msgspec.structs.replace(ended("d", seconds, itl_s), duration_s=None, came_whole=True))
     assert columns(folded).prefill[0] == 1.0
     assert folded.core.rates_refused_total == 1
-
-
-def test_a_failed_request_teaches_nothing() -> None:
-    folded = workers()
-    decided(folded, HERE)
-    folded.apply(ended("d", 9.0, 9.0, outcome="failed"))
-    assert (folded.rate_factors(), folded.learnt(), folded.core.rates_refused_total) == ({}, (), 0)
-
-
-def test_a_decode_worker_teaches_nothing_of_prompts() -> None:
-    folded = workers()
-    assert decided(folded, HERE, phase="decode")[0] == 0.0
-    folded.apply(ended("d", 9.0, 1.0))
-    found = columns(folded)
-    assert (found.prefill[0], found.decode[0] > 1.0) == (1.0, True)
-
-
-measurements = st.tuples(st.sampled_from((HERE, THERE)), st.floats(allow_nan=True), st.floats(allow_nan=True))
-
-
-@given(st.lists(measurements, max_size=300))
-def test_factors_keep_within_their_bounds_whatever_is_measured(told: list[tuple[WorkerRank, float, float]]) -> None:
-    folded = workers()
-    for at, ttft_s, itl_s in told:
-        decided(folded, at)
-        folded.apply(msgspec.structs.replace(ended("d", ttft_s, 1.0), itl_s=itl_s, came_whole=True))
-    found = columns(folded)
-    assert all(1 / MAX <= factor <= MAX for factor in (*found.prefill, *found.decode))
 
 
 def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[float]:

@@ -48,19 +48,9 @@ def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_steps() -> No
     assert found.cost == pytest.approx(4 * (found.prefill_ms + found.lateness_ms) + found.decode_ms)
 
 
-def test_what_is_cached_is_not_computed() -> None:
-    found = terms(row(overlap_blocks=(60, 60, 60, 60)))
-    assert found.overlap_credit_blocks == 60
-    assert found.prefill_ms == pytest.approx(prefill_ms(40 * 16))
-
-
 def test_half_is_credited_of_what_a_rank_in_doubt_holds() -> None:
     found = terms(row(overlap_blocks=(60, 60, 60, 60), trust="DEGRADED"))
     assert found.prefill_ms == pytest.approx(prefill_ms(70 * 16))
-
-
-def test_the_queue_ahead_is_waited_for() -> None:
-    assert terms(row(prefill_tokens_queued=1000), prefill=2.0).wait_ms == pytest.approx(2 * 1000 * TOKEN_MS)
 
 
 def test_the_prompt_stalls_every_active_request_and_its_answer_slows_each_of_their_steps() -> None:
@@ -68,19 +58,6 @@ def test_the_prompt_stalls_every_active_request_and_its_answer_slows_each_of_the
     assert found.stall_ms == pytest.approx(5 * prefill_ms(TOKENS))
     assert found.slowdown_ms == pytest.approx(OUTPUT_TOKENS * 5 * (SEQUENCE_MS + TOKENS * KV_TOKEN_MS))
     assert found.decode_ms == pytest.approx(OUTPUT_TOKENS * (STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS))
-
-
-def test_blocks_that_active_requests_share_with_it_are_in_use_once() -> None:
-    shared, other = (terms(row(active_requests=5, active_blocks=500, shared_blocks=of)) for of in (50, 0))
-    assert other.decode_ms - shared.decode_ms == pytest.approx(OUTPUT_TOKENS * 50 * 16 * KV_TOKEN_MS)
-
-
-def test_a_slower_rank_costs_as_many_times_more() -> None:
-    slow, usual = terms(row(active_requests=5), prefill=3.0, decode=2.0), terms(row(active_requests=5))
-    assert slow.prefill_ms == pytest.approx(3 * usual.prefill_ms)
-    assert slow.stall_ms == pytest.approx(3 * usual.stall_ms)
-    assert slow.decode_ms == pytest.approx(2 * usual.decode_ms)
-    assert slow.slowdown_ms == pytest.approx(2 * usual.slowdown_ms)
 
 
 def test_a_first_token_as_late_as_lateness_s_counts_twice() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, unit_interval
-from tests.reference.forecasts import FEATURE_MAX, ITL, SECONDS_MAX, TTFT, VARIANCE_MAX, VARIANCE_MIN, LatencyModel
+from tests.reference.forecasts import FEATURE_MAX, SECONDS_MAX, TTFT, VARIANCE_MAX, VARIANCE_MIN, LatencyModel
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 Coefficients = tuple[float, ...]
@@ -44,16 +44,6 @@ def worst_error(model: LatencyModel, law: Coefficients) -> float:
     return max(abs(model.predict(A0, of) / by_law(law, of) - 1.0) for of in asked)
 
 
-def test_of_a_rank_that_has_served_nothing_the_prior_speaks() -> None:
-    assert LatencyModel(TTFT).predict(A0, ASKED) == pytest.approx(by_law(TTFT.coefficients, ASKED))
-    assert LatencyModel(ITL).predict(A0, (32.0, 1024.0)) == pytest.approx(by_law(ITL.coefficients, (32.0, 1024.0)))
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_a_linear_law_is_found(law: Coefficients) -> None:
-    assert worst_error(taught(law), law) < 0.01
-
-
 @pytest.mark.parametrize("law", LAWS)
 def test_a_linear_law_is_found_through_noise(law: Coefficients) -> None:
     assert worst_error(taught(law, times=3000, noise=0.2), law) < 0.15
@@ -81,33 +71,6 @@ def test_one_stray_measurement_moves_little_and_a_greater_one_no_more() -> None:
         model.learn(A0, ASKED, stray_s)
         moved.append(model.predict(A0, ASKED) / before)
     assert moved[0] == moved[1] < 1.2
-
-
-def test_every_rank_learns_by_itself() -> None:
-    model = taught(LAWS[0], times=10)
-    before, others = model.predict(A0, ASKED), LatencyModel(TTFT).predict(A1, ASKED)
-    model.learn(B0, ASKED, 0.5)
-    assert model.predict(A0, ASKED) == before
-    assert model.predict(A1, ASKED) == others != model.predict(B0, ASKED)
-
-
-@pytest.mark.parametrize(
-    ("of", "seconds"),
-    [
-        ((1.0, 1.0, 1.0), 0.0),
-        ((1.0, 1.0, 1.0), -1.0),
-        ((1.0, 1.0, 1.0), math.nan),
-        ((1.0, 1.0, 1.0), math.inf),
-        ((1.0, 1.0, 1.0), 2 * SECONDS_MAX),
-        ((-1.0, 1.0, 1.0), 0.1),
-        ((1.0, math.nan, 1.0), 0.1),
-        ((1.0, 1.0, 2 * FEATURE_MAX), 0.1),
-    ],
-)
-def test_what_cannot_be_is_counted_and_not_learnt(of: tuple[float, ...], seconds: float) -> None:
-    model = LatencyModel(TTFT)
-    model.learn(A0, of, seconds)
-    assert (model.refused, model.fits) == (1, {})
 
 
 amounts = st.floats(0.0, FEATURE_MAX)
