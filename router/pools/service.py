@@ -17,6 +17,7 @@ from router.prompt import ModelPrompts
 from router.request.bodies import BodyParser
 from router.request.route_request import route_request
 from router.server.heads import HOP_BY_HOP, Headers
+from router.server.limits import CONNECT_S
 from router.server.upstream import Upstreams
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
@@ -64,8 +65,8 @@ class PoolService:
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
-        self._streamed = CallLimits(limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self._buffered = CallLimits(limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self._buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
         self._requests: Counter[str] = Counter()
 
     @property

@@ -48,6 +48,7 @@ from router.request.resumption import (
 )
 from router.server.exchange import BUFFERED_BYTES_MAX, OutboundCall
 from router.server.heads import Headers
+from router.server.limits import CONNECT_S
 from router.server.stream_replay import StreamReplayBuffer
 
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
@@ -82,8 +83,8 @@ class Calls:
         """`detokenizer` returns a new one of the models' text."""
         self._fleet, self._detokenizer = fleet, detokenizer
         limits = settings.failures
-        self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
-        self._buffered_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._limits = CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s
+        self._buffered_limits = CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 

@@ -39,7 +39,7 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
             "Prompts dropped because their client left before they were encoded",
             statistics.cancelled,
         ),
-        ("prompts_refused", "Prompts refused because `tokens.waiting_bytes_max` was reached", statistics.refused),
+        ("prompts_refused", "Prompts refused because too much text waited to be encoded", statistics.refused),
         ("chat_cache_evictions", "Encoded chats dropped from the cache for room", statistics.cache_evicted),
     ):
         yield counter(name, meaning, (), [((), float(count))])

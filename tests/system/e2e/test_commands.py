@@ -34,7 +34,7 @@ def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tm
 def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("policy: {temperature: -1, mode: best}\ndata: {port: 70000}\nnonsense: {}\n")
-    refused = run("router", "--config", str(file), "--set", "ledger.lease_s=x", KVROUTER_NOPE="1")
+    refused = run("router", "--config", str(file), "--set", "ledger.replicas=x", KVROUTER_NOPE="1")
     assert refused.code == 1
     for words in (
         "KVROUTER_NOPE: unknown; allowed: workers, workers_from, nats, data, ",
@@ -43,7 +43,7 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
         "allowed kv, kv-blocks, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct",
         "data.port: found 70000",
         "nonsense:",
-        "ledger.lease_s: found 'x'",
+        "ledger.replicas: found 'x'",
     ):
         assert words in refused.err
 

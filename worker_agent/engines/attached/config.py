@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config.sections import ControlSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
 from worker_agent.engines.attached.facts import NO_EVENTS_ENDPOINT, EngineFacts
@@ -28,7 +28,6 @@ __all__ = [
     "WorkerStreamsSection",
 ]
 
-_NATS = NatsSection(url="nats://127.0.0.1:4222")
 POLL = "poll"
 PUBLISH_PORT = 5557
 """The default of vLLM and SGLang. Source: `docs/SOURCES.md` E3.5."""
@@ -78,7 +77,7 @@ class ConsolidateSettings(Settings):
     workers: tuple[WorkerStreamsSection, ...] = Field((), description="the host's workers")
     events: StreamsSection = StreamsSection()
     control: ControlSection = ControlSection(port=8003)
-    nats: NatsSection = _NATS
+    nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
 
@@ -241,7 +240,7 @@ class AttachSettings(Settings):
     engine: AttachedEngineSection = AttachedEngineSection()
     events: EventsSection = EventsSection()
     control: ControlSection = ControlSection(port=0)
-    nats: NatsSection = _NATS
+    nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
 
