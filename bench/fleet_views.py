@@ -72,7 +72,7 @@ class Process:
         self.trunk, self.prompt = systems[0][-1], b"".join(each.to_bytes(8, "little") for each in systems[0])
         clock, index = SystemClock(), cast("EmbeddedIndex", self.fold)  # which has what is asked of it
         tail = TailOfDecisions(self.fleet.routing)
-        self.live = Live(self.fleet.routing, index, clock, tail, ring_bytes_max=32 << 20)
+        self.live = Live(self.fleet.routing, index, clock, tail)
         explorer = PrefixExplorer(self.fold, clock, heat=self._heat)
         log: Any = None
         plane = ControlPlane(

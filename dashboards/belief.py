@@ -112,14 +112,14 @@ TRUST = Row(
         Panel(
             title="Blocks of the approximate index",
             description="kvrouter_approximate_blocks: routed blocks that count still, by worker; used where trust is "
-            "FALLBACK. At policy.approximate_blocks_max: the oldest are forgotten.",
+            "FALLBACK. At 262,144 a rank the oldest are forgotten.",
             queries=(Query(f"sum by (worker) ({selected('approximate_blocks', WORKER)})", "{{worker}}"),),
             width=8,
         ),
         Panel(
             title="Forgotten by the approximate index",
             description="kvrouter_approximate_forgotten_blocks_total: expired, evicted (no room), left (with their "
-            "worker). Many evicted: policy.approximate_blocks_max, or the worker's own room, is small.",
+            "worker). Many evicted: the worker's own room is small.",
             queries=(Query(rate("approximate_forgotten_blocks_total", by="cause"), "{{cause}}"),),
             unit="cps",
             width=8,

@@ -29,7 +29,7 @@ PROMPTS = Row(
             "left), kvrouter_encoder_failures_total (the fast encoder failed, hf did it), "
             "kvrouter_prompts_unrendered_total (routed by their text, by the key that is why); "
             "kvrouter_engine_parity_checks_total (differs: engine_parity_lost in the log). Refused: raise "
-            "tokens.waiting_bytes_max or tokens.threads.",
+            "tokens.threads.",
             queries=(
                 Query(rate("prompts_refused_total"), "refused"),
                 Query(rate("prompts_cancelled_total"), "cancelled"),
@@ -96,7 +96,7 @@ JOURNAL = Row(
             title="Checkpoints",
             description="kvrouter_journal_checkpoint_pause_seconds: how long the last one blocked requests; at the "
             "right kvrouter_journal_checkpoint_bytes and kvrouter_journal_checkpoints_total. A pause above 0.05: "
-            "fewer idle sessions, or a larger journal.checkpoint_s.",
+            "fewer idle sessions (policy.affinity_idle_s).",
             queries=(
                 Query(f"max({selected('journal_checkpoint_pause_seconds')})", "pause"),
                 Query(f"max({selected('journal_checkpoint_bytes')})", "bytes", right=True),
@@ -148,7 +148,7 @@ PICKER = Row(
         ),
         Panel(
             title="Streams of gateways",
-            description="kvrouter_picker_streams now, of at most picker.streams_max; at the right "
+            description="kvrouter_picker_streams now, of at most 4,096; at the right "
             "kvrouter_picker_body_bytes, bodies in memory.",
             queries=(
                 Query(f"sum({selected('picker_streams')})", "streams"),
@@ -215,8 +215,7 @@ WATCHED = Row(
         ),
         Panel(
             title="Memory of the fleet's past",
-            description="kvrouter_live_history_bytes: kept moments of GET /v1/fleet?at=; live.history_bytes_max "
-            "bounds it.",
+            description="kvrouter_live_history_bytes: kept moments of GET /v1/fleet?at=; at most 32 MiB.",
             queries=(Query(f"sum({selected('live_history_bytes')})", "bytes"),),
             width=12,
         ),

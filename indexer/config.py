@@ -7,7 +7,7 @@ from kv_runtime.tracing.service import TracingSection
 class IndexerSettings(Settings):
     """All of it."""
 
-    nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
+    nats: NatsSection = NatsSection()
     control: ControlSection = ControlSection(port=8002)
     index: IndexSection = IndexSection()
     telemetry: TelemetrySection = TelemetrySection()

@@ -63,7 +63,7 @@ _ASK_AGAIN_S = 0.5
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
 """Snapshots per age limit of the log, at least: the log must not drop messages that no snapshot covers."""
-_DEFAULT_NATS = NatsSection()
+_DEFAULT_NATS, _FOLLOWER_LIMITS = NatsSection(), FollowerLimits()
 
 _log = structlog.get_logger("indexer")
 
@@ -121,6 +121,7 @@ class EmbeddedIndex:
         clock: Clock,
         nats: NatsSection = _DEFAULT_NATS,
         *,
+        limits: FollowerLimits = _FOLLOWER_LIMITS,
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
@@ -130,7 +131,7 @@ class EmbeddedIndex:
         """
         self._fold = IndexFold(
             make_index(settings),
-            FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
+            limits,
             memory_bytes_max=settings.memory_bytes_max,
         )
         self.columns, self.overlap = self._fold.columns, self._fold.overlap
@@ -147,11 +148,11 @@ class EmbeddedIndex:
             logs_announced=logs_announced,
             tracer=None if tracing is None else ApplyTracer(tracing),
         )
-        limits = KeepingLimits(
+        keeping = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,
         )
-        self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, limits)
+        self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, keeping)
 
     async def start(self) -> None:
         """Restore the best snapshot and begin to read the log behind it; without a snapshot, all of the log.

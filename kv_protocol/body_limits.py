@@ -59,11 +59,13 @@ Bytes = bytes | bytearray
 
 
 class BodyLimits(NamedTuple):
-    """Bounds; `section` is the section of the configuration that has them, for messages."""
+    """Bounds; `section` is the section of the configuration that has `prompt_bytes_max`, for messages."""
 
     prompt_bytes_max: int = 8 << 20
     options_bytes_max: int = 1 << 20
+    """Schemas and tools of agents take a tenth of it."""
     values_max: int = 1 << 16
+    """A decoder makes so many objects in some 5 ms."""
     section: str = "data"
 
 
@@ -149,7 +151,7 @@ class _Scan:
         """The field whose values are scanned; empty: between fields."""
         self._values = self._ids = 0
         self._stop = limits.options_bytes_max
-        self._setting, self._allowed = "options_bytes_max", limits.options_bytes_max
+        self._setting, self._allowed = "", limits.options_bytes_max
         self._text_left = limits.prompt_bytes_max
         self._id_bytes_left = _ID_JSON * limits.prompt_bytes_max
         self._found: list[ImageSpan] = []
@@ -205,7 +207,7 @@ class _Scan:
                 self._value(is_chat=path in _CHAT_KEYS)
             self._text_left = self._stop - self._at
             self._stop = stop + self._at - begin
-            self._setting, self._allowed = "options_bytes_max", self._limits.options_bytes_max
+            self._setting, self._allowed = "", self._limits.options_bytes_max
         self._field = ""
 
     def _id_list(self) -> int:
@@ -362,13 +364,13 @@ class _Scan:
         self._values += values
         if self._values > self._limits.values_max:
             allowed = self._limits.values_max
-            self._refuse(f"more than {allowed} values in the body", f"at most {allowed}", "values_max")
+            self._refuse(f"more than {allowed} values in the body", f"at most {allowed}")
         if self._at > self._stop:
-            what = "bytes of prompts beside images" if self._setting == "prompt_bytes_max" else "bytes beside prompts"
+            what = "bytes of prompts beside images" if self._setting else "bytes beside prompts"
             self._refuse(f"more than {self._allowed} {what}", f"at most {self._allowed}", self._setting)
 
-    def _refuse(self, found: str, allowed: str, setting: str) -> NoReturn:
-        allowed += f" ({self._limits.section}.{setting})"
+    def _refuse(self, found: str, allowed: str, setting: str = "") -> NoReturn:
+        allowed += f" ({self._limits.section}.{setting})" if setting else ""
         raise BodyTooLarge(self._field or "body", Verbatim(found), allowed)
 
     def _malformed(self) -> NoReturn:

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
-from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.api.parsers.families import (
@@ -130,7 +130,7 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on a body's contents."""
-        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "worker")
+        return BodyLimits(self.prompt_bytes_max, section="worker")
 
     @model_validator(mode="after")
     def _check_canary_role(self) -> "ServedWorkerSection":
@@ -294,7 +294,7 @@ class AgentSettings(Settings):
     encode: EncodeSection = EncodeSection()
     embeddings: EmbeddingTransferSection = EmbeddingTransferSection()
     transfer: KvTransferSection = KvTransferSection()
-    nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
+    nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
 

@@ -91,9 +91,16 @@ def measured(shape: DecisionShape, decisions: int) -> Timed:
 def _writer() -> JournalWriter:
     """Return a writer whose records are not published."""
     nowhere = cast("EventLog", None)
-    settings, made_of = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
+    made_of = StateSettings(text=TEXT)
     return JournalWriter(
-        nowhere, SystemClock(), settings, router="bench", made_of=made_of, state=RouterState(made_of), kv_seq=lambda: 0
+        nowhere,
+        SystemClock(),
+        JournalSection(),
+        router="bench",
+        made_of=made_of,
+        state=RouterState(made_of),
+        kv_seq=lambda: 0,
+        buffer_records_max=4096,
     )
 
 

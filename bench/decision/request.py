@@ -73,7 +73,7 @@ def request_cost(shape: DecisionShape, requests: int, seed: int = 1) -> RequestC
             _encode(records, encoder)
             times["journal"].append((perf_counter_ns() - at) / 1e3 / _BATCH)
         cpu_ns += thread_time_ns() - ran_ns
-        attempt = RankAttempt(verdict, lease, retry_after_s_max=30.0)
+        attempt = RankAttempt(verdict, lease)
         at = perf_counter_ns()
         _trace(tracer, attempt)
         times["trace"].append((perf_counter_ns() - at) / 1e3)

@@ -29,6 +29,11 @@ from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
 
+PARKED_BLOCKS_MAX = 65_536
+"""Blocks that may wait for an unknown parent: more are no disorder, but a loss, which a repair mends."""
+PARKED_TTL_S = 5.0
+"""How long they wait before their rank is repaired: a publisher sends a refused message again within a second."""
+
 
 class NativeIndex(Tree):
     """A `PrefixIndex`.
@@ -40,8 +45,8 @@ class NativeIndex(Tree):
     def __init__(
         self,
         *,
-        parked_blocks_max: int = 65_536,
-        parked_ttl_s: float = 5.0,
+        parked_blocks_max: int = PARKED_BLOCKS_MAX,
+        parked_ttl_s: float = PARKED_TTL_S,
         memory_bytes_max: int = 0,
         seed: int = 0,
     ) -> None:
@@ -104,8 +109,6 @@ class NativeIndex(Tree):
 def make_index(settings: IndexSection) -> NativeIndex:
     """Return an empty index with the limits of `settings`."""
     return NativeIndex(
-        parked_blocks_max=settings.parked_blocks_max,
-        parked_ttl_s=settings.parked_ttl_s,
         memory_bytes_max=settings.memory_bytes_max,
         seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
     )

@@ -70,30 +70,12 @@ class BodyBoundsSection(Section):
         description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
         " as many; more holds up other requests for longer",
     )
-    options_bytes_max: int = Field(
-        1 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
-    )
-    values_max: int = Field(
-        1 << 16,
-        ge=64,
-        le=1 << 24,
-        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
-    )
 
 
-class NatsSection(Section):
-    """The event log."""
+class NatsClientSection(Section):
+    """The event log: its server, and the fleet's keys."""
 
-    url: str = Field(
-        "", description="nats://host:port of a running server, or several by commas; empty: the router embeds one"
-    )
-    port: int = Field(4222, ge=0, le=65535, description="port of the embedded server on 127.0.0.1; 0: any free one")
-    store_dir: str = Field(
-        "", description="where the embedded server keeps the log; empty: a directory removed at stop"
-    )
+    url: str = Field("nats://127.0.0.1:4222", description="nats://host:port of a running server, or several by commas")
     user: str = Field("", max_length=256, description="user name for the server; empty: it wants a token, or nothing")
     credentials: SecretStr = Field(
         SecretStr(""), description="the user's password, or without nats.user a token, where the server wants one"
@@ -103,19 +85,6 @@ class NatsSection(Section):
         max_length=8,
         description="secrets of 16 characters and more that the fleet shares; the first signs fleet events, each"
         " verifies; empty: events are not signed, and not refused for it",
-    )
-    events_max_age_s: float = Field(3600.0, ge=1, le=30 * 86400, description="how long KV_EVENTS keeps; costs disk")
-    events_max_bytes: int = Field(
-        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_EVENTS keeps, bytes of disk; time travel needs it"
-    )
-    replicas: Literal[1, 3, 5] = Field(
-        1, description="servers of a cluster that have each stream and snapshot; more survive more, and cost as much"
-    )
-    snapshot_period_s: float = Field(
-        300.0, ge=1, le=86400, description="age at which the index's snapshot is written anew; less costs disk and time"
-    )
-    snapshots_bytes_max: int = Field(
-        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_SNAPSHOTS keeps, bytes of disk; room for two is needed"
     )
 
     @field_validator("fleet_keys")
@@ -130,6 +99,36 @@ class NatsSection(Section):
     def fleet_secrets(self) -> tuple[bytes, ...]:
         """The bytes of `fleet_keys`."""
         return tuple(key.get_secret_value().encode() for key in self.fleet_keys)
+
+
+class NatsSection(NatsClientSection):
+    """The same of a process that makes the streams."""
+
+    events_max_age_s: float = Field(3600.0, ge=1, le=30 * 86400, description="how long KV_EVENTS keeps; costs disk")
+    events_max_bytes: int = Field(
+        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_EVENTS keeps, bytes of disk; time travel needs it"
+    )
+    replicas: Literal[1, 3, 5] = Field(
+        1, description="servers of a cluster that have each stream and snapshot; more survive more, and cost as much"
+    )
+    snapshot_period_s: float = Field(
+        300.0, ge=1, le=86400, description="age at which the index's snapshot is written anew; less costs disk and time"
+    )
+    snapshots_bytes_max: int = Field(
+        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_SNAPSHOTS keeps, bytes of disk; room for two is needed"
+    )
+
+
+class EmbeddedNatsSection(NatsSection):
+    """The same of a process that can run the server itself."""
+
+    url: str = Field(
+        "", description="nats://host:port of a running server, or several by commas; empty: the router embeds one"
+    )
+    port: int = Field(4222, ge=0, le=65535, description="port of the embedded server on 127.0.0.1; 0: any free one")
+    store_dir: str = Field(
+        "", description="where the embedded server keeps the log; empty: a directory removed at stop"
+    )
 
 
 class ControlSection(Section):
@@ -162,20 +161,6 @@ class IndexSection(Section):
         le=1 << 44,
         description="bytes that the index may take, 1 MiB or more; 0: no limit; beyond it ranks are stale or refused",
     )
-    parked_blocks_max: int = Field(
-        65_536, ge=0, le=10_000_000, description="blocks that may wait for an unknown parent; more costs memory"
-    )
-    parked_ttl_s: float = Field(5.0, gt=0, le=600, description="how long they wait before their rank is repaired")
-    gap_s: float = Field(
-        0.5,
-        ge=0,
-        le=60,
-        description="how long the log may take to bring batches that later ones overtook, before they are requested",
-    )
-    behind_s: float = Field(
-        2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is asked for"
-    )
-    answer_s: float = Field(2.0, gt=0, le=60, description="how long an answer may pause before it is given up")
 
     @field_validator("memory_bytes_max")
     @classmethod

@@ -25,6 +25,8 @@ from kv_runtime.tracing.spans import TraceData
 DropReason = Literal["queue_full", "not_sent", "stopped"]
 """Too many wait; the collector did not take them; they waited when the process stopped."""
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+REQUESTS_MAX = 2048
+"""Requests whose spans wait, as many spans as the SDK's queue has and more: some MB."""
 BATCH_SPANS = 512
 """Spans of a batch, as in the SDK; the last request's may exceed it."""
 LAST_S = 2.0
@@ -61,7 +63,7 @@ class SpanExporter:
     """The queue, and the thread that empties it. `put` and `counts` belong to the event loop, `work` to the thread."""
 
     def __init__(
-        self, sender: Sender, *, requests_max: int, batch_s: float = BATCH_S, clock: Clock | None = None
+        self, sender: Sender, *, requests_max: int = REQUESTS_MAX, batch_s: float = BATCH_S, clock: Clock | None = None
     ) -> None:
         """`batch_s`: how long the first request of a batch waits for others."""
         self._sender, self._requests_max, self._batch_s = sender, requests_max, batch_s

@@ -44,12 +44,6 @@ class TracingSection(Section):
         description="share of messages of KV events whose way from the engine to the index is traced, 0 none; the same"
         " in agents and routers shows whole ways; more costs CPU",
     )
-    requests_max: int = Field(
-        2048,
-        ge=1,
-        le=1_000_000,
-        description="ended requests whose spans wait for the collector; beyond it they are dropped; memory",
-    )
 
 
 class EventTracing(NamedTuple):
@@ -108,7 +102,7 @@ def opened_tracing(
     except ImportError as error:
         name = "opentelemetry-exporter-otlp-proto-grpc"
         raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
-    exporter = SpanExporter(sender, requests_max=settings.requests_max)
+    exporter = SpanExporter(sender)
     events = EventTracing(settings.events_ratio, exporter.put) if settings.events_ratio else None
     return Tracing(rule, exporter, events)
 

@@ -8,13 +8,17 @@ Dimension = Literal["model", "tenant", "lora", "prefix"]
 DIMENSIONS: tuple[Dimension, ...] = ("model", "tenant", "lora", "prefix")
 
 
+ROWS_MAX = 64
+"""Names with a row of their own in each dimension: as many as a reader or a dashboard takes in."""
+
+
 class AttributionLimits(NamedTuple):
     """How many names have rows of their own in each dimension, and which block of a prompt names its family.
 
     `pending_max`: largest number of decisions without an outcome.
     """
 
-    rows_max: int = 64
+    rows_max: int = ROWS_MAX
     family_blocks: int = 4
     pending_max: int = 65_536
 

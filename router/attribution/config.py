@@ -15,13 +15,6 @@ Title = Annotated[str, Field(min_length=1, max_length=64)]
 class ReportSection(Section):
     """What prompts' reuse saved, by model, tenant, LoRA adapter and prefix family."""
 
-    rows_max: int = Field(
-        _LIMITS.rows_max,
-        ge=1,
-        le=256,
-        description="models, tenants, adapters and families that have figures of their own, the most requested ones of"
-        " each; the others are summed; memory, CPU",
-    )
     family_blocks: int = Field(
         _LIMITS.family_blocks,
         ge=1,
@@ -35,4 +28,4 @@ class ReportSection(Section):
 
     def limits(self) -> AttributionLimits:
         """Return the bounds of the sums."""
-        return AttributionLimits(self.rows_max, self.family_blocks)
+        return AttributionLimits(family_blocks=self.family_blocks)

@@ -13,7 +13,7 @@ from aiohttp import web
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.attribution import DIMENSIONS, Sums, not_counted, top_rows
+from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted, top_rows
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
 from router.native import built
@@ -25,11 +25,21 @@ _NS_PER_S = 1e9
 class Savings:
     """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
-    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock, process: str = "") -> None:
-        """`process`: the name of this one of several that are one router; empty: there is one."""
+    def __init__(
+        self,
+        settings: ReportSection,
+        core: built.Core,
+        clock: Clock,
+        process: str = "",
+        limits: AttributionLimits | None = None,
+    ) -> None:
+        """`process`: the name of this one of several that are one router; empty: there is one.
+
+        `limits`: others than those of the settings.
+        """
         self._settings, self._clock, self._process = settings, clock, process
         self._since = iso(clock.wall_ns())
-        self.attribution = core.attribution = built.Attribution(*settings.limits())
+        self.attribution = core.attribution = built.Attribution(*(limits or settings.limits()))
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""

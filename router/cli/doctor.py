@@ -125,7 +125,6 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         timeout_s=flags["timeout_s"],
         bounds=Bounds(
             queue_requests_max=settings.queue.requests_max,
-            queue_tokens_max=settings.queue.tokens_max,
             inflight_requests_max=settings.queue.inflight_requests_max,
             index_memory_bytes_max=settings.index.memory_bytes_max,
         ),

@@ -70,7 +70,7 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
             return partial(_run_one, _of_one(settings, number, port, url, token), of_start, place)
 
         supervisor = Supervisor(names, work_of, links, clock, stop_s=stop_s)
-        front = Front(links, supervisor.states, registry, report_rows_max=settings.report.rows_max)
+        front = Front(links, supervisor.states, registry)
         Projection(registry, front.families)
         Projection(registry, lambda: nats_server_families(nats))
         server = HttpServer(

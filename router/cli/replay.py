@@ -44,7 +44,7 @@ def replay(
 ) -> None:
     """Take every decision of the journal again, from the journal alone, and compare bit for bit.
 
-    A replay starts at the beginning of a router's life, or at any checkpoint (journal.checkpoint_s). If the oldest
+    A replay starts at the beginning of a router's life, or at any checkpoint. If the oldest
     records are gone, after lost records, and with --from, it starts at the next one. It prints where that is.
 
     With --mode, a policy's field (--set policy.temperature=0.2) or --sweep, the choices of those policies at the same

@@ -40,6 +40,7 @@ from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker
 from router.doctor.pages import PageUnreadable, decoded
 from router.journal.reader import JournalEntry, read_journal, read_to_end
+from router.journal.writer import CHECKPOINT_S
 
 _TIMEOUT_S = 10.0
 _NS_PER_S = 1_000_000_000
@@ -119,7 +120,7 @@ def _of_journal(
     since_ns, until_ns = period
     removals = Removals() if with_evictions else None
     savings = JournalSavings(settings.report.limits(), since_ns, until_ns, removals)
-    lead_ns = round(_CHECKPOINTS_BEFORE * settings.journal.checkpoint_s * _NS_PER_S)
+    lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)
     from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
 
     def take(entry: JournalEntry) -> None:

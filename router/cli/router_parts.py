@@ -35,7 +35,7 @@ from router.decision.policy_store import PolicyStore
 from router.decision.recorders import Recorders
 from router.decision.routing import Routing
 from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state_settings import LEASE_S, StateSettings
 from router.drain.handover import Handover
 from router.drain.warming import Warming
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
@@ -161,7 +161,9 @@ class RouterParts:
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         self.data = HttpPlane(replies, settings.data.limits(), sites=settings.data.sites())
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
-        self._handover = Handover(serving, self._recent, Warming(serving, self.data.upstreams), settings.handover)
+        self._handover = Handover(
+            serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
+        )
         self._policies = policies
         self._live = self._watching()
         self._workers = None
@@ -183,7 +185,7 @@ class RouterParts:
             self._prompts,
             self._admission,
             metrics,
-            TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, secret),
+            TenantNames(settings.queue.fair_share_by, secret),
             settings,
             Names(instance).new,
             self._recent,
@@ -236,7 +238,6 @@ class RouterParts:
             self._index,
             self._clock,
             TailOfDecisions(self._routing),
-            ring_bytes_max=self._settings.live.history_bytes_max,
             queued=None if self._place else lambda: self._admission.statistics().requests,
         )
 
@@ -262,7 +263,7 @@ class RouterParts:
             self._clock,
             policy,
             seed=settings.policy.seed,
-            lease_s=settings.ledger.lease_s,
+            lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
             recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None), self._shadows),
         )
@@ -366,7 +367,6 @@ def state_settings(settings: RouterSettings, text: Text) -> StateSettings:
     """Return what the router's state is made of."""
     return StateSettings(
         text=TextDigests(text.tokenizer_digest, text.template_digest),
-        lease_s=settings.ledger.lease_s,
         approximate=settings.policy.approximate(),
         affinity=settings.policy.affinity_limits(),
         breakers=settings.failures.breakers(),

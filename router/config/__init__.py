@@ -9,8 +9,8 @@ from kv_protocol.openai.endpoints import ENGINE_PATHS
 from kv_runtime.config.sections import (
     BodyBoundsSection,
     ControlSection,
+    EmbeddedNatsSection,
     IndexSection,
-    NatsSection,
     Section,
     Settings,
     TelemetrySection,
@@ -22,7 +22,6 @@ from router.attribution.config import ReportSection
 from router.config.picker import PickerSection
 from router.config.worker_address import WORKERS_MAX, WorkerText, check_place, worker_address
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
-from router.decision.state_settings import LEASE_S
 from router.fleet.breakers import BreakerLimits
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
@@ -30,11 +29,11 @@ from router.journal.config import JournalSection
 from router.planner.config import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
-from router.queue.tenants import SECRET_HEADERS, FairShareBy
+from router.queue.tenants import SECRET_HEADERS
 from router.queue.waiting import QueueLimits, QueuePolicy
 from router.shadows.config import ShadowSection
 
-_HTTP, _QUEUE, _SHARES = HttpLimits(), QueueLimits(), FairShareLimits()
+_HTTP, _QUEUE = HttpLimits(), QueueLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
@@ -84,53 +83,17 @@ class DataSection(BodyBoundsSection):
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
-    drain_idle_s: float = Field(
-        _HTTP.drain_idle_s,
-        ge=0,
-        le=3600,
-        description="how long, after a stop, an idle connection may still bring a request; longer loses fewer requests"
-        " of clients that do not retry",
-    )
 
-    head_s: float = Field(_HTTP.head_s, gt=0, le=3600, description="how long a request's head may take, else 408")
-    body_s: float = Field(_HTTP.body_s, gt=0, le=3600, description="how long a request's body may pause, else 408")
-    body_total_s: float = Field(
-        _HTTP.body_total_s, gt=0, le=86_400, description="how long all of a request's body may take, else 408"
-    )
-    body_rate_min_bytes_s: float = Field(
-        _HTTP.body_rate_min_bytes_s,
-        ge=0,
-        le=1 << 30,
-        description="bytes a second that a body must average once it has taken body_s, else 408; 0: any rate will do",
-    )
-    idle_s: float = Field(
-        _HTTP.idle_s, gt=0, le=86_400, description="how long a client's connection is kept between requests"
-    )
-    write_s: float = Field(
-        _HTTP.write_s, gt=0, le=3600, description="how long a client may read nothing before it is cut off"
-    )
     connections_max: int = Field(
         _HTTP.connections_max,
         ge=1,
         le=1_000_000,
         description="clients' connections; beyond it 503; lowered at the start to what the limit of open files allows",
     )
-    worker_connections_max: int = Field(
-        _HTTP.worker_connections_max,
-        ge=1,
-        le=1_000_000,
-        description="connections to workers; beyond it 503; lowered likewise",
-    )
-    worker_idle_s: float = Field(
-        _HTTP.worker_idle_s,
-        ge=0,
-        le=3600,
-        description="how long a worker's connection is kept idle; less than the worker keeps it",
-    )
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on a body's contents."""
-        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "data")
+        return BodyLimits(self.prompt_bytes_max, section="data")
 
     def limits(self) -> HttpLimits:
         """Return the limits of the data plane."""
@@ -153,7 +116,6 @@ class RouterControlSection(ControlSection):
 class LedgerSection(Section):
     """Promised work."""
 
-    lease_s: float = Field(LEASE_S, ge=1, le=86_400, description="how long a booking lives of which nothing is heard")
     replicas: bool = Field(
         default=True,
         description="exchange bookings with the other routers of the fleet; without, their load is what engines report",
@@ -177,17 +139,8 @@ class QueueSection(Section):
     wait_s: float = Field(
         _QUEUE.wait_s, gt=0, le=3600, description="how long a request may wait; then it is refused with 503"
     )
-    ttft_default_s: float = Field(
-        _QUEUE.ttft_default_s, gt=0, le=3600, description="edf: the target of requests that state none"
-    )
     requests_max: int = Field(
         _QUEUE.requests_max, ge=1, le=1_000_000, description="requests that wait; beyond it 503; memory"
-    )
-    tokens_max: int = Field(
-        _QUEUE.tokens_max,
-        ge=1,
-        le=1 << 40,
-        description="uncached tokens that wait; beyond it 503; more lets requests wait longer",
     )
     tenant_requests_max: int = Field(
         _QUEUE.tenant_requests_max,
@@ -195,35 +148,21 @@ class QueueSection(Section):
         le=1_000_000,
         description="requests of one tenant that wait; beyond it 429; 0: no bound of its own",
     )
-    tenant_tokens_max: int = Field(
-        _QUEUE.tenant_tokens_max,
-        ge=0,
-        le=1 << 40,
-        description="uncached tokens of one tenant that wait; beyond it 429; 0: no bound of its own",
-    )
-    tenants_max: int = Field(
-        _QUEUE.tenants_max, ge=1, le=4096, description="tenants that wait apart; the others share one turn; CPU"
-    )
-    fair_share_by: FairShareBy = Field("none", description="what tells tenants apart")
-    fair_share_header: str = Field(
-        "x-tenant-id", pattern=r"^[a-z0-9-]{1,64}$", description="the header that names a tenant"
-    )
-    fair_share_quantum_tokens: int = Field(
-        _SHARES.quantum_tokens,
-        ge=1,
-        le=1 << 24,
-        description="uncached tokens a tenant may have a round; more serves it longer at a stretch",
+    fair_share_by: str = Field(
+        "none",
+        pattern=r"^[a-z0-9_-]{1,64}$",
+        description="what tells tenants apart: none, api_key (a keyed hash of it), or the name of a header",
     )
     fair_share_weights: dict[str, float] = Field(
         {}, description="by header value: tenants that have another share of a round than 1, 0.001..1000"
     )
 
-    @field_validator("fair_share_header")
+    @field_validator("fair_share_by")
     @classmethod
-    def _is_no_secret(cls, header: str) -> str:
-        if header in SECRET_HEADERS:
-            raise ValueError(f"found {header}, its values are secrets; allowed any other, or fair_share_by: api_key")
-        return header
+    def _is_no_secret(cls, by: str) -> str:
+        if by in SECRET_HEADERS:
+            raise ValueError(f"found {by}, its values are secrets; allowed any other, or api_key")
+        return by
 
     @field_validator("fair_share_weights")
     @classmethod
@@ -235,14 +174,13 @@ class QueueSection(Section):
 
     def limits(self) -> QueueLimits:
         """Return the limits of the queue."""
-        shares = FairShareLimits(quantum_tokens=self.fair_share_quantum_tokens, weights=dict(self.fair_share_weights))
+        shares = FairShareLimits(weights=dict(self.fair_share_weights))
         return picked(self, QueueLimits, fair_share=shares)
 
 
 class FailuresSection(Section):
     """Retries and breakers after failures of workers."""
 
-    connect_s: float = Field(2.0, gt=0, le=60, description="how long a connection may take")
     first_byte_s: float = Field(120.0, gt=0, le=3600, description="how long an answer may take to begin")
     whole_s: float = Field(
         600.0, gt=0, le=86_400, description="how long an answer that is not streamed may take to begin: it comes whole"
@@ -255,43 +193,24 @@ class FailuresSection(Section):
     migration_limit: int = Field(
         3, ge=0, le=16, description="how often a stream goes on elsewhere after its worker failed in the midst of it"
     )
-    migration_tokens_max: int = Field(
-        1 << 20, ge=0, le=1 << 30, description="longer prompts do not migrate: they are computed anew"
-    )
-    migration_bytes_max: int = Field(
-        1 << 20, ge=0, le=1 << 30, description="of a longer answer nothing is kept, and it does not migrate; memory"
-    )
     breaker_failures: int = Field(
         _BREAKERS.failures,
         ge=1,
         le=100,
         description="failures of a rank in a row that open its breaker; a failed connection does at once",
     )
-    breaker_window_s: float = Field(_BREAKERS.window_s, gt=0, le=3600, description="within which they have to lie")
     breaker_open_s: float = Field(
         _BREAKERS.open_s,
         ge=0,
         le=3600,
         description="how long a failed rank is left alone; doubled while it goes on failing",
     )
-    breaker_open_s_max: float = Field(
-        _BREAKERS.open_s_max, ge=0, le=86_400, description="the longest that it is left alone"
-    )
-    retry_after_s_max: float = Field(
-        _BREAKERS.retry_after_s_max,
-        ge=0,
-        le=3600,
-        description="the longest that a busy rank (429, 503) is left alone at its own word",
-    )
 
     def breakers(self) -> BreakerLimits:
         """Return the limits of breakers."""
+        open_s = self.breaker_open_s
         return BreakerLimits(
-            failures=self.breaker_failures,
-            window_s=self.breaker_window_s,
-            open_s=self.breaker_open_s,
-            open_s_max=max(self.breaker_open_s, self.breaker_open_s_max),
-            retry_after_s_max=self.retry_after_s_max,
+            failures=self.breaker_failures, open_s=open_s, open_s_max=max(open_s, _BREAKERS.open_s_max)
         )
 
 
@@ -300,10 +219,6 @@ class HandoverSection(Section):
 
     tokens: int = Field(
         200_000, ge=0, le=1 << 30, description="what other workers compute for one that drains, at most; 0: nothing"
-    )
-    within_s: float = Field(60.0, gt=0, le=3600, description="how long that may take")
-    concurrency: int = Field(
-        4, ge=1, le=64, description="prompts that are computed for it at a time; more is faster, and delays requests"
     )
     prompts_bytes_max: int = Field(
         64 << 20, ge=0, le=1 << 34, description="newest prompts, of which it is chosen; 0: nothing can be; memory"
@@ -334,35 +249,11 @@ class TokensSection(Section):
         le=64,
         description="threads that encode long texts, and as many for those of more than a MiB; more costs cores",
     )
-    off_loop_bytes: int = Field(
-        _PROMPTS.off_loop_bytes,
-        ge=0,
-        le=1 << 30,
-        description="longer text is left to the threads; 0: 4 KiB with hf, else 64 KiB",
-    )
-    waiting_bytes_max: int = Field(
-        _PROMPTS.waiting_bytes_max,
-        ge=1024,
-        le=1 << 34,
-        description="text that may wait for them, three quarters where it is more than a MiB; beyond it 503",
-    )
     always: bool = Field(default=False, description="encode also in modes that read no overlap; costs CPU")
 
     def limits(self) -> PromptLimits:
         """Return the bounds of encoding."""
         return picked(self, PromptLimits)
-
-
-class LiveSection(Section):
-    """What is watched: the fleet's past, and live clients."""
-
-    history_bytes_max: int = Field(
-        32 << 20,
-        ge=1 << 16,
-        le=1 << 34,
-        description="kept moments of the fleet, one in 5 s of the last half hour, one a minute of the last 12 hours;"
-        " beyond it the oldest are dropped; memory",
-    )
 
 
 class StateSection(Section):
@@ -418,7 +309,7 @@ class RouterSettings(Settings):
     workers_from: Annotated[str, AfterValidator(check_place)] = Field(
         "", description="a list of such engines that is watched: a file with one in each line, or dns://name:port"
     )
-    nats: NatsSection = NatsSection()
+    nats: EmbeddedNatsSection = EmbeddedNatsSection()
     data: DataSection = DataSection()
     picker: PickerSection = PickerSection()
     control: RouterControlSection = RouterControlSection()
@@ -431,7 +322,6 @@ class RouterSettings(Settings):
     tokens: TokensSection = TokensSection()
     disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
-    live: LiveSection = LiveSection()
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
     shadow: ShadowSection = ShadowSection()

@@ -15,9 +15,6 @@ class PickerSection(Section):
     port: int = Field(9002, ge=0, le=65535, description="0: any free one, with one process")
     tls_certificate: str = Field("", description="file of the certificate chain, PEM; empty: plain text")
     tls_key: str = Field("", description="file of its private key, PEM")
-    streams_max: int = Field(
-        4096, ge=1, le=1_000_000, description="requests of gateways that are read or served; beyond it refused; memory"
-    )
     fallbacks: int = Field(
         0,
         ge=0,

@@ -53,6 +53,10 @@ class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True)
     history_weight: float | None = None
     decode_scale: float | None = None
 
+    def given(self) -> dict[str, Any]:
+        """Return the fields that differ from the policy's."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 PREFILL_OVERRIDES = PhaseOverrides(decode_scale=0.0)
 """No tokens are decoded there."""
@@ -110,6 +114,6 @@ CURRENT: dict[str, Any] = {"cost": "ms", "rate_spread": "whole"}
 @lru_cache(maxsize=64)
 def _of(policy: Policy, phase: Literal["prefill", "decode"]) -> Policy:
     overrides: PhaseOverrides = getattr(policy, phase)
-    changed = {name: value for name, value in asdict(overrides).items() if value is not None}
+    changed = overrides.given()
     own = {name: changed.pop(name) for name in ("mode", "temperature") if name in changed}
     return replace(policy, **own, parameters=replace(policy.parameters, **changed))

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec.structs import asdict
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from kv_protocol.errors import shortened
+from kv_protocol.openai.errors import as_json
 from kv_runtime.config.sections import Section
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
@@ -25,31 +26,14 @@ from router.decision.state_settings import AffinityLimits, ApproximateLimits
 _Limits = TypeVar("_Limits")
 _POLICY, _COST, _CONDITIONAL = Policy(), CostParameters(), ConditionalLimits()
 _AFFINITY, _APPROXIMATE = AffinityLimits(), ApproximateLimits()
+_OF_A_PHASE = "fields of this section that differ for"
+_PHASE_FIELDS = f"they are {', '.join(PhaseOverrides.__struct_fields__)}"
 
 
 def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
     """Return a `kind` with the section's fields of the same names, or those in `own`; the rest are defaults."""
     names = type(section).model_fields.keys() & signature(kind).parameters.keys()
     return kind(**{name: getattr(section, name) for name in names} | own)
-
-
-class PhaseSection(Section):
-    """What is otherwise for one phase of disaggregated requests; null: as in `policy` itself."""
-
-    mode: str | None = Field(None, description="how its rank is chosen")
-    temperature: float | None = Field(None, ge=0, le=100, description="0: the cheapest wins")
-    overlap_credit: float | None = Field(None, ge=0, le=1, description="what a block on the GPU saves, in blocks")
-    overlap_credit_decay: float | None = Field(None, ge=0, le=1000, description="how queued prefill devalues overlap")
-    host_weight: float | None = Field(None, ge=0, le=1, description="what a block in host memory saves")
-    disk_weight: float | None = Field(None, ge=0, le=1, description="what a block on disk saves")
-    prefill_scale: float | None = Field(None, ge=0, le=1000, description="weight of prefill")
-    request_weight: float | None = Field(None, ge=0, le=1000, description="blocks that every active request costs")
-    history_weight: float | None = Field(None, ge=0, le=1000, description="weight of recent prefill")
-    decode_scale: float | None = Field(None, ge=0, le=1000, description="weight of decode")
-
-    def overrides(self) -> PhaseOverrides:
-        """Return the overrides of the policy."""
-        return PhaseOverrides(**self.model_dump())
 
 
 class PolicySection(Section):
@@ -95,8 +79,13 @@ class PolicySection(Section):
     decode_scale: float = Field(
         _COST.decode_scale, ge=0, le=1000, description="kv-blocks: weight of decode, of the blocks a rank works on"
     )
-    prefill: PhaseSection = PhaseSection(**asdict(PREFILL_OVERRIDES))
-    decode: PhaseSection = PhaseSection(**asdict(DECODE_OVERRIDES))
+    prefill: dict[str, Any] = Field(
+        PREFILL_OVERRIDES.given(),
+        description=f"{_OF_A_PHASE} prompts that another worker decodes; {_PHASE_FIELDS}",
+    )
+    decode: dict[str, Any] = Field(
+        DECODE_OVERRIDES.given(), description=f"{_OF_A_PHASE} requests whose prompt another worker computed; likewise"
+    )
     temperature: float = Field(
         _POLICY.temperature, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)"
     )
@@ -121,12 +110,6 @@ class PolicySection(Section):
         le=86_400,
         description="how long after its last request a session is still at home at its rank",
     )
-    affinity_sessions_max: int = Field(
-        _AFFINITY.sessions_max,
-        ge=1,
-        le=1 << 24,
-        description="sessions that are known; the longest idle are forgotten first; memory",
-    )
     ttft_target_s: float | None = Field(
         _POLICY.ttft_target_s, gt=0, le=3600, description="predicted-ttft: longest time to a first token"
     )
@@ -146,12 +129,6 @@ class PolicySection(Section):
         le=86_400,
         description="how long a routed block counts at a rank without events; costs memory",
     )
-    approximate_blocks_max: int = Field(
-        _APPROXIMATE.blocks_max,
-        ge=1,
-        le=1 << 26,
-        description="routed blocks that count at one rank, and no more than its total_kv_blocks; costs memory",
-    )
 
     @field_validator("mode")
     @classmethod
@@ -163,18 +140,25 @@ class PolicySection(Section):
 
     @field_validator("prefill", "decode")
     @classmethod
-    def _has_a_mode(cls, phase: PhaseSection, info: ValidationInfo) -> PhaseSection:
-        if phase.mode is not None:
-            cls._is_a_mode(phase.mode, info)
-        return phase
+    def _overrides(cls, phase: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        allowed = PhaseOverrides.__struct_fields__
+        if foreign := [name for name in phase if name not in allowed]:
+            raise ValueError(f"found {shortened(foreign[0])}, allowed {', '.join(allowed)}")
+        named = {name: value for name, value in phase.items() if value is not None}
+        try:
+            section = cls(user_modes=info.data.get("user_modes", ()), **named)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(f"{wrong['loc'][0]}: found {as_json(wrong['input'])}, allowed: {wrong['msg']}") from error
+        return phase | {name: getattr(section, name) for name in named}
 
     def affinity_limits(self) -> AffinityLimits:
         """Return the bounds of session affinity."""
-        return AffinityLimits(idle_s=self.affinity_idle_s, sessions_max=self.affinity_sessions_max)
+        return AffinityLimits(idle_s=self.affinity_idle_s)
 
     def approximate(self) -> ApproximateLimits:
         """Return the bounds of the approximate index."""
-        return ApproximateLimits(ttl_s=self.approximate_ttl_s, blocks_max=self.approximate_blocks_max)
+        return ApproximateLimits(ttl_s=self.approximate_ttl_s)
 
     def policy(self) -> Policy:
         """Return the policy."""
@@ -183,8 +167,8 @@ class PolicySection(Section):
             Policy,
             **CURRENT,
             parameters=picked(self, CostParameters),
-            prefill=self.prefill.overrides(),
-            decode=self.decode.overrides(),
+            prefill=PhaseOverrides(**PREFILL_OVERRIDES.given() | self.prefill),
+            decode=PhaseOverrides(**DECODE_OVERRIDES.given() | self.decode),
         )
 
 

@@ -154,7 +154,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of the given configuration: a running router does not state its own."""
 
     queue_requests_max: int
-    queue_tokens_max: int
     inflight_requests_max: int
     index_memory_bytes_max: int
 

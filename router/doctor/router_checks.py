@@ -78,7 +78,6 @@ def _queue(router: RouterSeen, facts: FleetFacts) -> Iterator[Finding]:
         f"{name} is {after[name]:.0f} of {most} ({setting})"
         for name, most, setting in (
             ("kvrouter_queued_requests", bounds.queue_requests_max, "queue.requests_max"),
-            ("kvrouter_queued_tokens", bounds.queue_tokens_max, "queue.tokens_max"),
             ("kvrouter_inflight_requests", bounds.inflight_requests_max, "queue.inflight_requests_max"),
         )
         if after.get(name, 0) >= FULL_RATIO * most

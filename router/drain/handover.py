@@ -3,7 +3,7 @@
     looking    the newest prompts (`recent_prompts.py`), each as a decision sees it now: how much of it the worker
                holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
                budget (`heat.py`)
-    warming    in that order, `concurrency` at a time, each at the rank that the present policy chooses (`warming.py`)
+    warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
     waiting    for requests that still run at the worker: their prompts are then looked at in a second pass
     over       all lists are processed, or the time is over: the remaining prefixes are skipped
 
@@ -28,7 +28,6 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, counter, gauge
-from router.config import HandoverSection
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
@@ -39,6 +38,10 @@ from router.request.serving import Serving
 
 HANDOVERS_MAX = 16
 """Hand-overs at the same time, each of one worker."""
+WITHIN_S = 60.0
+"""How long a hand-over may take, if the request to drain does not say."""
+WARMERS = 4
+"""Prompts that are computed for one at a time: clients' requests wait for them."""
 _RUNS_MAX = 256
 _LOOKED_AT = 32
 """Prompts that are looked up in one turn of the loop: a few ms."""
@@ -52,19 +55,20 @@ _log = structlog.get_logger("router")
 class Handover:
     """The hand-overs of one router; a part of its process."""
 
-    def __init__(self, serving: Serving, recent: RecentPrompts, warming: Warming, section: HandoverSection) -> None:
-        self._serving, self._recent, self._warming, self._section = serving, recent, warming, section
+    def __init__(
+        self, serving: Serving, recent: RecentPrompts, warming: Warming, tokens: int, *, warmers: int = WARMERS
+    ) -> None:
+        """`tokens` are computed for a draining worker, if the request to drain does not say how many."""
+        self._serving, self._recent, self._warming = serving, recent, warming
+        self._warmers = warmers
+        self.defaults = (tokens, WITHIN_S)
+        """Tokens and seconds of a hand-over, if the request to drain does not say."""
         self._clock = serving.routing.clock
         self._tasks: TaskSet | None = None
         self._running: dict[HandoverRun, asyncio.Task[None]] = {}
         self._runs: dict[str, HandoverRun] = {}
         self._outcomes: Counter[WarmingOutcome] = Counter()
         self._spent_tokens, self._seconds = 0, 0.0
-
-    @property
-    def defaults(self) -> tuple[int, float]:
-        """Default tokens and seconds of a hand-over."""
-        return self._section.tokens, self._section.within_s
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run hand-overs until `stop` is set; then give up the running ones."""
@@ -156,8 +160,8 @@ class Handover:
         run.state = "looking"
         waiting = await self._listed(run)
         run.state = "warming"
-        async with TaskSet(self._section.concurrency) as warmers:
-            for _ in range(self._section.concurrency):
+        async with TaskSet(self._warmers) as warmers:
+            for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
     async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, RecentPrompt]]:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from router.http.worker import Upstreams
 
 _PATHS = frozenset(PATHS.values())
+STREAMS_MAX = 4096
+"""Requests of gateways that are read or served: half of what all clients' may be."""
 _MESSAGE_BYTES_MORE = 1 << 20
 """Room in a message beside the body: heads and metadata."""
 _CLIENT_ERROR = 400
@@ -66,13 +68,20 @@ class EndpointPicker:
     """The picker of one process. `replies` answers requests that no worker serves, such as `/v1/models`."""
 
     def __init__(
-        self, serving: Serving, replies: Replies, settings: PickerSection, limits: HttpLimits, *, shares_port: bool
+        self,
+        serving: Serving,
+        replies: Replies,
+        settings: PickerSection,
+        limits: HttpLimits,
+        *,
+        shares_port: bool,
+        streams_max: int = STREAMS_MAX,
     ) -> None:
         """`shares_port`: other processes of the same router bind the port, too."""
         self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
         self.addresses = Addresses(serving.routing.state.fleet)
         self.port = 0
-        self._shares_port = shares_port
+        self._shares_port, self._streams_max = shares_port, streams_max
         self._outcomes = Counter[Outcome]()
         self._streams = self._body_bytes = self._moved = self._failed = 0
         self._refused = RateLimitedLog(_log, serving.routing.clock)
@@ -147,8 +156,8 @@ class EndpointPicker:
     # ------------------------------------------------------------------------------------------- the services
 
     async def _process(self, _messages: object, context: Any) -> None:  # noqa: ANN401 - grpcio has no types
-        if self._streams >= self.settings.streams_max:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "picker.streams_max streams are open; try again")
+        if self._streams >= self._streams_max:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._streams_max} streams are open; try again")
         stream = _Stream(self)
         self._streams += 1
         try:
@@ -375,7 +384,7 @@ class _Stream:
             handler.on_bytes()
 
 
-_TOO_SLOW = refusals.invalid("request: not complete within data.body_s or data.body_total_s", "body", "timeout", 408)
+_TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)
 _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
 

@@ -37,6 +37,8 @@ BreakerState = Literal["closed", "open", "half_open"]
 BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 RETRY_AFTER_DEFAULT_S = 1.0
 """For a busy worker that does not state a time."""
+RETRY_AFTER_S_MAX = 30.0
+"""Longest `Retry-After` of a busy worker that is respected: beyond it, its word is old."""
 
 _NEVER_S = float("inf")
 _DOUBLINGS_MAX = 32
@@ -50,8 +52,7 @@ class BreakerLimits(NamedTuple):
     window_s: float = 60.0
     open_s: float = 10.0
     open_s_max: float = 120.0
-    retry_after_s_max: float = 30.0
-    """Longest `Retry-After` of a busy worker that is respected."""
+    retry_after_s_max: float = RETRY_AFTER_S_MAX
 
 
 class BreakerStatistics(NamedTuple):

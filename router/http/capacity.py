@@ -44,7 +44,7 @@ def lowered(limits: HttpLimits, found: Capacity, files: OpenFiles) -> str:
     """Return the message that names the lowered bound and the remedy; empty if no bound was lowered."""
     sides = (
         ("data.connections_max", limits.connections_max, found.clients),
-        ("data.worker_connections_max", limits.worker_connections_max, found.workers),
+        ("that of connections to workers", limits.worker_connections_max, found.workers),
     )
     changes = [f"{name} is {wanted}, in force is {got}" for name, wanted, got in sides if got < wanted]
     if not changes:

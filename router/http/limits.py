@@ -2,6 +2,9 @@
 
 import msgspec
 
+CONNECT_S = 2.0
+"""How long a connection to a worker may take: one lost SYN is sent again after a second."""
+
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, counts and seconds. Beyond a limit the request is refused, or the connection closed."""
@@ -18,9 +21,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_rate_min_bytes_s: float = 500.0
     """Smallest average rate of a body that takes longer than `body_s`; 0: any rate."""
     idle_s: float = 75.0
-    """How long an idle connection is kept between requests."""
+    """How long an idle connection is kept between requests: longer than balancers keep theirs (60 s)."""
     write_s: float = 60.0
-    """How long a client may read nothing while bytes for it are pending."""
+    """How long a client may read nothing while bytes for it are pending: a phone out of reach comes back within it."""
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read the refusal."""
     connections_max: int = 16_384

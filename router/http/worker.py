@@ -177,7 +177,7 @@ class Upstreams:
         if self.dials is None:
             reason = "the router stops"
         elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
-            reason = f"data.worker_connections_max: {self.connections_max} connections are open; try again"
+            reason = f"{self.connections_max} connections to workers are open; try again"
         else:
             try:
                 relay.dial = self.dials.spawn(self._dialed(origin, relay))

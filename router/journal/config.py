@@ -15,12 +15,3 @@ class JournalSection(Section):
     max_bytes: int = Field(
         512 << 20, ge=1 << 20, le=1 << 40, description="what KV_JOURNAL keeps of all routers, bytes of disk"
     )
-    checkpoint_s: float = Field(
-        300.0, ge=1, le=86_400, description="seconds between checkpoints, at which a replay can start; less costs disk"
-    )
-    checkpoint_records: int = Field(
-        200_000, ge=100, le=1_000_000_000, description="records between checkpoints, if those come sooner"
-    )
-    buffer_records_max: int = Field(
-        65_536, ge=64, le=10_000_000, description="records that wait for the log; beyond it the oldest are lost; memory"
-    )

@@ -6,7 +6,7 @@
     the log away    unpublished records wait, the buffer fills
     another stream  it was replaced, or lost its end: a checkpoint follows
     records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
-    checkpoint      due `checkpoint_s` seconds, `checkpoint_records` records or an eighth of the stream's bytes after
+    checkpoint      due `CHECKPOINT_S` seconds, `CHECKPOINT_RECORDS` records or an eighth of the stream's bytes after
                     the last one, but not before the records between take as many bytes as it did: checkpoints are
                     at most half of the journal. The state is copied at one moment, and made into records later
     stop            the buffer is published, if the log takes it at once
@@ -42,6 +42,11 @@ from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder,
 from router.journal.records import Recordable
 
 PERIOD_S = 0.5
+BUFFER_RECORDS_MAX = 65_536
+"""Records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as long."""
+CHECKPOINT_S = 300.0
+CHECKPOINT_RECORDS = 200_000
+"""A replay reads as much before what it is asked for, in some seconds."""
 CHECKPOINT_GAP_S = 5.0
 """Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8
@@ -111,6 +116,8 @@ class JournalWriter:
         made_of: StateSettings,
         state: RouterState,
         kv_seq: Callable[[], int],
+        buffer_records_max: int = BUFFER_RECORDS_MAX,
+        checkpoint_records: int = CHECKPOINT_RECORDS,
     ) -> None:
         """Begin a run: the first record states an empty state made of `made_of`.
 
@@ -120,10 +127,11 @@ class JournalWriter:
         self.router = router
         self._event_log, self._clock, self._kv_seq = log, clock, kv_seq
         self._state, self._made_of, self._settings = state, msgspec.to_builtins(made_of), settings
+        self._checkpoint_records = checkpoint_records
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
-        self._records_max = settings.buffer_records_max
-        self._early = settings.buffer_records_max // 4
+        self._records_max = buffer_records_max
+        self._early = buffer_records_max // 4
         self._buffer: deque[Recordable] = deque(maxlen=self._records_max)
         self._kv_seqs: deque[int] = deque(maxlen=self._records_max)  # of each of the buffer; pairs would be garbage
         self._begun, self._due = asyncio.Event(), asyncio.Event()
@@ -197,7 +205,7 @@ class JournalWriter:
     def _is_checkpoint_due(self) -> bool:
         if self._is_checkpoint_waiting or self._encoder.is_in_checkpoint:
             return False
-        now_s, encoder, settings = self._clock.now(), self._encoder, self._settings
+        now_s, encoder = self._clock.now(), self._encoder
         if encoder.broken_by or self._is_past_gone:
             return now_s - self._checkpoint_taken_s >= CHECKPOINT_GAP_S
         since_s, records, bytes_ = self._checkpoint_at
@@ -205,9 +213,9 @@ class JournalWriter:
         if grown_bytes < encoder.checkpoint_bytes:
             return False
         return (
-            now_s - since_s >= settings.checkpoint_s
-            or encoder.records_total - records >= settings.checkpoint_records
-            or grown_bytes >= settings.max_bytes // _CHECKPOINTS_PER_JOURNAL
+            now_s - since_s >= CHECKPOINT_S
+            or encoder.records_total - records >= self._checkpoint_records
+            or grown_bytes >= self._settings.max_bytes // _CHECKPOINTS_PER_JOURNAL
         )
 
     def _take_checkpoint(self) -> None:

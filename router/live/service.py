@@ -27,6 +27,8 @@ from router.live.ring import RECENT_STEP_S, Ring
 
 LOOK_S, SEND_S = 0.5, 1.0
 MARKS_MAX = 1000
+RING_BYTES_MAX = 32 << 20
+"""Kept moments: 12 hours of some hundred ranks."""
 _COMPRESSION = 1
 
 
@@ -40,7 +42,6 @@ class Live:
         clock: Clock,
         tail: TailOfDecisions,
         *,
-        ring_bytes_max: int,
         queued: Callable[[], int] | None = None,
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
@@ -48,7 +49,7 @@ class Live:
         self._columns = FleetColumns(routing)
         self._looks = Marks()
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
-        self.ring = Ring(ring_bytes_max)
+        self.ring = Ring(RING_BYTES_MAX)
         self.clients = LiveClients()
 
     async def run(self, stop: asyncio.Event) -> None:

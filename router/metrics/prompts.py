@@ -37,7 +37,7 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
             "Prompts dropped because their client left before they were encoded",
             statistics.cancelled,
         ),
-        ("prompts_refused", "Prompts refused because `tokens.waiting_bytes_max` was reached", statistics.refused),
+        ("prompts_refused", "Prompts refused because too much text waited to be encoded", statistics.refused),
     ):
         yield counter(name, meaning, (), [((), float(count))])
     for name, meaning, value in (

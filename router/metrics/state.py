@@ -33,7 +33,7 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     for name, meaning, count in (
         (
             "leases_expired",
-            "Leases that expired: nothing was heard of their request for `ledger.lease_s`",
+            "Leases that expired: nothing was heard of their request for 300 s",
             core.expired_total,
         ),
         (

@@ -3,19 +3,12 @@
 from pydantic import Field
 
 from kv_runtime.config.sections import Section
-from router.planner.offered import SLOT_S, WINDOW_S_MAX
 from router.planner.plan import Objectives
 
 
 class PlannerSection(Section):
-    """The objectives that advised workers keep, and over which time the load is measured."""
+    """The objectives that advised workers keep."""
 
-    window_s: float = Field(
-        60.0,
-        ge=SLOT_S,
-        le=WINDOW_S_MAX,
-        description="seconds over which the offered load is measured, in steps of 5; more answers changes later",
-    )
     ttft_s: float = Field(1.6, gt=0, le=600, description="a first token within this time is in time")
     itl_s: float = Field(0.1, gt=0, le=60, description="mean seconds between the tokens of an answer that is in time")
     kept_ratio: float = Field(0.95, ge=0.5, le=0.9999, description="share that is to be in time; more wants workers")

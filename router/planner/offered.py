@@ -11,7 +11,6 @@ from router.native import built
 from router.planner.queueing import ServiceTimes
 
 SLOT_S: float = built.SLOT_S
-WINDOW_S_MAX = 600.0
 
 
 class Group(NamedTuple):

@@ -1,6 +1,6 @@
 """`GET /v1/planner` and the same numbers as metrics, computed when they are asked for.
 
-    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=&utilisation_ratio_max=&window_s=    in place of the section `planner`
+    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=&utilisation_ratio_max=    in place of the section `planner`
 
 The load is that of this router and of the replicas whose bookings it gets (`ledger.replicas`): each of them answers for
 the whole fleet. An autoscaler takes the greatest of their answers, not the sum.
@@ -23,6 +23,8 @@ from router.planner.offered import Group, OfferedLoad, covered, offered
 from router.planner.plan import GroupPlan, Rates, Size, plan
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
+WINDOW_S = 60.0
+"""Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
 """Of how many decisions the length of answers is known; fewer if `journal.decisions_max` is less."""
 
@@ -40,7 +42,7 @@ class Planner:
     def plans(self, settings: PlannerSection) -> list[GroupPlan]:
         """Return the plan of each model and role that has workers, or got requests in the window."""
         now_s, state = self._routing.clock.now(), self._routing.state
-        loads = offered(state.core, settings.window_s, now_s, self._began_s)
+        loads = offered(state.core, WINDOW_S, now_s, self._began_s)
         workers: dict[Group, list[Worker]] = {group: [] for group in loads}
         for worker in state.fleet.workers():
             registration = worker.registration
@@ -48,7 +50,7 @@ class Planner:
                 known = workers.setdefault(Group(registration.model, registration.role), [])
                 if not state.fleet.unfit(worker, now_s):
                     known.append(worker)
-        idle = OfferedLoad(covered(settings.window_s, now_s, self._began_s))
+        idle = OfferedLoad(covered(WINDOW_S, now_s, self._began_s))
         return [
             plan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
             for group, each in sorted(workers.items())
@@ -78,7 +80,7 @@ class Planner:
         return json_response(
             {
                 "method": METHOD,
-                "window_s": settings.window_s,
+                "window_s": WINDOW_S,
                 "objectives": settings.objectives()._asdict(),
                 "groups": [shown(each) for each in self.plans(settings)],
             }

@@ -10,6 +10,7 @@ import msgspec
 from router.config import RouterSettings
 from router.decision.routing import Readiness
 from router.http.heads import HOP_BY_HOP, Headers
+from router.http.limits import CONNECT_S
 from router.http.worker import Upstreams
 from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
@@ -64,8 +65,8 @@ class PoolService:
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
-        self._streamed = CallLimits(limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self._buffered = CallLimits(limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self._buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
         self._requests: Counter[str] = Counter()
 
     @property

@@ -36,6 +36,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import control_app
+from router.attribution.attribution import ROWS_MAX
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.live.routes import list_limit
@@ -62,11 +63,8 @@ class Front:
         links: Links,
         states: Callable[[], list[ProcessState]],
         registry: CollectorRegistry,
-        *,
-        report_rows_max: int,
     ) -> None:
         self._links, self._states, self._registry = links, states, registry
-        self._report_rows_max = report_rows_max
         self._changing = asyncio.Lock()
         self.policy = self.shadows = b""
         """For processes that start later: bodies of PUT, if something was changed."""
@@ -252,7 +250,7 @@ class Front:
         if (refusal := _first(answers, lambda answer: not answer.is_ok)) or not answers:
             return _passed_on(refusal)
         reports = [_decode_report(answer.body) for answer in answers.values()]
-        return json_response(merged_reports(reports, self._report_rows_max))
+        return json_response(merged_reports(reports, ROWS_MAX))
 
     # ---------------------------------------------------------------------------------------------- health
 

@@ -29,7 +29,7 @@ class EncodersBusy(Exception):
     """Too much text waits for an encoder: `waiting_bytes`, `limit_bytes`. A retry may succeed."""
 
     def __init__(self, waiting_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"tokens.waiting_bytes_max: {waiting_bytes} bytes wait to be encoded, allowed {limit_bytes}")
+        super().__init__(f"{waiting_bytes} bytes of prompts wait to be encoded, allowed {limit_bytes}")
         self.waiting_bytes = waiting_bytes
         self.limit_bytes = limit_bytes
 

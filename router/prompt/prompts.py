@@ -74,6 +74,7 @@ class PromptLimits(NamedTuple):
     threads: int = 1
     off_loop_bytes: int = 0
     waiting_bytes_max: int = 64 << 20
+    """What one thread encodes in some 10 s."""
 
 
 _Chat = ChatInbound | ResponsesInbound

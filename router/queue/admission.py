@@ -142,7 +142,7 @@ class RequestQueue:
     def _full(self, tenant: str, tokens: int) -> RefusalReason | None:
         limits = self._limits
         own = self._tenants.get(tenant, _Sum())
-        if own.is_full(tokens, limits.tenant_requests_max or _UNBOUNDED, limits.tenant_tokens_max or _UNBOUNDED):
+        if own.requests >= (limits.tenant_requests_max or _UNBOUNDED):
             return "tenant_full"
         return "queue_full" if self._all.is_full(tokens, limits.requests_max, limits.tokens_max) else None
 
@@ -254,11 +254,10 @@ def _message(reason: RefusalReason, total: _Sum, tokens: int, limits: QueueLimit
     found = f"{total.requests} requests with {total.tokens} tokens wait, and {tokens} tokens came"
     match reason:
         case "tenant_full":
-            bounds = f"{limits.tenant_requests_max or 'all'} requests, {limits.tenant_tokens_max or 'all'} tokens"
-            return f"queue.tenant_requests_max, queue.tenant_tokens_max: {found}; allowed {bounds} of one tenant"
+            return f"queue.tenant_requests_max: {found}; allowed {limits.tenant_requests_max} requests of one tenant"
         case "queue_full":
             bounds = f"{limits.requests_max} requests, {limits.tokens_max} tokens"
-            return f"queue.requests_max, queue.tokens_max: {found}; allowed {bounds}"
+            return f"queue.requests_max: {found}; allowed {bounds}"
         case "timeout":
             return f"queue.wait_s: no worker had room for the request within {limits.wait_s:g} s"
         case "stopping":

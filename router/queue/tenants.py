@@ -2,7 +2,7 @@
 
     none       all requests have the same tenant
     api_key    a keyed hash of `authorization`, else of `x-api-key`; without both `anonymous`
-    header     the value of a configured header; without it `anonymous`. A value that is too long, or not printable
+    a header   its value; without it `anonymous`. A value that is too long, or not printable
                ASCII, is replaced by its hash
 
 A key is neither kept nor written anywhere. The hash uses a secret that the router draws at its start, so that readers
@@ -11,9 +11,7 @@ of the journal cannot test keys against it; replicas and later runs name the sam
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal
 
-FairShareBy = Literal["none", "api_key", "header"]
 ANONYMOUS = "anonymous"
 SECRET_BYTES = 32
 NAME_CHARACTERS_MAX = 64
@@ -23,10 +21,10 @@ _HASH_BYTES = 6
 
 
 class TenantNames:
-    """Names tenants by one header. `header` is used if `by` is `header`; `secret` has `SECRET_BYTES` bytes."""
+    """Names tenants by one header. `by`: none, api_key, or the header; `secret` has `SECRET_BYTES` bytes."""
 
-    def __init__(self, by: FairShareBy, header: str, secret: bytes) -> None:
-        self._by, self._header, self._secret = by, header.lower().encode(), secret
+    def __init__(self, by: str, secret: bytes) -> None:
+        self._by, self._secret = by, secret
 
     def name(self, header: Callable[[bytes], bytes | None]) -> str:
         """Return the tenant of a request, at most `NAME_CHARACTERS_MAX` printable characters; empty for `none`.
@@ -39,8 +37,8 @@ class TenantNames:
             case "api_key":
                 key = header(b"authorization") or header(b"x-api-key")
                 return f"key-{self._hash(key)}" if key else ANONYMOUS
-            case "header":
-                value = (header(self._header) or b"").strip()
+            case name:
+                value = (header(name.encode()) or b"").strip()
                 if not value:
                     return ANONYMOUS
                 text = value.decode("latin-1")

@@ -18,16 +18,16 @@ Order = tuple[int, float, int]
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests wait; bounds on requests and on uncached tokens that do. 0 for a tenant's: none of its own."""
+    """How requests wait; bounds on requests, and on uncached tokens, that do. 0 for a tenant's: none of its own."""
 
     policy: QueuePolicy = "fcfs"
     wait_s: float = 30.0
     ttft_default_s: float = 10.0
-    """edf: the target of a request that states none."""
+    """edf: the target of a request that states none: later than that of any which a person waits for."""
     requests_max: int = 2048
     tokens_max: int = 16_000_000
+    """Far more than a fleet computes within `wait_s`."""
     tenant_requests_max: int = 0
-    tenant_tokens_max: int = 0
     tenants_max: int = 256
     """Tenants with a share of their own; all others share one, `OTHERS`."""
     fair_share: FairShareLimits = FairShareLimits()

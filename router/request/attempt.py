@@ -22,6 +22,7 @@ from kv_protocol.journal import AttemptOutcome, OutcomeName
 from router.decision.latency import Arrival
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
+from router.fleet.breakers import RETRY_AFTER_S_MAX
 from router.http import refusals
 from router.http.exchange import UpstreamStage
 from router.http.heads import Headers
@@ -120,13 +121,11 @@ class Attempt(ABC):
 class RankAttempt(Attempt):
     """A worker rank's attempt: the decision, and the lease of its work."""
 
-    __slots__ = ("_decode_ms", "_retry_after_s_max", "lease", "verdict")
+    __slots__ = ("_decode_ms", "lease", "verdict")
 
-    def __init__(self, verdict: Verdict, lease: Lease, retry_after_s_max: float) -> None:
-        """`retry_after_s_max` bounds the time for which a busy worker gets no requests."""
+    def __init__(self, verdict: Verdict, lease: Lease) -> None:
         super().__init__(verdict.winner)
         self.verdict, self.lease = verdict, lease
-        self._retry_after_s_max = retry_after_s_max
         self._decode_ms = b""
 
     @property
@@ -172,7 +171,7 @@ class RankAttempt(Attempt):
         if status in _BUSY:
             retry_after = headers.get(b"retry-after", b"")
             wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
-            self.retry_after_s = min(wanted_s, self._retry_after_s_max)
+            self.retry_after_s = min(wanted_s, RETRY_AFTER_S_MAX)
         if status in _REFUSES_US:
             self.reason = f"status {status}: the worker refuses data.worker_token"
         elif status in _BUSY or status >= SERVER_FAULT or status in REDIRECTS:

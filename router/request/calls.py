@@ -33,6 +33,7 @@ from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.http.exchange import BUFFERED_BYTES_MAX, OutboundCall
 from router.http.heads import Headers
+from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
 from router.prompt import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
@@ -82,8 +83,8 @@ class Calls:
         """`detokenizer` returns a new one of the models' text."""
         self._fleet, self._detokenizer = fleet, detokenizer
         limits = settings.failures
-        self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
-        self._buffered_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._limits = CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s
+        self._buffered_limits = CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 

@@ -60,6 +60,10 @@ _BACK_OFF_S = 0.02
 _THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
 """Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 
+_MIGRATED_TOKENS_MAX = 1 << 20
+"""Longer prompts do not migrate: to compute one again would take a worker for minutes."""
+_REPLAYED_BYTES_MAX = 1 << 20
+"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
 _RANKS_MAX = 4096
 """Ranks whose header lines are cached."""
 
@@ -105,7 +109,6 @@ class Serving(Destination[RankAttempt]):
         self.inflight = 0
         self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
-        self.retry_after_s_max = settings.failures.retry_after_s_max
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._recent, self._kept = prompts, tenants, recent, kept
@@ -206,7 +209,7 @@ class Serving(Destination[RankAttempt]):
         is_one = inbound.has_one_choice
         goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
         may_split = is_sent_here and self._splits_prompts and is_one and goes_on
-        is_short = route.isl_tokens <= failures.migration_tokens_max
+        is_short = route.isl_tokens <= _MIGRATED_TOKENS_MAX
         is_movable = is_sent_here and inbound.stream and is_one and is_short and not inbound.is_guided
         return RequestPlan(
             first_phase(roles, may_split=may_split),
@@ -327,7 +330,7 @@ class Serving(Destination[RankAttempt]):
 
     def take(self, verdict: Verdict) -> RankAttempt:
         """Book the work at the winner, and return the attempt."""
-        return RankAttempt(verdict, self.routing.take(verdict), self.retry_after_s_max)
+        return RankAttempt(verdict, self.routing.take(verdict))
 
     def _record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt) -> None:
         """Record the prompt of a request that a worker gets: among the recent ones, and for people if wanted."""
@@ -417,7 +420,7 @@ class Serving(Destination[RankAttempt]):
     def replay_buffer(self, request: FleetRequest) -> StreamReplayBuffer:
         """Return a buffer for a stream that may resume on another worker."""
         hides_tokens = not wants_tokens(request.exchange.headers)
-        return StreamReplayBuffer(self._failures.migration_bytes_max, hides_tokens=hides_tokens)
+        return StreamReplayBuffer(_REPLAYED_BYTES_MAX, hides_tokens=hides_tokens)
 
     def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:
         """Return the answer's header lines that say how the request was routed."""

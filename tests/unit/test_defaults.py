@@ -1,25 +1,8 @@
-"""Defaults that stand twice, because import contracts keep both places apart, are equal."""
+"""A default that stands twice, because import contracts keep both places apart, is equal."""
 
-from inspect import signature
-
-import pytest
-
-from indexer.follow.follower import FollowerLimits
-from indexer.native.index import NativeIndex
 from kv_protocol.body_limits import BodyLimits
-from kv_runtime.config.sections import BodyBoundsSection, IndexSection, Section
+from kv_runtime.config.sections import BodyBoundsSection
 
 
-@pytest.mark.parametrize(
-    ("section", "limits", "names"),
-    [
-        (BodyBoundsSection, BodyLimits, {"prompt_bytes_max", "options_bytes_max", "values_max"}),
-        (IndexSection, FollowerLimits, {"gap_s", "behind_s", "answer_s"}),
-        (IndexSection, NativeIndex, {"parked_blocks_max", "parked_ttl_s"}),
-    ],
-)
-def test_a_section_has_the_defaults_of_what_it_configures(
-    section: type[Section], limits: type[object], names: set[str]
-) -> None:
-    configured, taken = section.model_fields, signature(limits).parameters
-    assert {name: configured[name].default for name in names} == {name: taken[name].default for name in names}
+def test_a_body_may_say_by_default_what_a_body_may_say_by_configuration() -> None:
+    assert BodyBoundsSection().prompt_bytes_max == BodyLimits().prompt_bytes_max

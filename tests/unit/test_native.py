@@ -50,13 +50,9 @@ def test_the_index_serves() -> None:
     assert index.overlaps((1, 2, 9)) == {3: (2, 2, 2, 2)}
 
 
-def test_its_limits_are_those_of_configuration() -> None:
-    index = make_index(IndexSection(memory_bytes_max=1 << 20, parked_blocks_max=1, parked_ttl_s=3))
+def test_its_limit_is_that_of_configuration() -> None:
+    index = make_index(IndexSection(memory_bytes_max=1 << 20))
     index.register(0)
-    index.store(0, 7, (1, 2), Tier.GPU, 0.0)
-    assert index.statistics().parked_blocks == 1
-    assert index.expire(2.9) == {0}, "one block too many"
-    assert index.expire(3.0) == {0}
     index.store(0, None, range(100, 200_000), Tier.GPU, 4.0)
     assert index.overfull() == {0}
     assert index.statistics().memory_bytes <= 1 << 20

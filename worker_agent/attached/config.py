@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.config.sections import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config.sections import ControlSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
@@ -16,7 +16,6 @@ from worker_agent.engines.servers import ASSUMED, SERVERS
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 from worker_agent.events.publisher_config import RANK, PublisherSection
 
-_NATS = NatsSection(url="nats://127.0.0.1:4222")
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
 
 
@@ -62,7 +61,7 @@ class ConsolidateSettings(Settings):
     workers: tuple[WorkerStreamsSection, ...] = Field((), description="the host's workers")
     events: StreamsSection = StreamsSection()
     control: ControlSection = ControlSection(port=8003)
-    nats: NatsSection = _NATS
+    nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
 
@@ -232,7 +231,7 @@ class AttachSettings(Settings):
     engine: AttachedEngineSection = AttachedEngineSection()
     events: EventsSection = EventsSection()
     control: ControlSection = ControlSection(port=0)
-    nats: NatsSection = _NATS
+    nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
 

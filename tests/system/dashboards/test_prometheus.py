@@ -127,7 +127,7 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
         tracing, shadows = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
-        settings = (tracing, shadows, "queue.fair_share_by=header", *QUEUE)
+        settings = (tracing, shadows, "queue.fair_share_by=x-tenant-id", *QUEUE)
         running = await cleanup.enter_async_context(
             fleet(children, [server.url], SHAPE._replace(router_settings=settings))
         )

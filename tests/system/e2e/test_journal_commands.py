@@ -88,16 +88,17 @@ async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_d
 
 
 @asynccontextmanager
-async def living(log: EventLog, **changed: int) -> AsyncIterator[tuple[Life, JournalWriter]]:
+async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, JournalWriter]]:
     """Yield a life and the writer of its journal, at work."""
-    settings = SETTINGS.model_copy(update=changed)
-    await ensure_journal(log, settings, NatsSection())
+    await ensure_journal(log, SETTINGS, NatsSection())
     writers, stop = list[JournalWriter](), asyncio.Event()
 
     def writer_of(clock: ManualClock, state: RouterState) -> JournalWriter:
         made_of = router_life.SETTINGS
         writers.append(
-            JournalWriter(log, clock, settings, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1)
+            JournalWriter(
+                log, clock, SETTINGS, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1, **bounds
+            )
         )
         return writers[0]
 

@@ -32,7 +32,7 @@ def rows(ended: Ended, dimension: str) -> dict[str, Any]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def fleet() -> AsyncIterator[FleetProcesses]:
     """Two workers with very small caches, and a router that tells tenants apart by a header."""
-    settings = (*QUIET_ROUTER, "queue.fair_share_by=header")
+    settings = (*QUIET_ROUTER, "queue.fair_share_by=x-tenant-id")
     async with FleetProcesses(
         FleetShape(workers=2, worker_settings=(*FAST_WORKER, *SMALL), router_settings=settings)
     ) as running:

@@ -14,6 +14,7 @@ from bench.capture.capture import CapturedFrame
 from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
 from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch
 from kv_protocol.hashing import sequence_hashes
@@ -200,7 +201,7 @@ async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
     stop = asyncio.Event()
     async with connected(url) as log:
         await ensure_streams(log, NATS)
-        index = EmbeddedIndex(IndexSection(behind_s=0.3, answer_s=0.5), log, SystemClock())
+        index = EmbeddedIndex(IndexSection(), log, SystemClock(), limits=FollowerLimits(behind_s=0.3, answer_s=0.5))
         await index.start()
         async with asyncio.TaskGroup() as group:
             group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))

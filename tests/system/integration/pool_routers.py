@@ -111,7 +111,7 @@ async def running_pools(
         for name, each in replicas.items()
     }
     read = read_config({**config, "pools": own})
-    quick = {"connect_s": 5, "first_byte_s": 20}
+    quick = {"first_byte_s": 20}
     tree = settings or RouterSettings.model_validate(
         {"data": {"port": 0, "drain_s": 2}, "control": {"port": 0}, "failures": quick}
     )

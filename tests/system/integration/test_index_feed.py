@@ -162,7 +162,7 @@ def routing_on(index: Index) -> Routing:
         index.clock,
         settings.policy.policy(),
         seed=1,
-        lease_s=settings.ledger.lease_s,
+        lease_s=300.0,
         decisions_max=1,
     )
 

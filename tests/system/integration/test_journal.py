@@ -35,15 +35,20 @@ async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
 
 
 @asynccontextmanager
-async def written(
-    log: EventLog, settings: JournalSection = SETTINGS, router: str = "router-1"
-) -> AsyncIterator[JournalWriter]:
+async def written(log: EventLog, router: str = "router-1", **bounds: int) -> AsyncIterator[JournalWriter]:
     """Yield a writer at work; afterwards what it had is on the log."""
-    await ensure_journal(log, settings, NatsSection())
+    await ensure_journal(log, SETTINGS, NatsSection())
     stop = asyncio.Event()
     made_of = StateSettings(text=TEXT)
     writer = JournalWriter(
-        log, SystemClock(), settings, router=router, made_of=made_of, state=RouterState(made_of), kv_seq=lambda: 7
+        log,
+        SystemClock(),
+        SETTINGS,
+        router=router,
+        made_of=made_of,
+        state=RouterState(made_of),
+        kv_seq=lambda: 7,
+        **bounds,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(
@@ -80,7 +85,7 @@ async def test_each_router_has_its_own_journal(log: EventLog) -> None:
 
 
 async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(broker: Broker, log: EventLog) -> None:
-    async with written(log, SETTINGS.model_copy(update={"buffer_records_max": 64})) as writer:
+    async with written(log, buffer_records_max=64) as writer:
         await eventually(lambda: writer.statistics().records_total == 1)
         await broker.kill()
         await eventually(lambda: not log.is_connected)

@@ -31,42 +31,42 @@ def chat(*parts: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "field", "setting"),
+    ("data", "field", "allowed"),
     [
-        (body(messages=[[]] * 101), "messages", "values_max"),
-        (body(tools=[{"a": 0}] * 51), "tools", "values_max"),
-        (body(nvext={"annotations": [""] * 101}), "nvext.annotations", "values_max"),
-        (body(logit_bias={str(key): 0 for key in range(101)}), "logit_bias", "values_max"),
-        (body(messages=[{"a": [1] * 101}]), "messages", "values_max"),
-        (body(prompt=["a"] * 101), "prompt", "values_max"),
-        (body(prompt=[[1], [2] * 101]), "prompt", "values_max"),
-        (body(**{str(key): 0 for key in range(101)}), "body", "values_max"),
-        (body(messages="x" * 4001), "messages", "prompt_bytes_max"),
-        (body(messages=['"' * 2001]), "messages", "prompt_bytes_max"),
-        (body(messages=["x" * 2500], documents=["x" * 2500]), "documents", "prompt_bytes_max"),
-        (body(prompt=[1] * 1001), "prompt", "prompt_bytes_max / 4"),
-        (body(prompt=[[1] * 1001]), "prompt", "prompt_bytes_max / 4"),
-        (body(input=[[1] * 500, [2] * 501]), "input", "prompt_bytes_max / 4"),
-        (body(input=[[1]] * 101), "input", "values_max"),
-        (body(input=["x" * 2001, "x" * 2001]), "input", "prompt_bytes_max"),
-        (body(input="x" * 2001, instructions="x" * 2001), "instructions", "prompt_bytes_max"),
-        (body(nvext={"token_data": [1] * 1001}), "nvext.token_data", "prompt_bytes_max / 4"),
-        (body(prompt=[10**9] * 900), "prompt", "prompt_bytes_max"),
-        (body(prompt=["x" * 4001]), "prompt", "prompt_bytes_max"),
-        (body(guided_json={"a": "x" * 1001}), "guided_json", "options_bytes_max"),
-        (body(tools=[image_part()]), "tools", "options_bytes_max"),
-        (body(user="x" * 600, metadata={"a": "x" * 600}), "metadata", "options_bytes_max"),
-        (b'{"%b":1}' % (b"k" * 1001), "body", "options_bytes_max"),
-        (b" " * 1001 + b"{}", "body", "options_bytes_max"),
-        (b"{}" + b" " * 1001, "body", "options_bytes_max"),
-        (b'{"seed":' + b"1" * 1001 + b"}", "seed", "options_bytes_max"),
+        (body(messages=[[]] * 101), "messages", "100"),
+        (body(tools=[{"a": 0}] * 51), "tools", "100"),
+        (body(nvext={"annotations": [""] * 101}), "nvext.annotations", "100"),
+        (body(logit_bias={str(key): 0 for key in range(101)}), "logit_bias", "100"),
+        (body(messages=[{"a": [1] * 101}]), "messages", "100"),
+        (body(prompt=["a"] * 101), "prompt", "100"),
+        (body(prompt=[[1], [2] * 101]), "prompt", "100"),
+        (body(**{str(key): 0 for key in range(101)}), "body", "100"),
+        (body(messages="x" * 4001), "messages", "4000 (data.prompt_bytes_max)"),
+        (body(messages=['"' * 2001]), "messages", "4000 (data.prompt_bytes_max)"),
+        (body(messages=["x" * 2500], documents=["x" * 2500]), "documents", "4000 (data.prompt_bytes_max)"),
+        (body(prompt=[1] * 1001), "prompt", "1000 (data.prompt_bytes_max / 4)"),
+        (body(prompt=[[1] * 1001]), "prompt", "1000 (data.prompt_bytes_max / 4)"),
+        (body(input=[[1] * 500, [2] * 501]), "input", "1000 (data.prompt_bytes_max / 4)"),
+        (body(input=[[1]] * 101), "input", "100"),
+        (body(input=["x" * 2001, "x" * 2001]), "input", "4000 (data.prompt_bytes_max)"),
+        (body(input="x" * 2001, instructions="x" * 2001), "instructions", "4000 (data.prompt_bytes_max)"),
+        (body(nvext={"token_data": [1] * 1001}), "nvext.token_data", "1000 (data.prompt_bytes_max / 4)"),
+        (body(prompt=[10**9] * 900), "prompt", "4000 (data.prompt_bytes_max)"),
+        (body(prompt=["x" * 4001]), "prompt", "4000 (data.prompt_bytes_max)"),
+        (body(guided_json={"a": "x" * 1001}), "guided_json", "1000"),
+        (body(tools=[image_part()]), "tools", "1000"),
+        (body(user="x" * 600, metadata={"a": "x" * 600}), "metadata", "1000"),
+        (b'{"%b":1}' % (b"k" * 1001), "body", "1000"),
+        (b" " * 1001 + b"{}", "body", "1000"),
+        (b"{}" + b" " * 1001, "body", "1000"),
+        (b'{"seed":' + b"1" * 1001 + b"}", "seed", "1000"),
     ],
 )
-def test_what_is_beyond_a_bound_is_named_with_its_setting(data: bytes, field: str, setting: str) -> None:
+def test_what_is_beyond_a_bound_is_named_with_the_bound(data: bytes, field: str, allowed: str) -> None:
     with pytest.raises(BodyTooLarge) as refused:
         read(data)
     assert refused.value.field == field
-    assert str(refused.value).endswith(f"(data.{setting})")
+    assert str(refused.value).endswith(f"at most {allowed}")
 
 
 def test_of_a_long_key_the_beginning_is_named() -> None:

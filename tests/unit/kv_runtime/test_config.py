@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
-from kv_runtime.config.sections import ControlSection, IndexSection, NatsSection, Section, Settings
+from kv_runtime.config.sections import ControlSection, EmbeddedNatsSection, IndexSection, NatsSection, Section, Settings
 from kv_runtime.config.yaml_text import load_yaml
 
 
@@ -31,7 +31,7 @@ class PolicySection(Section):
 
 class Tree(Settings):
     policy: PolicySection = PolicySection()
-    nats: NatsSection = NatsSection()
+    nats: EmbeddedNatsSection = EmbeddedNatsSection()
     control: ControlSection = ControlSection()
 
 
@@ -152,7 +152,7 @@ def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_
         "KVROUTER_NOPE: unknown; allowed: policy, nats, control",
         "KVROUTER_POLICY__NOPE: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode",
         "nats.port: found 'x', Input should be a valid integer, unable to parse string as an integer",
-        f"nats.prot: unknown; allowed: {', '.join(NatsSection.model_fields)}; nearest: nats.port",
+        f"nats.prot: unknown; allowed: {', '.join(EmbeddedNatsSection.model_fields)}; nearest: nats.port",
         "nonsense: unknown; allowed: policy, nats, control",
         "policy.inner.level: found '10', Input should be less than or equal to 9",
         "policy.mode: found 'best', Input should be 'kv' or 'round-robin'",

@@ -22,7 +22,6 @@ LIMITS = QueueLimits(
     requests_max=12,
     tokens_max=120,
     tenant_requests_max=8,
-    tenant_tokens_max=80,
     tenants_max=3,
     fair_share=FairShareLimits(quantum_tokens=QUANTUM, weights={"b": 2.0, "c": 0.5}),
 )
@@ -134,7 +133,7 @@ class Lists:
         waiting = QueuedRequest(request, step.tokens)
         found = self.queue.offer(waiting, self.now_s)
         mine = [place for place in self.waits if place.tenant == step.tenant]
-        if full(mine, waiting, LIMITS.tenant_requests_max, LIMITS.tenant_tokens_max):
+        if len(mine) >= LIMITS.tenant_requests_max:
             assert not isinstance(found, Place)
             assert (found.status, found.reason) == (429, "tenant_full")
         elif full(self.waits, waiting, LIMITS.requests_max, LIMITS.tokens_max):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost
+from router.attribution.attribution import AttributionLimits
 from router.attribution.config import ReportSection
 from router.attribution.contents import SavingsReport, report_of
 from router.attribution.journal import JournalSavings
@@ -15,19 +16,19 @@ from router.attribution.service import Savings
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
-SECTION = ReportSection(rows_max=2, family_blocks=2)
+LIMITS = AttributionLimits(rows_max=2, family_blocks=2)
 
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
     life = Life(seed, POLICIES[policy])
-    savings = Savings(SECTION, life.state.core, life.clock)
+    savings = Savings(ReportSection(), life.state.core, life.clock, limits=LIMITS)
     records = asyncio.run(life.run(checkpoint_every))
     return savings.report(), records
 
 
 def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: int | None = None) -> SavingsReport:
     """Return the report of a journal whose record `n` was written in message `n`, at `n` ns."""
-    savings, first = JournalSavings(SECTION.limits(), since_ns, until_ns), 1
+    savings, first = JournalSavings(LIMITS, since_ns, until_ns), 1
     for record in records:
         savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1

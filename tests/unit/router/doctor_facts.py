@@ -24,9 +24,7 @@ from router.doctor.log_checks import SNAPSHOT_STREAM
 from tests.unit.router.samples import rank, registered
 
 ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"
-BOUNDS = Bounds(
-    queue_requests_max=100, queue_tokens_max=1000, inflight_requests_max=1000, index_memory_bytes_max=1 << 20
-)
+BOUNDS = Bounds(queue_requests_max=100, inflight_requests_max=1000, index_memory_bytes_max=1 << 20)
 STREAM = StreamSeen(
     bytes=1000, bytes_max=10_000, oldest_s=10.0, newest_s=1.0, age_max_s=3600.0, replicas=3, storage="file", messages=5
 )

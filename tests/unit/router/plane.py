@@ -130,7 +130,7 @@ class Plane:
             self.prompts,
             self.admission,
             RequestMetrics(self.registry, self.state),
-            TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, bytes(32)),
+            TenantNames(settings.queue.fair_share_by, bytes(32)),
             settings,
             lambda: f"id-{next(number)}",
             tracer=tracer,

@@ -52,9 +52,13 @@ class Holds:
 class Requests:
     """Requests at workers that hold so many blocks, and what they saved."""
 
-    def __init__(self, policy: Policy | None = None, settings: ReportSection | None = None, **holds: int) -> None:
+    def __init__(
+        self, policy: Policy | None = None, settings: ReportSection | None = None, rows_max: int = 64, **holds: int
+    ) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
-        self.savings = Savings(settings or ReportSection(), self.state.core, self.clock)
+        settings = settings or ReportSection()
+        limits = settings.limits()._replace(rows_max=rows_max)
+        self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
         self.routing = Routing(
             self.state,
             Holds(holds),
@@ -179,7 +183,7 @@ def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -
 
 
 def test_every_dimension_adds_up_to_the_total() -> None:
-    sent = Requests(settings=ReportSection(rows_max=3), w0=8, w1=2)
+    sent = Requests(rows_max=3, w0=8, w1=2)
     for number in range(20):
         sent.send(tenant=f"t{number % 7}", lora="", sequence_hashes=pack_u64(range(number, number + 10)))
     report = sent.savings.report()

@@ -382,9 +382,9 @@ async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_
 
 async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Control) -> None:
     control.plane.routing.apply(FleetApplied(now_s=NOW_S, event=registered()))
-    answered = await control.get("/v1/planner?ttft_s=0.5&window_s=30")
+    answered = await control.get("/v1/planner?ttft_s=0.5")
     found = json.loads(answered.body)
-    assert (answered.status, found["window_s"], found["objectives"]["ttft_s"]) == (200, 30.0, 0.5)
+    assert (answered.status, found["window_s"], found["objectives"]["ttft_s"]) == (200, 60.0, 0.5)
     assert [(group["advised_workers"], group["reason"]) for group in found["groups"]] == [(1, "idle")]
 
 

@@ -927,7 +927,7 @@ async def test_a_limit_of_the_router_itself_is_not_held_against_the_worker() -> 
         await until(lambda: bool(worker.received))
         refused = await plane.post(x_request_id="r")
         assert (refused.status, refused.error["code"], refused.headers["x-request-id"]) == (503, "overloaded", "r")
-        assert refused.error["message"] == "data.worker_connections_max: 1 connections are open; try again"
+        assert refused.error["message"] == "1 connections to workers are open; try again"
         assert plane.unfit("w0") == ""
         assert plane.metric("worker_failures_total", worker="w0", phase="connect") == 0
         writer.close()

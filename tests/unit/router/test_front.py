@@ -52,7 +52,7 @@ async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Fr
     async with Links(NAMES, SystemClock()) as links:
         for name, url in urls.items():
             links.add(name, url)
-        front = Front(links, list, CollectorRegistry(), report_rows_max=1)
+        front = Front(links, list, CollectorRegistry())
         server, stop = HttpServer(front.app(token=""), "127.0.0.1", 0), asyncio.Event()
         await server.start()
         serving = asyncio.ensure_future(server.run(stop))

@@ -14,7 +14,6 @@ from kv_protocol.hashing import Hashing, hash_seed, pack_tokens
 from kv_protocol.journal import FleetApplied
 from kv_runtime.supervise import TaskSetFull
 from kv_runtime.telemetry import Projection
-from router.config import HandoverSection
 from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
 from router.drain.progress import HandoverStatus
@@ -38,9 +37,10 @@ def asked(number: int, blocks: int = 4, *, age_s: float = 0.0, lora: str = "", s
 class Draining:
     """A router with workers by name, of which w0 is to be drained."""
 
-    def __init__(self, plane: Plane, section: HandoverSection) -> None:
+    def __init__(self, plane: Plane, warmers: int) -> None:
         self.plane, self.recent = plane, RecentPrompts(1 << 20)
-        self.handover = Handover(plane.serving, self.recent, Warming(plane.serving, plane.server.upstreams), section)
+        warming = Warming(plane.serving, plane.server.upstreams)
+        self.handover = Handover(plane.serving, self.recent, warming, 1000, warmers=warmers)
         Projection(plane.registry, self.handover.families)
         self.upstreams: dict[str, Upstream] = {}
 
@@ -82,12 +82,12 @@ async def draining(
     roles: tuple[str, ...] = (),
     joined: dict[str, Any] | None = None,
     policy: Policy | None = None,
-    **section: Any,
+    warmers: int = 4,
 ) -> AsyncIterator[Draining]:
     """Run a router and a worker for each script: w0 drains, and holds four blocks of every prompt, the others none."""
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(running_plane(policy=policy))
-        found = Draining(plane, HandoverSection(**section))
+        found = Draining(plane, warmers)
         for number, script in enumerate(scripts):
             name, role = f"w{number}", roles[number] if roles else "aggregated"
             upstream = found.upstreams[name] = await stack.enter_async_context(Upstream(script))
@@ -139,7 +139,7 @@ async def test_what_only_an_unfit_worker_holds_too_is_handed_over() -> None:
 
 
 async def test_the_hottest_prompts_are_computed_first_and_no_more_than_the_budget_allows() -> None:
-    async with draining(answers(500), RoleWorker(), concurrency=1) as found:
+    async with draining(answers(500), RoleWorker(), warmers=1) as found:
         for number, age_s in ((1, 600.0), (2, 0.0), (3, 300.0)):
             found.recent.add(asked(number, age_s=age_s))
         told = await found.drain(budget_tokens=2 * 4 * BLOCK_SIZE)
@@ -185,7 +185,7 @@ async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_w
 
 
 async def test_what_has_not_begun_when_the_time_is_over_is_skipped() -> None:
-    async with draining(answers(500), RoleWorker(), concurrency=1) as found:
+    async with draining(answers(500), RoleWorker(), warmers=1) as found:
 
         async def slow() -> None:
             await found.plane.clock.advance(2.0)
@@ -213,7 +213,7 @@ async def test_no_more_prompts_are_computed_at_a_time_than_allowed() -> None:
         await exchange.answer()
         running -= 1
 
-    async with draining(answers(500), script, concurrency=3) as found:
+    async with draining(answers(500), script, warmers=3) as found:
         for number in range(9):
             found.recent.add(asked(number))
         assert (await found.drain()).warmed == 9

@@ -30,7 +30,7 @@ from router.decision.state_settings import StateSettings
 from router.journal.config import JournalSection
 from router.journal.continuity import continuous
 from router.journal.encoder import LOSS_REASONS, LossReason
-from router.journal.writer import JournalWriter, journal_families, router_name
+from router.journal.writer import CHECKPOINT_S, JournalWriter, journal_families, router_name
 from tests.unit.router.samples import TEXT
 
 STATE = StateSettings(text=TEXT)
@@ -79,7 +79,7 @@ class FakeLog:
 class Bench:
     """A writer on a fake log."""
 
-    def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
+    def __init__(self, clock: Clock | None = None, **bounds: int) -> None:
         self.log = FakeLog()
         self.state = RouterState(STATE)
         self.stop = asyncio.Event()
@@ -87,11 +87,12 @@ class Bench:
         self.writer = JournalWriter(
             log,
             clock or SystemClock(),
-            JournalSection(**settings),
+            JournalSection(),
             router="router-1",
             made_of=STATE,
             state=self.state,
             kv_seq=lambda: 7,
+            **bounds,
         )
         self._running = asyncio.ensure_future(self.writer.run(self.stop))
 
@@ -257,9 +258,9 @@ async def test_a_checkpoint_follows_at_once_when_the_stream_does_not_have_the_jo
 
 async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_the_journal() -> None:
     clock = ManualClock()
-    bench = Bench(clock, checkpoint_s=10.0, checkpoint_records=100)
+    bench = Bench(clock, checkpoint_records=100)
     await bench.log.has(1)
-    await clock.advance(9.0)
+    await clock.advance(CHECKPOINT_S - 1.0)
     bench.record(1)
     await bench.log.has(2)
     assert bench.writer.statistics().checkpoints_total == 0

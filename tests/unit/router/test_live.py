@@ -47,7 +47,7 @@ class Watched:
         index: Any = Blocks()
         self.plane, self.index = plane, index
         tail = TailOfDecisions(plane.routing)
-        self.live = Live(plane.routing, index, plane.clock, tail, ring_bytes_max=1 << 20)
+        self.live = Live(plane.routing, index, plane.clock, tail)
         self._open = list[Any]()
         log: Any = None
         control = ControlPlane(plane.routing, None, log, watched=LiveRoutes(self.live, plane.clock).routes())

@@ -17,7 +17,6 @@ from router.cli.report import report
         (("--nats-url", "nats://127.0.0.1:1"), "found flags of both sources"),
         (("--journal",), "nats.url: found none, allowed the log of a running router"),
         (("--router", "nonsense"), "--router: found 'nonsense', allowed http(s)://host:port"),
-        (("--set", "report.rows_max=0"), "report.rows_max: found 0"),
         (("--set", "report.family_blocks=1025"), "report.family_blocks: found 1025"),
         (("--set", 'report.families={"12": "a"}'), "report.families"),
     ],

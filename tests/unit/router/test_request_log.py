@@ -188,7 +188,7 @@ async def test_no_secret_and_no_text_of_a_client_stands_in_the_log(ratio: float)
 
 
 async def test_a_tenant_stands_as_the_metrics_name_it() -> None:
-    queue = {"fair_share_by": "header", "fair_share_header": "x-team"}
+    queue = {"fair_share_by": "x-team"}
     async with running_plane(request_log_ratio=1.0, queue=queue) as plane, Upstream(streams()) as worker:
         plane.join("w0", worker.base_url)
         with capture_logs() as logged:

@@ -110,8 +110,7 @@ def test_beyond_the_bound_of_requests_the_fleet_is_said_to_be_full() -> None:
     refusal = refused(queue, "c", tenant="z")
     assert (refusal.status, refusal.reason) == (503, "queue_full")
     assert refusal.message == (
-        "queue.requests_max, queue.tokens_max: 2 requests with 20 tokens wait, and 10 tokens came; allowed 2 requests,"
-        " 16000000 tokens"
+        "queue.requests_max: 2 requests with 20 tokens wait, and 10 tokens came; allowed 2 requests, 16000000 tokens"
     )
 
 

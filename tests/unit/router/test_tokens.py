@@ -242,7 +242,7 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
     prompts = ModelPrompts(TEXT, OFF_LOOP)
     waits = prompts.prompt(completion(LONG), Hashing(4))
-    with pytest.raises(EncodersBusy, match=r"tokens\.waiting_bytes_max: 2004 bytes wait to be encoded, allowed 1500"):
+    with pytest.raises(EncodersBusy, match=r"2004 bytes of prompts wait to be encoded, allowed 1500"):
         prompts.prompt(completion(LONG), Hashing(4))
     assert isinstance(waits, asyncio.Future)
     waits.cancel()
@@ -278,7 +278,7 @@ async def test_no_text_waits_for_a_large_one() -> None:
 async def test_large_texts_leave_a_quarter_of_the_waiting_bytes_to_others() -> None:
     pool = EncodingPool(1, 400, large_bytes=100)
     pool.submit(int, 200)
-    with pytest.raises(EncodersBusy, match="301 bytes wait to be encoded, allowed 300"):
+    with pytest.raises(EncodersBusy, match="301 bytes of prompts wait to be encoded, allowed 300"):
         pool.submit(int, 101)
     pool.submit(int, 100)
     pool.submit(int, 100)

@@ -98,6 +98,4 @@ async def test_beyond_the_bound_of_workers_connections_no_worker_is_to_blame() -
         await until(lambda: bool(worker.received))
         reader, _ = await http.dial(post())
         await answered(reader)
-        assert http.watchers[1].heard == [
-            "failed local: data.worker_connections_max: 1 connections are open; try again"
-        ]
+        assert http.watchers[1].heard == ["failed local: 1 connections to workers are open; try again"]
