@@ -15,7 +15,6 @@ FOLDERS = "bench|configs|containers|dashboards|docs|indexer|kv_protocol|kv_runti
 NOT_HERE = {
     "docs/format.md": "of openai/harmony",
     "docs/source/features/kvcache.md": "of TensorRT-LLM",
-    "tests/unittest/_torch/multimodal/test_mm_encoder_standalone.py": "of TensorRT-LLM",
     "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py": "of vLLM",
     "kv_runtime/tools": "a folder of a wheel",
 }
