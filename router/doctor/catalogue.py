@@ -1,4 +1,4 @@
-"""Every finding: its severity, why it matters, how to mend it. `docs/DOCTOR.md` is this table.
+"""Every finding: its severity, why it matters, how to mend it. `docs/reference/doctor.md` is this table.
 
 An id never changes its meaning: alerts and scripts go by it.
 """
