@@ -54,7 +54,7 @@ def findings_page() -> str:
         [
             "# Findings of the doctor",
             "",
-            "Made from the code by `make reference`. An id never changes its meaning. [DOCTOR](../DOCTOR.md): the command.",
+            "Made from the code by `make reference`. An id never changes its meaning ([DOCTOR](../DOCTOR.md)).",
             "",
             "| finding | severity | why it matters | what to do |",
             "|---|---|---|---|",
