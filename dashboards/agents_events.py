@@ -30,7 +30,7 @@ EVENTS = Row(
         ),
         Panel(
             title="Events that could not be read",
-            description="kvrouter_quarantined_events_total by reason. docs/OPERATIONS.md has a table of the reasons; "
+            description="kvrouter_quarantined_events_total by reason. docs/RUNBOOKS.md has a table of the reasons; "
             "the agent's /status shows the newest 16.",
             queries=(Query(rate("quarantined_events_total", WORKER, by="worker, reason"), "{{worker}} {{reason}}"),),
             unit="cps",
@@ -161,7 +161,7 @@ STREAM = Row(
         Panel(
             title="Changes of mirrors",
             description="kvrouter_mirror_blocks_changed_total by kind. unknown_parent, unknown_removal, unfit or "
-            "ambiguous: events are missing, or of another block size; docs/OPERATIONS.md says what each means.",
+            "ambiguous: events are missing, or of another block size; docs/RUNBOOKS.md says what each means.",
             queries=(Query(rate("mirror_blocks_changed_total", WORKER, by="kind"), "{{kind}}"),),
             unit="cps",
         ),

@@ -1,4 +1,4 @@
-"""All rules that Prometheus loads: the objectives' and those of single faults. docs/OPERATIONS.md says what to do.
+"""All rules that Prometheus loads: the objectives' and those of single faults. docs/RUNBOOKS.md says what to do.
 
 The rules go by the jobs of `configs/prometheus.yml`: kv-router are routers, kv-router-agents are worker agents. A
 Prometheus of several clusters has to evaluate them for each.

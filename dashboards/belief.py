@@ -76,7 +76,7 @@ TRUST = Row(
         Panel(
             title="Ranks by trust",
             description="kvrouter_rank_trust: EXACT, DEGRADED (half credit), FALLBACK (by what was routed to it). Not "
-            'EXACT for long: the table "Is every rank trusted?" of docs/OPERATIONS.md says what to do.',
+            'EXACT for long: the table "Is every rank trusted?" of docs/RUNBOOKS.md says what to do.',
             queries=(
                 Query(
                     f"sum by (trust) (max by (worker, dp_rank, trust) ({selected('rank_trust', WORKER)}))", "{{trust}}"

@@ -23,7 +23,7 @@ CURRENT = Row(
         Panel(
             title="Ranks that are not known to be current",
             description="kvrouter_stream_stale: 1 while a rank gets half credit. For more than seconds: GET /v1/index "
-            "has the reason, docs/OPERATIONS.md what to do.",
+            "has the reason, docs/RUNBOOKS.md what to do.",
             queries=(Query(f"max by ({_RANK}) ({selected('stream_stale', WORKER)})", _AT),),
             kind="timeline",
             unit="none",

@@ -1,7 +1,7 @@
 """Prometheus rules as data, and the YAML that Prometheus loads: the same content is the same bytes.
 
 Rules that the tests hold: every metric exists, an alert's texts name only labels that its query keeps, its runbook is
-the section of docs/OPERATIONS.md that has its name, and it both fires and stays quiet in `promtool test rules`.
+the section of docs/RUNBOOKS.md that has its name, and it both fires and stays quiet in `promtool test rules`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-RUNBOOKS = "docs/OPERATIONS.md"
+RUNBOOKS = "docs/RUNBOOKS.md"
 """Relative to the repository's root, as the project has no address of its own; Alertmanager templates may prefix it."""
 Severity = Literal["critical", "warning"]
 """critical: clients suffer now; warning: a worse answer than necessary, or a protection that is gone."""

@@ -61,7 +61,7 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option("--tracing", is_flag=True, help="ours in mode kv with tracing on, too: no request sampled, and all")
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write all rounds")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
 def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the data plane: CPU of a request and a chunk, latency, memory, streams; beside nginx and other routers.
 

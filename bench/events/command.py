@@ -69,7 +69,7 @@ def _groups(_context: click.Context, _parameter: click.Parameter, value: str) ->
 @click.option("--only", callback=_groups, default=",".join(GROUPS), help="groups that are measured")
 @click.option("--quick", is_flag=True, help="very little of all: does it run")
 @click.option("--json", "json_file", type=click.Path(allow_dash=True, path_type=Path), help="write all; -: print")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
 def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the event plane on real processes: agents, a nats-server, an index, all on this host.
 

@@ -1,4 +1,4 @@
-"""The targets of the event plane, and whether they are reached. Source: `docs/PERFORMANCE.md`.
+"""The targets of the event plane, and whether they are reached. Source: `docs/BENCHMARKS.md`.
 
 freshness   engine's flush to applied: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
 cold start  of a million held blocks from a snapshot: caught up, and every rank proven, within 3 s

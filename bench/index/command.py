@@ -59,7 +59,7 @@ def _core() -> int:
 @click.option(
     "--json", "json_file", type=click.Path(allow_dash=True, path_type=Path), help="write all rounds; -: print"
 )
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
 def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the index: events, matches, a trace, memory; beside the peer and what the machine allows.
 

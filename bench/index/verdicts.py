@@ -1,4 +1,4 @@
-"""The targets of the index at scale 1, and whether they are reached. Source: `docs/PERFORMANCE.md`.
+"""The targets of the index at scale 1, and whether they are reached. Source: `docs/BENCHMARKS.md`.
 
 trace      at least 10 times the peer with buffers, 6 times with lists and dicts
 match      hot, with buffers: within 5 times of comparing the bytes (at depth 2048), 12 times the peer on a staircase

@@ -25,7 +25,7 @@ _DIFFERENT, _ABSENT = 1, 2
 @click.option("--peer-python", envvar=PEER_PYTHON, help=f"an interpreter with ai-dynamo-runtime; also ${PEER_PYTHON}")
 @click.option("--quick", is_flag=True, help="a small grid: does it run at all")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write every cell with both flips")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
 @click.option("--record", type=click.Path(path_type=Path), help="write the peer's flips, as tests/golden/ keeps them")
 def oracle(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Ask the peer's selection service and our decision at which extra load the choice flips, over a grid.

@@ -34,7 +34,7 @@ _QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3, "events_s": 1.0}
 @click.option("--perf", "uses_perf", is_flag=True, help="sample the process by `perf`, too: kernel, loop, interpreter")
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write everything measured")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
 def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure where the CPU time of one request goes: by stage, by system call; and that of a chunk and of KV events.
 

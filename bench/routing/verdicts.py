@@ -1,4 +1,4 @@
-"""The targets of the grid, and in how many cells each is reached. Source: `docs/PERFORMANCE.md`.
+"""The targets of the grid, and in how many cells each is reached. Source: `docs/BENCHMARKS.md`.
 
 hit rate     kv's is at least 0.9 of the bound's, in all cells
 TTFT         kv's p50, and p99, are no worse than round robin's, in 8 of 9 cells each (in all but a ninth)

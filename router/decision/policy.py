@@ -23,7 +23,7 @@ RateSpread = Literal["lessened", "whole"]
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Weights of the terms. What the defaults gain and cost: `docs/PERFORMANCE.md`, "The weights of mode kv-blocks"."""
+    """Weights of the terms. What the defaults gain and cost: `docs/BENCHMARKS.md`, "The weights of mode kv-blocks"."""
 
     overlap_credit: float = 1.0
     overlap_credit_decay: float = 0.0

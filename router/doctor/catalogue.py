@@ -1,4 +1,4 @@
-"""Every finding: its severity, why it matters, how to mend it. `docs/DOCTOR.md` is this table.
+"""Every finding: its severity, why it matters, how to mend it. `docs/reference/doctor.md` is this table.
 
 An id never changes its meaning: alerts and scripts go by it.
 """
@@ -246,22 +246,22 @@ _EVENTS: _Entries = {
     "events.lost": (
         "warning",
         "the rank has half credit until its blocks are learnt again, which cannot end while events are lost",
-        '`docs/OPERATIONS.md`, "The agent": the row of the counter says which bound to raise',
+        '`docs/RUNBOOKS.md`, "The agent": the row of the counter says which bound to raise',
     ),
     "rank.source": (
         "warning",
         "the rank's own consolidator doubts what it holds: the rank is DEGRADED, with half credit",
-        "the reason, with the agent's `/status` and log; `docs/OPERATIONS.md` has a table of them",
+        "the reason, with the agent's `/status` and log; `docs/RUNBOOKS.md` has a table of them",
     ),
     "rank.fallback": (
         "warning",
         "its overlap is what was routed to it, not what it holds",
-        '`docs/OPERATIONS.md`, "Is every rank trusted?", by the reason',
+        '`docs/RUNBOOKS.md`, "Is every rank trusted?", by the reason',
     ),
     "rank.degraded": (
         "warning",
         "its overlap is the last known one, at half credit; this state should pass within seconds",
-        '`docs/OPERATIONS.md`, "Is the index current?", by the reason',
+        '`docs/RUNBOOKS.md`, "Is the index current?", by the reason',
     ),
     "stream.recoveries": (
         "warning",

@@ -10,8 +10,8 @@
 | `/health`, `/status` | an agent | `reason`; `log` |
 | `/metrics` | both | what checks read, and nothing else |
 
-Source: `router/admin/control_plane.py`, `worker_agent/api/app.py`, `docs/OPERATIONS.md`. Unknown keys are ignored:
-another version may have more.
+Source: `router/admin/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
+ignored: another version may have more.
 """
 
 from collections import defaultdict

@@ -7,7 +7,7 @@
 | `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks; and of |
 | | | `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds` the buckets, of all modes |
 
-Of a page's thousands of lines only those are parsed. Source: `router/admin/control_plane.py`, `docs/OPERATIONS.md`.
+Of a page's thousands of lines only those are parsed. Source: `docs/reference/metrics.md`.
 """
 
 from collections import defaultdict

@@ -22,7 +22,7 @@ def metrics_page() -> str:
 def _lines() -> Iterator[str]:
     yield "# Metrics"
     yield ""
-    yield "Made from the code by `make reference`. [OPERATIONS](../OPERATIONS.md) says what to look at, and what to do."
+    yield "Made from the code by `make reference`. [RUNBOOKS](../RUNBOOKS.md) says what to look at, and what to do."
     yield ""
     yield "Each process shows its metrics at `/metrics` of its control plane; `worker-agent serve` has one address."
     yield "The name of a counter ends in `_total`. A histogram has samples `_bucket`, `_count` and, unless a value can"

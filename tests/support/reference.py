@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from indexer.config import IndexerSettings
 from kv_runtime.config.rendering import settings_of
 from router.config import RouterSettings
+from router.doctor.catalogue import CATALOGUE
 from tests.support.metrics_page import metrics_page
 from tests.support.paths import ROOT
 from worker_agent.attached.config import AttachSettings, ConsolidateSettings
@@ -44,11 +45,30 @@ def _settings() -> Iterator[str]:
             yield f"| `{each.path}` | {_cell(each.allowed)} | `{_cell(each.default)}` | {_cell(each.meaning)} |"
 
 
+def findings_page() -> str:
+    """Return the page of all findings of `router doctor`, as Markdown."""
+    rows = [
+        f"| `{check}` | {each.severity} | {_cell(each.why)} | {_cell(each.fix)} |" for check, each in CATALOGUE.items()
+    ]
+    return "\n".join(
+        [
+            "# Findings of the doctor",
+            "",
+            "Made from the code by `make reference`. An id never changes its meaning ([DOCTOR](../DOCTOR.md)).",
+            "",
+            "| finding | severity | why it matters | what to do |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"metrics.md": metrics_page, "settings.md": settings_page}
+PAGES = {"doctor.md": findings_page, "metrics.md": metrics_page, "settings.md": settings_page}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -15,10 +15,7 @@ FOLDERS = "bench|configs|containers|dashboards|docs|indexer|kv_protocol|kv_runti
 NOT_HERE = {
     "docs/format.md": "of openai/harmony",
     "docs/source/features/kvcache.md": "of TensorRT-LLM",
-    "tests/unittest/_torch/multimodal/test_mm_encoder_standalone.py": "of TensorRT-LLM",
     "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py": "of vLLM",
-    "router/core": "a former folder, in record 23",
-    "worker_agent/core": "a former folder, in record 23",
     "kv_runtime/tools": "a folder of a wheel",
 }
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")

@@ -4,7 +4,7 @@
     published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager
                 of a host tier. This process subscribes to it over ZeroMQ
 
-A worker has any number of both; a block's copies are counted by source (ADR 8).
+A worker has any number of both; a block's copies are counted by source (ADR 1).
 """
 
 import asyncio

@@ -104,7 +104,7 @@ async def test_a_webhook_is_told_of_a_process_that_ended(tmp_path: Path) -> None
     texts = alert["annotations"]
     assert texts["summary"] == f"Process {PROCESS} of router {address} ended and was started again"
     assert texts["description"].startswith(f"Process {PROCESS} of router {address} ended within the last 15 minutes.")
-    assert texts["runbook_url"] == "docs/OPERATIONS.md#kvrouterprocessrestarts"
+    assert texts["runbook_url"] == "docs/RUNBOOKS.md#kvrouterprocessrestarts"
 
 
 async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Each way in which an engine's events go wrong: what is seen, which counter tells, and what it costs.
 
-End to end: a scripted engine, our poller, the consolidation, the log. The table: `docs/OPERATIONS.md`.
+End to end: a scripted engine, our poller, the consolidation, the log. The table: `docs/RUNBOOKS.md`.
 """
 
 import asyncio

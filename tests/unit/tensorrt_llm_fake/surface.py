@@ -1,4 +1,4 @@
-"""A class or function of a package as one line, and the lines that `docs/TENSORRT_LLM.md` has of them.
+"""A class or function of a package as one line, and the lines that `SURFACE.md` of the fake has of them.
 
     model       a pydantic model's fields: `name: type = default`
     dataclass   the fields that its constructor takes, likewise
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BaseModel
 
-PAGE = Path("docs/TENSORRT_LLM.md")
+PAGE = Path("tests/support/tensorrt_llm_fake/SURFACE.md")
 REQUIRED = "(required)"
 
 

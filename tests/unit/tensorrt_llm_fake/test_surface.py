@@ -1,4 +1,4 @@
-"""The fake against `docs/TENSORRT_LLM.md`, in both directions; the real package against it, where there is one."""
+"""The fake against its `SURFACE.md`, in both directions; the real package against it, where there is one."""
 
 import importlib.metadata
 import inspect

@@ -92,7 +92,7 @@ H200_8B_MIXED = msgspec.structs.replace(H200_8B, mixed_sequence_s=300e-6)
 
 Source: `mixed_sequence_s` is fitted to two of the three placements of `captures/h200_fleet_light.json`, round robin and
 sticky; the calibration has contexts alone, and decoding alone. `H200_8B` stays without it: the figures of
-`docs/PERFORMANCE.md` were made so.
+`docs/BENCHMARKS.md` were made so.
 """
 
 H200_4B = msgspec.structs.replace(H200_8B_MIXED, base_s=2.8e-3, token_s=11.1e-6, neighbour_ratio=1.4)

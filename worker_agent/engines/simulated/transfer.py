@@ -17,7 +17,7 @@ blocks, and requests that wait for these transfers hold the receiver's. Only the
 
 Assumed: the first transfer blocks the queue. Source: `docs/SOURCES.md` D4.2; NVIDIA Dynamo's documentation,
 TensorRT-LLM, "Known Issues and Mitigations" (KV cache exhaustion); NVIDIA/TensorRT-LLM, `cacheFormatter.cpp` (with an
-agent the buffer has to cover a whole transfer); 60 s: `kv_transfer_timeout_ms` (`docs/TENSORRT_LLM.md`).
+agent the buffer has to cover a whole transfer); 60 s: `kv_transfer_timeout_ms` (`SURFACE.md` of the fake).
 """
 
 from collections import OrderedDict

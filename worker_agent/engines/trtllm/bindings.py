@@ -10,7 +10,7 @@
 `errors.py` classifies its errors; `fault` reports a dead engine, and is checked before them.
 
 Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
-`docs/TENSORRT_LLM.md`.
+`SURFACE.md` of the fake.
 """
 
 # ruff: noqa: PLC0415  see above

@@ -10,7 +10,7 @@ A name stands for `package.module:factory`; the factory takes no arguments and r
 own processors, built at their first call: the engine gets only the specification, so that it can be sent to an engine
 process. Errors are then counted and logged in that process.
 
-Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` (`LogitsProcessor`), `docs/TENSORRT_LLM.md`.
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` (`LogitsProcessor`), `SURFACE.md` of the fake.
 """
 
 import importlib

@@ -27,7 +27,7 @@ Rules of the roles: `worker_agent/port/rules.py`.
     prefill                               `max_tokens` 1; everything else as in the request
 
 Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
-`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `docs/TENSORRT_LLM.md`.
+`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `SURFACE.md` of the fake.
 """
 
 from collections.abc import Collection, Iterator, Sequence

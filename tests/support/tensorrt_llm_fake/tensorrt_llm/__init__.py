@@ -1,7 +1,7 @@
 """A fake of the public part of TensorRT-LLM that a worker agent uses, for machines without a GPU.
 
 It has the names, signatures, fields, defaults, refusals, event and statistics shapes of the version in `version.py`, as
-`docs/TENSORRT_LLM.md` lists them with their sources, and no line of its code. What the real engine computes on a GPU is
+`SURFACE.md` lists them with their sources, and no line of its code. What the real engine computes on a GPU is
 replaced by a formula (`_fake/model.py`); what it caches is cached (`_fake/cache.py`).
 """
 

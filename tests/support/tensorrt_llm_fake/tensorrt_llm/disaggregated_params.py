@@ -1,6 +1,6 @@
 """What a context worker hands to a generation worker, and an encode worker to a context worker.
 
-Source: `tensorrt_llm/disaggregated_params.py`, and the class's page of the 1.3 documentation (`docs/TENSORRT_LLM.md`).
+Source: `tensorrt_llm/disaggregated_params.py`, and the class's page of the 1.3 documentation (`SURFACE.md`).
 """
 
 import secrets

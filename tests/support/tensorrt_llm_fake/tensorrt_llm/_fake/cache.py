@@ -11,7 +11,7 @@
 
 Full and partial blocks have one life: a partial block that is filled later is another block.
 Source: `docs/SOURCES.md` E1.3, E1.4; cpp `kvCacheManager.cpp` (storeContextBlocks, releaseBlocks, getFreeBlock);
-docs `features/kvcache.md` (prioritised LRU). Differences from the real one: `docs/TENSORRT_LLM.md`,
+docs `features/kvcache.md` (prioritised LRU). Differences from the real one: `SURFACE.md`,
 "What is simpler in the fake".
 """
 

@@ -1,6 +1,6 @@
 """Tensors that processes of a machine share: a handle becomes a tensor, once.
 
-Source: `tensorrt_llm/_torch/shared_tensor/shared_tensor.py` (`docs/TENSORRT_LLM.md`).
+Source: `tensorrt_llm/_torch/shared_tensor/shared_tensor.py` (`SURFACE.md`).
 """
 
 import hashlib

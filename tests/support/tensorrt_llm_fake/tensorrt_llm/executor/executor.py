@@ -12,7 +12,7 @@
 
 Source: `executor/executor.py` @ ed53795b, `executor/rpc_proxy.py` (polling, stored text 4324933957),
 `executor/rpc_worker_mixin.py` @ 0657386b (100 ms), `executor/result.py` @ a678b91a (`IterationResult._done`: IPC),
-PR #12718 and the RPC executor's own test (fatal errors); `docs/TENSORRT_LLM.md`.
+PR #12718 and the RPC executor's own test (fatal errors); `SURFACE.md`.
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package

@@ -1,4 +1,4 @@
-"""What belongs to a request. Source: `tensorrt_llm/executor/request.py` (`docs/TENSORRT_LLM.md`)."""
+"""What belongs to a request. Source: `tensorrt_llm/executor/request.py` (`SURFACE.md`)."""
 
 import os
 from dataclasses import dataclass

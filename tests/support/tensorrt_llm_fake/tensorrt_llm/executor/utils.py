@@ -1,7 +1,7 @@
 """What a request, or the engine, fails with. Source: `tensorrt_llm/executor/utils.py` @ 7b437aaa.
 
 `EngineDeadError` is newer than that file's stored text: its name, its place and `root_cause` are known from the
-project's own test of the RPC executor, its base class is not; here it is a RuntimeError (`docs/TENSORRT_LLM.md`).
+project's own test of the RPC executor, its base class is not; here it is a RuntimeError (`SURFACE.md`).
 """
 
 import asyncio

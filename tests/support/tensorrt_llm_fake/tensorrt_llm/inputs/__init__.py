@@ -1,4 +1,4 @@
-"""The forms in which a prompt is given. Source: `tensorrt_llm/inputs/data.py` (`docs/TENSORRT_LLM.md`).
+"""The forms in which a prompt is given. Source: `tensorrt_llm/inputs/data.py` (`SURFACE.md`).
 
 `multi_modal_embeddings`, which `llmapi/llm.py` reads, stands in neither class there.
 """

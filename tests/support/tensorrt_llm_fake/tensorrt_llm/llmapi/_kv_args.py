@@ -3,7 +3,7 @@
 `llm_args.py` shows these names, as the real module does; that they stand here keeps both files small. All refuse
 unknown fields and wrong types with pydantic's `ValidationError`.
 Source: `tensorrt_llm/llmapi/llm_args.py` @ 00043967; `block_reuse_policy`, which became `block_reuse_config` there, and
-the pool rebalancing thresholds are newer than 1.3.0rc29's pages and are left out (`docs/TENSORRT_LLM.md`).
+the pool rebalancing thresholds are newer than 1.3.0rc29's pages and are left out (`SURFACE.md`).
 """
 
 import os

@@ -15,7 +15,7 @@
 | while iterating | disaggregation without a transceiver; a foreign opaque state | RequestError |
 
 The caller's sampling parameters are changed: `end_id` and `pad_id` are filled in, a context-only request's `max_tokens`
-becomes 1. Source: `tensorrt_llm/llmapi/llm.py`, stored text 55216765702 (`docs/TENSORRT_LLM.md`).
+becomes 1. Source: `tensorrt_llm/llmapi/llm.py`, stored text 55216765702 (`SURFACE.md`).
 """
 
 # ruff: noqa: PLR0917  the real signatures

@@ -7,7 +7,7 @@
 
 Nested configurations keep their identity: pydantic takes an instance as it is, and nothing here copies one. `Opaque`
 fields take anything: the agent passes them on, and the fake does nothing with them.
-Source: `tensorrt_llm/llmapi/llm_args.py` @ 00043967, classes BaseLlmArgs and TorchLlmArgs (`docs/TENSORRT_LLM.md`).
+Source: `tensorrt_llm/llmapi/llm_args.py` @ 00043967, classes BaseLlmArgs and TorchLlmArgs (`SURFACE.md`).
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package

@@ -1,7 +1,7 @@
 """`MultimodalEncoder`: an engine that encodes media and generates nothing.
 
 A result's `disaggregated_params` has a handle and eight hash ints for each item; a context worker's request takes them.
-Source: `tensorrt_llm/llmapi/mm_encoder.py` @ 83ab45a5 and stored text 67132866139 (`docs/TENSORRT_LLM.md`).
+Source: `tensorrt_llm/llmapi/mm_encoder.py` @ 83ab45a5 and stored text 67132866139 (`SURFACE.md`).
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package
