@@ -1,1 +1,1 @@
-"""The control plane and the metrics of the router."""
+"""The control plane of the router."""
