@@ -96,9 +96,8 @@ public:
 private:
     void byte(unsigned value) { out.push_back(static_cast<char>(value)); }
     void big(u64 value, unsigned size) {
-        for (unsigned at = size; at-- > 0;) {
-            byte(static_cast<unsigned>(value >> (8 * at)) & 0xFF);
-        }
+        const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));  // machines that we build for are little-endian
+        out.append(reinterpret_cast<const char*>(&swapped), size);
     }
     void sized(std::size_t count, unsigned fixed, std::size_t fixed_max, unsigned wide) {
         if (count < fixed_max) {
