@@ -15,7 +15,7 @@
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,17 +101,6 @@ class Contradiction(Exception):
 
 
 _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
-
-
-def replay(
-    records: Iterable[JournalRecord], *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES
-) -> Iterator[Redecided]:
-    """Yield every decision of one router's journal, taken again; with `policies`, also the choice of each."""
-    again = Replay(policies=policies, modes=modes)
-    for record in records:
-        found = again.take(record)
-        if isinstance(found, Redecided):
-            yield found
 
 
 class Replay:

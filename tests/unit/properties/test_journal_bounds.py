@@ -32,11 +32,11 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.continuity import continuous
 from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable, RefusedRequest, Shortener
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
+from tests.support.replayed import continuous
 from tests.unit.properties.router_life import SETTINGS, encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 
