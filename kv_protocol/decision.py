@@ -3,7 +3,7 @@
 Costs are in milliseconds or in blocks, as the policy says. Formulas: `tests/reference/time_cost.py`, `cost.py`.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -35,6 +35,17 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: float = 0.0
     decode_ms: float = 0.0
     slowdown_ms: float = 0.0
+
+
+ADDENDS: dict[CostUnit, tuple[str, ...]] = {
+    unit: tuple(
+        name.removesuffix(f"_{unit}")
+        for name in CostTerms.__struct_fields__
+        if name.endswith(f"_{unit}") and name != "overlap_credit_blocks"
+    )
+    for unit in get_args(CostUnit)
+}
+"""What costs in each unit are the sum of: the fields of `CostTerms` without their unit."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

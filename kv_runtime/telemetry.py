@@ -9,7 +9,7 @@ import logging
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import structlog
@@ -256,10 +256,10 @@ class Distribution:
 
     __slots__ = ("_counts", "_total", "_waiting", "bounds", "exemplars", "observe")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), total: float = 0) -> None:
         self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total: float = 0
+        self._counts = list(counts) or [0] * (len(bounds) + 1)
+        self._total = total
         self._waiting: list[float] = []
         self.observe: Callable[[float], None] = self._waiting.append
         """Add an observation."""

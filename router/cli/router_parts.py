@@ -175,7 +175,7 @@ class RouterParts:
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
-        metrics = RequestMetrics(self._registry, self._routing.state, modes)
+        metrics = RequestMetrics(self._registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
         token = settings.data.worker_token.get_secret_value()

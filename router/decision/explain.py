@@ -1,12 +1,12 @@
 """Explains a decision in words, from its terms only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision
+from kv_protocol.decision import ADDENDS, Candidate, CostTerms, CostUnit, Decision
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 
 _UNTIL_FIRST = ("wait", "prefill", "lateness")
-_ADDENDS_IN_MS = (*_UNTIL_FIRST, "stall", "decode", "slowdown")
+_AFTER_FIRST = tuple(term for term in ADDENDS["ms"] if term not in _UNTIL_FIRST)
 _SENT = {
     "whole": "It {} to",
     "prefill": "Its prompt {} to",
@@ -47,23 +47,21 @@ def _line(candidate: Candidate, unit: CostUnit) -> str:
 def _terms(terms: CostTerms, unit: CostUnit) -> str:
     times = f", times {terms.constraint_multiplier:.2f} for its constraints" if terms.constraint_multiplier != 1 else ""
     if unit == "ms":
-        return (
-            f"cost {terms.cost:.1f} = {_ttft_weight(terms):.1f} x (wait {terms.wait_ms:.1f} + prefill "
-            f"{terms.prefill_ms:.1f} + lateness {terms.lateness_ms:.1f}) + stall {terms.stall_ms:.1f} + decode "
-            f"{terms.decode_ms:.1f} + slowdown {terms.slowdown_ms:.1f} ms{times}, with "
-            f"{terms.overlap_credit_blocks:.1f} blocks credited"
-        )
-    return (
-        f"cost {terms.cost:.1f} = prefill {terms.prefill_blocks:.1f} "
-        f"(after a credit of {terms.overlap_credit_blocks:.1f}) + decode {terms.decode_blocks:.1f}"
-        f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{times}"
-    )
+        until_first, after = _sum(terms, _UNTIL_FIRST, unit), _sum(terms, _AFTER_FIRST, unit)
+        parts = f"{_ttft_weight(terms):.1f} x ({until_first}) + {after} ms{times}, with"
+    else:
+        parts = f"{_sum(terms, ADDENDS[unit], unit)} blocks{times}, after"
+    return f"cost {terms.cost:.1f} = {parts} {terms.overlap_credit_blocks:.1f} blocks credited"
+
+
+def _sum(terms: CostTerms, addends: Sequence[str], unit: CostUnit) -> str:
+    return " + ".join(f"{each} {getattr(terms, f'{each}_{unit}'):.1f}" for each in addends)
 
 
 def _ttft_weight(terms: CostTerms) -> float:
     """Return the weight of a request's own first token, which the cost was made with."""
     first_ms = terms.wait_ms + terms.prefill_ms + terms.lateness_ms
-    rest_ms = terms.stall_ms + terms.decode_ms + terms.slowdown_ms
+    rest_ms = sum(getattr(terms, f"{each}_ms") for each in _AFTER_FIRST)
     return (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms if first_ms > 0 else 1.0
 
 
@@ -140,12 +138,9 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
     The difference is in `cost_unit`, before the weight of the first token and the multiplier of constraints.
     """
     chosen, other = decision.chosen.terms, runner_up.terms
-    if decision.cost_unit == "blocks":
-        names = {name: f"{name}_blocks" for name in ("prefill", "decode", "history")} | {"requests": "request_blocks"}
-        weight = 1.0
-    else:
-        names = {name: f"{name}_ms" for name in _ADDENDS_IN_MS}
-        weight = max(_ttft_weight(chosen), _ttft_weight(other))
+    unit = decision.cost_unit
+    weight = max(_ttft_weight(chosen), _ttft_weight(other)) if unit == "ms" else 1.0
+    names = {name: f"{name}_{unit}" for name in ADDENDS[unit]}
     more = {name: getattr(other, field) - getattr(chosen, field) for name, field in names.items()}
     term = max(more, key=lambda name: more[name] * (weight if name in _UNTIL_FIRST else 1.0))
     return term, more[term]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kv_protocol.decision import Candidate, CostUnit, Decision
+from kv_protocol.decision import ADDENDS, Candidate, CostUnit, Decision
 from router.decision.explain import deciding_term
 from router.decision.report import DecisionReport, Outcome, RequestReport, misses, predicted_cached_tokens
 
@@ -13,10 +13,6 @@ _CAUSES = {
     "newcomer": "no rank had a block of the request and newcomers had their share of such requests",
     "predicted_ttft": "it is predicted to answer first",
     "user": "a mode of the configuration chose it",
-}
-_TERMS: dict[CostUnit, tuple[str, ...]] = {
-    "ms": ("wait_ms", "prefill_ms", "lateness_ms", "stall_ms", "decode_ms", "slowdown_ms"),
-    "blocks": ("prefill_blocks", "decode_blocks", "request_blocks", "history_blocks"),
 }
 _NO_RETRY = 1
 
@@ -85,8 +81,9 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 
 def table(decision: Decision) -> list[str]:
     """Return a row for each candidate, cheapest first, with every term, and one for each rank that was refused."""
-    terms = _TERMS[decision.cost_unit] if decision.chosen.is_weighed else ()
-    rows = [_header(terms, decision.cost_unit)]
+    unit = decision.cost_unit
+    terms = [f"{term}_{unit}" for term in ADDENDS[unit]] if decision.chosen.is_weighed else []
+    rows = [_header(terms, unit)]
     rows += [
         _row(decision, each, terms) for each in sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
     ]

@@ -35,7 +35,7 @@ _TIERS = 4
 class Verdict(built.Verdict):
     """A decision. `winner_at` and `runner_up` index the candidates; their indices among `ranks` are `rank_indices`.
 
-    overlap_blocks    leading blocks that the winner holds on its GPU. 0, like the next two, if no overlap is read
+    overlap_blocks    leading blocks that the winner holds on its GPU. 0, like the next two, if the index was not asked
     expected_blocks   the same, including blocks that requests routed before will bring
     regret_blocks     the longest overlap of a candidate minus the winner's
     uncached_tokens   of the prompt, that the winner is promised to compute

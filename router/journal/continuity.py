@@ -1,7 +1,7 @@
 """Puts one router's journal records in order: each once, complete, with `Lost` where some are missing."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost, RecordPart, decode_record
@@ -49,10 +49,3 @@ class Continuity:
                 yield decode_record(data)
             except MalformedMessage:
                 yield Lost(now_s=record.now_s, count=1)
-
-
-def continuous(messages: Iterable[JournalMessage]) -> Iterator[JournalRecord]:
-    """Yield the records of one router's messages in their order, each once, with `Lost` where some are missing."""
-    continuity = Continuity()
-    for message in messages:
-        yield from continuity.records(message)

@@ -15,7 +15,7 @@
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,17 +103,6 @@ class Contradiction(Exception):
 _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
 
 
-def replay(
-    records: Iterable[JournalRecord], *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES
-) -> Iterator[Redecided]:
-    """Yield every decision of one router's journal, taken again; with `policies`, also the choice of each."""
-    again = Replay(policies=policies, modes=modes)
-    for record in records:
-        found = again.take(record)
-        if isinstance(found, Redecided):
-            yield found
-
-
 class Replay:
     """The fold of a journal."""
 
@@ -133,16 +122,21 @@ class Replay:
             JournalBegan: self._begin,
             CheckpointBegan: self._begin_checkpoint,
             RankStanding: self._stand,
+            Lost: self._lose,
         }
 
     def take(self, record: JournalRecord) -> Found:
         """Fold the next record in. After one that cannot be folded the state is None until the next start."""
         try:
-            return self._takes.get(type(record), self._fold)(record)
+            if take := self._takes.get(type(record)):
+                return take(record)
+            if self.state is not None:
+                self.state.apply(record)
         except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
             self.state = self._checkpoint = None
             reason = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS_MAX)
             return NotFolded(str(record.__struct_config__.tag), reason)
+        return None
 
     def _stand(self, record: RankStanding) -> None:
         self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
@@ -179,11 +173,8 @@ class Replay:
             return CheckpointRead(is_compared=False, difference=f"checkpoint: {error}")
         return CheckpointRead(is_compared=False)
 
-    def _fold(self, record: JournalRecord) -> None:
-        if isinstance(record, Lost):
-            self.state = self._checkpoint = None
-        elif self.state is not None:
-            self.state.apply(record)
+    def _lose(self, _: Lost) -> None:
+        self.state = self._checkpoint = None
 
     # ------------------------------------------------------------------------------------------------- decisions
 

@@ -89,7 +89,7 @@ class _Choices:
 
     def add(self, verdict: Verdict, recorded: Verdict) -> None:
         request = recorded.request
-        cached = min(int(recorded.overlap[0, verdict.place]) * request.block_size, request.isl_tokens)
+        cached = min(verdict.overlap_blocks * request.block_size, request.isl_tokens)
         self._differ += verdict.winner != recorded.winner
         self.cached.append(cached)
         self._uncached[verdict.winner] += request.isl_tokens - cached

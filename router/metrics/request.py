@@ -1,6 +1,6 @@
 """Metrics of requests, from their head to their last byte.
 
-begin -> parsed -> tokenized, hashed -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
+begin -> parsed -> tokenized, hashed -> [queue_waited] -> chosen -> first_token -> finished, settled -> end
 rejected, retried, worker_failed, fallback: wherever it happens
 """
 
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from kv_runtime.telemetry import Count, Distribution, Family, Projection, counter, gauge, histogram
 from router.decision.plan import STREAM_LOSSES, StreamLoss
 from router.decision.policies import MODES
-from router.decision.state import RouterState
+from router.decision.routing import Routing
 from router.metrics.decision import DecisionMetrics
 from router.metrics.prediction import PHASES, WorkerMetrics
 from router.queue.waiting import REFUSAL_REASONS
@@ -42,8 +42,8 @@ class _ByMode(dict[str, Distribution]):
 class RequestMetrics:
     """Counters and distributions of requests; each call costs a fraction of a microsecond."""
 
-    def __init__(self, registry: CollectorRegistry, state: RouterState, modes: tuple[str, ...] = tuple(MODES)) -> None:
-        self._fleet = state.fleet
+    def __init__(self, registry: CollectorRegistry, routing: Routing, modes: tuple[str, ...] = tuple(MODES)) -> None:
+        self._fleet = routing.state.fleet
         self._modes = modes
         self._inflight = 0
         self._requests: dict[tuple[str, str, str], Count] = {}
@@ -54,12 +54,11 @@ class RequestMetrics:
         self._rejected = Counter(dict.fromkeys(REJECTIONS, 0))
         self._retries = Counter(dict.fromkeys(PHASES, 0))
         self._streams_lost = Counter(dict.fromkeys(STREAM_LOSSES, 0))
-        self._decisions = DecisionMetrics(modes)
-        self._workers = WorkerMetrics(state.fleet)
+        self._decisions = DecisionMetrics(routing, modes)
+        self._workers = WorkerMetrics(self._fleet)
         self.tokenized, self.hashed = self._decisions.tokenized, self._decisions.hashed
         self._parse, self._parsed = self._decisions.parse, 0
         self.chosen = self._decisions.chosen
-        self.decided = self._decisions.decided
         self.fallback = self._decisions.fallback
         self.turned = self._decisions.turned
         self.placed = self._decisions.placed

@@ -8,35 +8,37 @@ Reading a decision's columns takes microseconds, so it is done at the scrape, fo
 before it: a fair sample if there were more.
 """
 
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
 
+from kv_protocol.decision import ADDENDS
 from kv_runtime.telemetry import Family, Mean, counter, summary
+from router.decision.routing import DecisionLog
 from router.decision.verdict import Verdict
 
 SAMPLES_MAX = 256
-TERMS = ("overlap_credit", "prefill", "decode", "request", "history")
-TERMS_IN_MS = ("wait", "prefill", "lateness", "stall", "decode", "slowdown")
-_ADDENDS = {"blocks": ("prefill", "decode", "request", "history"), "ms": TERMS_IN_MS}
+TERMS = ("overlap_credit", *ADDENDS["blocks"])
 NOT_COST = "not_cost"
-_CAUSES = tuple(dict.fromkeys((*_ADDENDS["blocks"], *TERMS_IN_MS, NOT_COST)))
+_CAUSES = tuple(dict.fromkeys((*ADDENDS["blocks"], *ADDENDS["ms"], NOT_COST)))
 
 
 class Weighing:
-    """Costs of winners, and causes of regret. Decisions with costs are appended to `verdicts`."""
+    """Costs of winners, and causes of regret."""
 
-    def __init__(self) -> None:
-        self.verdicts: deque[Verdict] = deque(maxlen=SAMPLES_MAX)
+    def __init__(self, decisions: DecisionLog) -> None:
+        self._decisions, self._read_upto = decisions, decisions.added_total
         self._terms = {term: Mean() for term in TERMS}
-        self._terms_in_ms = {term: Mean() for term in TERMS_IN_MS}
+        self._terms_in_ms = {term: Mean() for term in ADDENDS["ms"]}
         self._given_up_for = dict.fromkeys(_CAUSES, 0)
 
     def families(self) -> Iterator[Family]:
         """Yield the sums, including the decisions since the last call."""
-        while self.verdicts:
-            self._read(self.verdicts.popleft())
+        added_total = self._decisions.added_total
+        for record in self._decisions.newest(min(SAMPLES_MAX, added_total - self._read_upto)):
+            if record.verdict.has_costs:
+                self._read(record.verdict)
+        self._read_upto = added_total
         terms = [((term,), seen) for term, seen in self._terms.items()]
         meaning = "Terms of the winner's cost, of sampled decisions with costs in blocks"
         yield summary("cost_term_blocks", meaning, ("term",), terms)
@@ -59,7 +61,7 @@ class Weighing:
         if verdict.regret_blocks > 0:
             depths = verdict.overlap[0][verdict.rank_indices]
             longest = verdict.terms(int(np.argmax(depths)))
-            names = {term: f"{term}_{unit}" for term in _ADDENDS[unit]}
+            names = {term: f"{term}_{unit}" for term in ADDENDS[unit]}
             excess = {term: getattr(longest, name) - getattr(won, name) for term, name in names.items()}
             most = max(excess, key=lambda term: excess[term])
             self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks

@@ -258,7 +258,7 @@ void Verdict::bind() {
     } else if (passes_over && reason != "affinity") {
         reason = "newcomer";
     }
-    if (policy->reads_overlap) {
+    if (!view->is_blank) {
         const RankNumbers& ranks = view->numbers;
         overlap_blocks = ranks.tiers[place()];
         expected_blocks = ranks.expected(place());

@@ -32,6 +32,7 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
                                  std::vector<std::int32_t> tiers, std::shared_ptr<const std::vector<u64>> epochs, double now_s) {
     const u64* const turn = turns.find(request.model);
     auto view = std::make_shared<View>(std::move(of), now_s, turn == nullptr ? 0 : *turn);
+    view->without_events = trusts.without_events;
     if (epochs != nullptr) {
         RankNumbers& numbers = view->numbers;
         const std::vector<u32>& rows = view->standing->rows;
@@ -168,8 +169,20 @@ void Core::take(const Verdict& verdict) {
         expect(verdict);
     }
     promise(std::move(promised), view.now_s, "");
+    decided.add(verdict);
     if (attribution != nullptr) {
         attribution->decided(verdict);
+    }
+}
+
+void DecisionSums::add(const Verdict& verdict) {
+    const std::vector<u32>& without_events = verdict.view->without_events;
+    ++decisions[{verdict.policy->name, verdict.reason}];
+    regret_blocks.add(static_cast<double>(verdict.regret_blocks));
+    predicted_blocks += verdict.expected_blocks - verdict.overlap_blocks;
+    approximate += std::find(without_events.begin(), without_events.end(), verdict.place()) != without_events.end();
+    if (verdict.margin.has_value()) {
+        verdict.costs.is_timed ? margin_s.add(*verdict.margin * 1e-3) : margin_blocks.add(*verdict.margin);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "approximate.hpp"
 #include "costs.hpp"
+#include "decision_sums.hpp"
 #include "forecasts.hpp"
 #include "history.hpp"
 #include "ledger.hpp"
@@ -82,6 +83,7 @@ struct View {
     double now_s;
     u64 turn;
     RankNumbers numbers;
+    std::vector<u32> without_events;  // places
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
     std::vector<char> spent;   // newcomers that had their share; empty: none
     double output_tokens = 0;
@@ -209,6 +211,7 @@ public:
 
     // ------------------------------------------------------------------------------------------------ for people, and in no checkpoint
     static constexpr std::size_t kEndsMax = 8192;
+    DecisionSums decided;
     OfferedLoads offered;
     RankMap<u64> attempts;  // that were routed to ranks of the fleet, by this router and its replicas
     u64 attempts_total = 0;

@@ -129,8 +129,6 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              },
              "verdict"_a)
         .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
-        .def_prop_ro("forecasts_refused",
-                     [](const PyCore& core) { return std::make_tuple(core.forecasts.ttft.refused_total, core.forecasts.itl.refused_total); })
         .def("expected_s",
              [](const PyCore& core, const Verdict& verdict, std::size_t place) {
                  if (place >= verdict.view->numbers.count) {
@@ -143,6 +141,14 @@ void bind_core_queries(nb::class_<PyCore>& of) {
 
 void bind_core_sums(nb::class_<PyCore>& of) {
     of.def_rw("attribution", &PyCore::attribution, nb::arg().none())
+        .def("decided",
+             [](const PyCore& core) {
+                 const DecisionSums& sums = core.decided;
+                 const auto seen = [](const Histogram& one) { return std::make_tuple(one.bounds, one.counts, one.total); };
+                 const std::vector<std::pair<std::pair<std::string, std::string>, u64>> decisions(sums.decisions.begin(), sums.decisions.end());
+                 return std::make_tuple(decisions, seen(sums.regret_blocks), seen(sums.margin_blocks), seen(sums.margin_s), sums.predicted_blocks,
+                                        sums.approximate);
+             })
         .def("offered",
              [](const PyCore& core, i64 first) {
                  std::vector<std::tuple<Group, i64, i64, i64, std::vector<std::pair<double, i64>>>> made;

@@ -36,7 +36,7 @@ struct RankNumbers {
     std::vector<double> ttft_s, itl_s;    // forecasts; empty: not read
 };
 
-// `router.decision.policy.CostParameters`.
+// The fields of `router.decision.policy.CostParameters`, in their order.
 struct Weights {
     double overlap_credit, overlap_credit_decay, host_weight, disk_weight;
     double prefill_scale, request_weight, history_weight, decode_scale, ttft_weight, lateness_s;

@@ -45,19 +45,14 @@ std::vector<std::size_t> best_candidates(const double* costs, std::size_t count,
 std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::size_t>& best) {
     unsigned mask = 0;
     std::string numbers;
+    std::vector<double> column(best.size());
+    const std::size_t size = best.size() * sizeof(double);
     for (const Term& term : terms) {
-        const std::size_t before = numbers.size();
-        for (const std::size_t at : best) {
-            put(numbers, term.column[at]);
-        }
-        std::string otherwise;
-        for (std::size_t at = 0; at < best.size(); ++at) {
-            put(otherwise, term.otherwise);
-        }
-        if (numbers.compare(before, std::string::npos, otherwise) == 0) {
-            numbers.resize(before);
-        } else {
+        const std::vector<double> otherwise(best.size(), term.otherwise);
+        std::transform(best.begin(), best.end(), column.begin(), [&term](std::size_t at) { return term.column[at]; });
+        if (std::memcmp(column.data(), otherwise.data(), size) != 0) {  // bits: -0.0 is not 0.0
             mask |= 1U << term.field;
+            numbers.append(reinterpret_cast<const char*>(column.data()), size);
         }
     }
     std::string packed(1, static_cast<char>(mask < kMore ? mask : (mask & (kMore - 1)) | kMore));

@@ -24,19 +24,21 @@ public:
     std::string out;
 
     void nil() { byte(0xc0); }
-    void array(std::size_t count) { counted(count, 0x90, 16, 0xdc); }
+    void array(std::size_t count) { sized(count, 0x90, 16, 0xdc); }
     void put(bool value) { byte(value ? 0xc3 : 0xc2); }
     void put(double value) {
         u64 bits = 0;
         std::memcpy(&bits, &value, sizeof bits);
-        sized(0xcb, bits, 8);
+        byte(0xcb);
+        big(bits, 8);
     }
     void put(u64 value) {
         if (value < 0x80) {
             byte(static_cast<unsigned>(value));
         } else {
             const unsigned log = value <= 0xFF ? 0 : value <= 0xFFFF ? 1 : value <= 0xFFFF'FFFF ? 2 : 3;
-            sized(0xcc + log, value, 1U << log);
+            byte(0xcc + log);
+            big(value, 1U << log);
         }
     }
     void put(u32 value) { put(static_cast<u64>(value)); }
@@ -47,14 +49,16 @@ public:
             byte(static_cast<unsigned>(value) & 0xFF);
         } else {
             const unsigned log = value >= -0x80 ? 0 : value >= -0x8000 ? 1 : value >= -0x8000'0000LL ? 2 : 3;
-            sized(0xd0 + log, static_cast<u64>(value), 1U << log);
+            byte(0xd0 + log);
+            big(static_cast<u64>(value), 1U << log);
         }
     }
     void put(std::string_view text) {
         if (text.size() >= 32 && text.size() <= 0xFF) {
-            sized(0xd9, text.size(), 1);
+            byte(0xd9);
+            byte(static_cast<unsigned>(text.size()));
         } else {
-            counted(text.size(), 0xa0, 32, 0xda);
+            sized(text.size(), 0xa0, 32, 0xda);
         }
         out.append(text);
     }
@@ -79,7 +83,8 @@ public:
     }
     void bytes(std::string_view data) {
         const unsigned log = data.size() <= 0xFF ? 0 : data.size() <= 0xFFFF ? 1 : 2;
-        sized(0xc4 + log, data.size(), 1U << log);
+        byte(0xc4 + log);
+        big(data.size(), 1U << log);
         out.append(data);
     }
     template <typename... Fields>
@@ -89,20 +94,18 @@ public:
     }
 
 private:
-    // Not inline: every field of every row calls them, and the extension had 75 kB of their copies.
-    [[gnu::noinline]] void byte(unsigned value) { out.push_back(static_cast<char>(value)); }
-    [[gnu::noinline]] void sized(unsigned kind, u64 value, unsigned size) {
-        char bytes[9] = {static_cast<char>(kind)};
-        for (unsigned at = size; at > 0; --at, value >>= 8) {
-            bytes[at] = static_cast<char>(value & 0xFF);
-        }
-        out.append(bytes, size + 1);
+    void byte(unsigned value) { out.push_back(static_cast<char>(value)); }
+    void big(u64 value, unsigned size) {
+        const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));  // machines that we build for are little-endian
+        out.append(reinterpret_cast<const char*>(&swapped), size);
     }
-    void counted(std::size_t count, unsigned fixed, std::size_t fixed_max, unsigned wide) {
+    void sized(std::size_t count, unsigned fixed, std::size_t fixed_max, unsigned wide) {
         if (count < fixed_max) {
             byte(fixed | static_cast<unsigned>(count));
         } else {
-            count > 0xFFFF ? sized(wide + 1, count, 4) : sized(wide, count, 2);
+            const bool is_long = count > 0xFFFF;
+            byte(wide + is_long);
+            big(count, is_long ? 4 : 2);
         }
     }
 };

@@ -85,8 +85,7 @@ Choice one_of(const std::string& found, std::initializer_list<std::pair<const ch
 // Of a `router.decision.policy.Policy` whose mode is one of `Mode`, or a user's that reads so.
 std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mode, bool reads_overlap, bool reads_load,
                                   bool reads_forecast) {
-    const nb::object weights = attribute(given, "parameters");
-    const auto weight = [&weights](const char* name) { return read<double>(weights, name); };
+    const nb::object parameters = attribute(given, "parameters");
     const bool is_in_ms = read<std::string>(given, "cost") == "ms";
     auto made = std::make_shared<Policy>();
     made->name = read<std::string>(given, "mode");
@@ -103,9 +102,12 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     made->reads_load = reads_load;
     made->reads_forecast = reads_forecast;
     made->is_timed = made->mode == Mode::kCost;
-    made->weights = {weight("overlap_credit"), weight("overlap_credit_decay"), weight("host_weight"),    weight("disk_weight"),
-                     weight("prefill_scale"),  weight("request_weight"),       weight("history_weight"), weight("decode_scale"),
-                     weight("ttft_weight"),    weight("lateness_s")};
+    std::array<double, sizeof(Weights) / sizeof(double)> weights{};
+    std::size_t at = 0;
+    for (const nb::handle name : parameters.attr("__struct_fields__")) {
+        weights.at(at++) = nb::cast<double>(parameters.attr(name));
+    }
+    std::memcpy(&made->weights, weights.data(), sizeof(Weights));
     made->temperature = read<double>(given, "temperature");
     made->predicts = read<bool>(given, "predict_on_route");
     made->is_whole_spread = read<std::string>(given, "rate_spread") == "whole";
@@ -250,11 +252,7 @@ Seconds seconds_at(const std::vector<double>& column, std::size_t place) {
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
-    nb::class_<Policy>(module, "Policy")
-        .def_ro("reads_overlap", &Policy::reads_overlap)
-        .def_ro("reads_load", &Policy::reads_load)
-        .def_ro("reads_forecast", &Policy::reads_forecast)
-        .def_ro("is_timed", &Policy::is_timed);
+    nb::class_<Policy>(module, "Policy");
     module.def("policy", &policy_of, "policy"_a, "mode"_a, "reads_overlap"_a, "reads_load"_a, "reads_forecast"_a);
     nb::class_<Standing>(module, "Standing");
     nb::class_<Trusts>(module, "Trusts").def("__init__", [](Trusts* made, std::vector<double> factors, std::vector<u32> without_events) {

@@ -323,7 +323,6 @@ class Serving(Destination[RankAttempt]):
         if isinstance(inbound, ChatInbound):
             self._chat_sent(inbound, verdict.winner.worker_id)
         attempt = self.take(verdict)
-        self.metrics.decided(verdict)
         if trace is not None:
             trace.decided(verdict)
         return attempt

@@ -50,7 +50,7 @@ from router.replicas.service import Replicas, replica_families
 from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
-from tests.unit.router.samples import state
+from tests.unit.router.test_routing import Bench
 from worker_agent.api.served_media import encode_families, media_families
 from worker_agent.attached.metrics import AttachMetrics
 from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
@@ -141,10 +141,10 @@ def _index() -> Iterator[MadeFamily]:
 
 def _router() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_index())
-    router_state = state()
-    for metrics in (Weighing(), DecisionMetrics(()), WorkerMetrics(router_state.fleet)):
+    routing = Bench().routing
+    for metrics in (Weighing(routing.decisions), DecisionMetrics(routing, ()), WorkerMetrics(routing.state.fleet)):
         yield from _of_object(metrics)
-    yield from _of_object(RequestMetrics(CollectorRegistry(), router_state))
+    yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
     yield from _of_function(build_families, 0)
     for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
         yield from _of_function(make)

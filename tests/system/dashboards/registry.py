@@ -48,7 +48,7 @@ def every_sample() -> SampleLabels:
 def bounds(histogram: str) -> set[float]:
     """Return the upper bounds of a histogram of requests."""
     registry = CollectorRegistry()
-    RequestMetrics(registry, Bench().state)
+    RequestMetrics(registry, Bench().routing)
     samples = [sample for family in registry.collect() for sample in family.samples]
     return {float(sample.labels["le"]) for sample in samples if sample.name == f"{histogram}_bucket"}
 

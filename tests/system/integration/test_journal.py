@@ -14,8 +14,8 @@ from router.decision.state_settings import StateSettings
 from router.journal.config import JournalSection
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry, read_journal
-from router.journal.replay import replay
 from router.journal.writer import JournalWriter, ensure_journal
+from tests.support.replayed import replay
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.properties.router_life import POLICIES, Life
 from tests.unit.router.samples import TEXT

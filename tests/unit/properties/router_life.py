@@ -45,9 +45,9 @@ from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.continuity import continuous
 from router.journal.records import Encodable, Recordable, Shortener
 from tests.reference.following import Answered
+from tests.support.replayed import continuous
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 STEPS = 400

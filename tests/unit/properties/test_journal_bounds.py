@@ -33,11 +33,11 @@ from router.decision.recorders import RefusedRequest
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.continuity import continuous
 from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable, Shortener
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
+from tests.support.replayed import continuous
 from tests.unit.properties.router_life import SETTINGS, encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 

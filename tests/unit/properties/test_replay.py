@@ -36,9 +36,9 @@ from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.journal.checkpoint import TABLES
-from router.journal.continuity import continuous
-from router.journal.replay import Redecided, Replay, replay
+from router.journal.replay import Redecided, Replay
 from tests.support.amount import examples
+from tests.support.replayed import continuous, replay
 from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 

@@ -129,7 +129,7 @@ class Plane:
             self.routing,
             self.prompts,
             self.admission,
-            RequestMetrics(self.registry, self.state),
+            RequestMetrics(self.registry, self.routing),
             TenantNames(settings.queue.fair_share_by, bytes(32)),
             settings,
             lambda: f"id-{next(number)}",

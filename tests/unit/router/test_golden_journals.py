@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalRecord, PolicyChanged, decode_journal
-from router.journal.replay import replay
 from tests.golden.make_journals import JOURNALS
 from tests.support.paths import RECORDINGS
+from tests.support.replayed import replay
 
 SHOWN_MAX = 8
 

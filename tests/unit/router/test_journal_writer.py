@@ -28,9 +28,9 @@ from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.config import JournalSection
-from router.journal.continuity import continuous
 from router.journal.encoder import LOSS_REASONS, LossReason
 from router.journal.writer import CHECKPOINT_S, JournalWriter, journal_families, router_name
+from tests.support.replayed import continuous
 from tests.unit.router.samples import TEXT
 
 STATE = StateSettings(text=TEXT)

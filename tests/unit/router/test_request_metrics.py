@@ -57,7 +57,7 @@ class Counted:
 
 def counted(*workers: Any, holds: int = 0) -> Counted:
     bench, registry = Bench(*workers, holds=holds), CollectorRegistry()
-    return Counted(bench, registry, RequestMetrics(registry, bench.state))
+    return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
 
 def decided(counted: Counted, isl_tokens: int = 400, **changed: Any) -> Verdict:
@@ -184,7 +184,7 @@ def test_workers_that_come_and_go_leave_nothing_behind_without_a_scrape() -> Non
 def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:
     told = counted(registered(), registered("w1"), holds=3)
     verdict = decided(told)
-    told.metrics.decided(verdict)
+    told.bench.routing.take(verdict)
     assert told("decisions_total", policy="kv", reason=verdict.reason) == 1
     assert told("decision_margin_blocks_count") == 1
     assert told("decision_margin_blocks_sum") == verdict.margin
@@ -194,7 +194,7 @@ def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> 
 def test_the_winners_cost_is_told_by_term() -> None:
     told = counted(registered(), registered("w1"), holds=3)
     verdict = decided(told, 400)
-    told.metrics.decided(verdict)
+    told.bench.routing.take(verdict)
     terms = verdict.decision().chosen.terms
     expected = {(term,): getattr(terms, f"{term}_blocks") for term in TERMS}
     assert told.series("cost_term_blocks_sum") == expected
@@ -203,9 +203,8 @@ def test_the_winners_cost_is_told_by_term() -> None:
 
 def test_costs_of_more_decisions_than_are_kept_are_a_sample() -> None:
     told = counted(registered(), registered("w1"))
-    verdict = decided(told)
-    for _ in range(SAMPLES_MAX + 10):
-        told.metrics.decided(verdict)
+    for number in range(SAMPLES_MAX + 10):
+        told.bench.take(route(400, decision_id=f"d{number}"))
     assert told("cost_term_blocks_count", term="prefill") == SAMPLES_MAX
     assert told("decision_margin_blocks_count") == SAMPLES_MAX + 10
 
@@ -222,7 +221,7 @@ def uneven(seed: int = 1, **changed: Any) -> Counted:
     bench, registry = Bench(registered(), registered("w1")), CollectorRegistry()
     policy = Policy(**changed)
     bench.routing = Routing(bench.state, Uneven(0), bench.clock, policy, seed=seed, lease_s=8.0, decisions_max=100)
-    return Counted(bench, registry, RequestMetrics(registry, bench.state))
+    return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
 
 def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() -> None:
@@ -231,7 +230,7 @@ def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() 
     told.bench.state.apply(LedgerApplied(now_s=100.0, event=promised))
     verdict = decided(told)
     assert (verdict.winner.worker_id, verdict.regret_blocks) == ("w1", 3)
-    told.metrics.decided(verdict)
+    told.bench.routing.take(verdict)
     assert told.series("regret_term_blocks_total") == {
         ("prefill",): 3,
         ("decode",): 0,
@@ -248,16 +247,16 @@ def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() 
 def test_overlap_that_no_cost_outweighed_was_not_given_up_for_cost() -> None:
     told = uneven()
     verdict = decided(told, pinned_worker="w1")
-    told.metrics.decided(verdict)
+    told.bench.routing.take(verdict)
     assert verdict.regret_blocks == 0, "there was no other candidate"
-    drawn = (decided(uneven(seed, temperature=9.0)) for seed in range(100))
-    told.metrics.decided(next(verdict for verdict in drawn if verdict.regret_blocks))
+    drawn = (uneven(seed, temperature=9.0) for seed in range(100))
+    told = next(each for each in drawn if each.bench.take(route(400)).verdict.regret_blocks)
     assert told("regret_term_blocks_total", term="not_cost") == 3
 
 
 def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
     told = counted(registered(template_digest="another"))
-    told.metrics.decided(decided(told))
+    told.bench.routing.take(decided(told))
     assert told("fallback_total", reason="approximate") == 1
     told.metrics.fallback("not_encoded")
     assert told("fallback_total", reason="not_encoded") == 1

@@ -68,7 +68,7 @@ class Bench:
             policy or Policy(),
             seed=seed,
             lease_s=LEASE_S,
-            decisions_max=100,
+            decisions_max=1000,
             recorder=recorder,
         )
 

@@ -220,4 +220,3 @@ def test_a_record_of_the_former_version_is_learnt_as_that_version_learnt_it(ttft
     assert after is not None
     assert after.ttft_s.tolist() == [ttft.predict(rank(), (uncached_tokens, 0.0, 0.0))]
     assert after.itl_s.tolist() == [itl.predict(rank(), (0.0, 0.0))]
-    assert folded.core.forecasts_refused == (ttft.refused, itl.refused)

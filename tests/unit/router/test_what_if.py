@@ -7,8 +7,8 @@ import pytest
 
 from kv_protocol.journal import JournalRecord, PolicyChanged
 from router.decision.policy import CostParameters, Policy
-from router.journal.replay import replay
 from router.journal.what_if import VariantFigures, WhatIf, advice, what_if_lines
+from tests.support.replayed import replay
 from tests.unit.properties.router_life import POLICIES, journal
 
 BLIND = Policy(parameters=CostParameters(overlap_credit=0.0))

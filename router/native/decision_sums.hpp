@@ -1,0 +1,41 @@
+// What is counted of decisions that were taken, for people. Knows nothing of Python.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ordered_map.hpp"
+
+namespace kv {
+
+class Verdict;
+
+// `counts[i]`: of what is above `bounds[i - 1]` and at most `bounds[i]`; the last: above every bound.
+struct Histogram {
+    explicit Histogram(std::vector<double> most) : bounds(std::move(most)), counts(bounds.size() + 1) {}
+
+    void add(double seen) {
+        ++counts[static_cast<std::size_t>(std::lower_bound(bounds.begin(), bounds.end(), seen) - bounds.begin())];
+        total += seen;
+    }
+
+    std::vector<double> bounds;
+    std::vector<u64> counts;
+    double total = 0;
+};
+
+struct DecisionSums {
+    std::map<std::pair<std::string, std::string>, u64> decisions;  // by policy and reason
+    Histogram regret_blocks{{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}};
+    Histogram margin_blocks{regret_blocks.bounds};
+    Histogram margin_s{{0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100}};
+    i64 predicted_blocks = 0;  // that winners were expected to hold, and did not yet
+    u64 approximate = 0;       // whose winner has no events
+
+    void add(const Verdict& verdict);
+};
+
+}  // namespace kv
