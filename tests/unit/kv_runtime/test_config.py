@@ -286,6 +286,13 @@ def test_a_shown_tree_loads_again(tmp_path: Path) -> None:
     assert load_settings(Tree, file=file_with(tmp_path, render(settings))) == settings
 
 
+def test_what_differs_from_its_default_is_shown_first() -> None:
+    shown = load_yaml(render(load_settings(Tree, assignments=["control.host=::1", "policy.inner.level=3"])))
+    assert list(shown) == ["policy", "control", "nats"]
+    assert list(shown["policy"]) == ["inner", "temperature", "mode", "names"]
+    assert next(iter(shown["control"])) == "host"
+
+
 def test_a_shown_tree_masks_secrets() -> None:
     shown = render(load_settings(Tree, assignments=["control.token=hunter2", "nats.credentials=hunter2"]))
     assert "hunter2" not in shown
