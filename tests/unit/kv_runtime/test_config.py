@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import pytest
@@ -287,7 +287,7 @@ def test_a_shown_tree_loads_again(tmp_path: Path) -> None:
 
 
 def test_what_differs_from_its_default_is_shown_first() -> None:
-    shown = load_yaml(render(load_settings(Tree, assignments=["control.host=::1", "policy.inner.level=3"])))
+    shown: Any = load_yaml(render(load_settings(Tree, assignments=["control.host=::1", "policy.inner.level=3"])))
     assert list(shown) == ["policy", "control", "nats"]
     assert list(shown["policy"]) == ["inner", "temperature", "mode", "names"]
     assert next(iter(shown["control"])) == "host"
