@@ -21,7 +21,6 @@ from worker_agent.api.parsers.families import (
     canonical_tool_call_parser,
 )
 from worker_agent.engines.simulated.config import KvTransferSection
-from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX
@@ -188,9 +187,6 @@ class EngineSection(Section):
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
     embeddings: bool = Field(
         default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
-    )
-    event_buffer_max_size: int = Field(
-        EVENT_BUFFER_MAX_SIZE, ge=1, le=10_000_000, description="events kept until they are polled"
     )
     answer: Annotated[str, LINES] = Field(
         "",

@@ -55,13 +55,24 @@ def settings_of(kind: type[BaseModel], above: str = "", given: BaseModel | None 
 def render(settings: BaseModel) -> str:
     """Return the tree as YAML that can be loaded again, except for secrets: they are masked, and a mask is refused.
 
-    With `--explain` on the command line, a comment above each setting has its meaning and range.
+    Sections and settings that differ from their defaults come first. With `--explain` on the command line, a comment
+    above each setting has its meaning and range.
     """
     context = click.get_current_context(silent=True)
-    values = settings.model_dump(mode="json")
+    values = _changed_first(settings, type(settings)(), settings.model_dump(mode="json"))
     if context is None or not context.meta.get(EXPLAIN):
         return without_user(yaml.safe_dump(values, sort_keys=False))
     return without_user("".join(_explained(type(settings), values, "")))
+
+
+def _changed_first(settings: BaseModel, default: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values`, which are those of `settings`, in the order in which they are shown."""
+    names = sorted(values, key=lambda name: bool(getattr(settings, name) == getattr(default, name)))
+    sections = {name: section for name in names if isinstance(section := getattr(settings, name), BaseModel)}
+    return {
+        name: _changed_first(sections[name], getattr(default, name), values[name]) if name in sections else values[name]
+        for name in names
+    }
 
 
 def without_user(text: str) -> str:
@@ -70,15 +81,15 @@ def without_user(text: str) -> str:
 
 
 def _explained(kind: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
-    for name, field in kind.model_fields.items():
-        section = _section(field.annotation)
-        if section:
+    for name, value in values.items():
+        field = kind.model_fields[name]
+        if section := _section(field.annotation):
             yield f"{indent}{name}:\n"
-            yield from _explained(section, values[name], indent + "  ")
+            yield from _explained(section, value, indent + "  ")
             continue
         meaning = f"{field.description}; " if field.description else ""
         yield f"{indent}# {meaning}{_allowed(field)}\n"
-        dumped = yaml.safe_dump({name: values[name]}, sort_keys=False)
+        dumped = yaml.safe_dump({name: value}, sort_keys=False)
         yield "".join(f"{indent}{line}\n" for line in dumped.splitlines())
 
 

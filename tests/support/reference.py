@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from indexer.config import IndexerSettings
-from kv_runtime.config.rendering import settings_of
+from kv_runtime.config.rendering import Setting, settings_of
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from tests.support.metrics_page import metrics_page
@@ -37,12 +37,16 @@ def _settings() -> Iterator[str]:
     yield ""
     yield "Made from the code by `make reference`. A flag beats the environment (`KVROUTER_SECTION__KEY`), which beats"
     yield "YAML (`--config`), which beats the default; `--set section.key=value` sets any. `--print-config --explain`"
-    yield "prints the effective values with these texts."
+    yield "prints the effective values with these texts, those that differ from their defaults first."
+    commands: dict[Setting, list[str]] = {}
     for command, kind in COMMANDS.items():
-        yield f"\n## `{command}`\n"
+        for each in settings_of(kind):
+            commands.setdefault(each, []).append(f"`{command}`")
+    for those in dict.fromkeys(tuple(each) for each in commands.values()):
+        yield f"\n## {', '.join(those)}\n"
         yield "| setting | allowed | default | meaning |"
         yield "|---|---|---|---|"
-        for each in settings_of(kind):
+        for each in (each for each, own in commands.items() if tuple(own) == those):
             yield f"| `{each.path}` | {_cell(each.allowed)} | `{_cell(each.default)}` | {_cell(each.meaning)} |"
 
 

@@ -37,7 +37,7 @@ from worker_agent.engine_args.sources import EngineArgsSources, check_files, che
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import HttpCarrier
 from worker_agent.engines.simulated.layout import CacheLayout
-from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
@@ -102,7 +102,7 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
         polls_events=True,
         publishers=(),
         has_statistics=True,
-        event_buffer=engine.event_buffer_max_size,
+        event_buffer=EVENT_BUFFER_MAX_SIZE,
         takes_media=settings.worker.role == "encode",
         transfer_buffer_tokens=settings.transfer.buffer_tokens,
     )
@@ -214,7 +214,6 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         description,
         token_source=_token_source(settings, text),
         layout=layout,
-        event_buffer_max_size=engine.event_buffer_max_size,
         role=settings.worker.role,
         transfers=settings.transfer.rules,
     )

@@ -6,12 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
-from kv_protocol.image_headers import IMAGE_TYPES, ImageType
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
 from worker_agent.media.addresses import parsed_networks
 from worker_agent.media.parts import MediaRules
-from worker_agent.media.safetensors import EmbeddingLimits
 from worker_agent.media.urls import FetchRules
 
 _RULES, _FETCH = MediaRules(), FetchRules()
@@ -24,7 +22,6 @@ class MediaSection(Section):
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
         _RULES.kinds, description="what requests may bring; embeddings only as .safetensors"
     )
-    image_types: tuple[ImageType, ...] = Field(IMAGE_TYPES, min_length=1, description="by how the bytes begin")
     parts_max: int = Field(_RULES.parts_max, ge=1, le=256, description="media of a request")
     part_bytes_max: int = Field(_RULES.part_bytes_max, ge=1, le=1 << 32, description="bytes of one; more costs memory")
     request_bytes_max: int = Field(
@@ -43,13 +40,7 @@ class MediaSection(Section):
     networks: tuple[str, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
-    redirects_max: int = Field(3, ge=0, le=10, description="that are followed, each checked anew")
     fetch_s: float = Field(10.0, gt=0, le=600, description="for one of a request's media, redirects included")
-    fetches_max: int = Field(8, ge=1, le=256, description="loaded at a time, of all requests; others wait")
-    header_bytes_max: int = Field(
-        _RULES.embeddings.header_bytes_max, ge=64, le=1 << 20, description="of a .safetensors file's header"
-    )
-    tensors_max: int = Field(_RULES.embeddings.tensors_max, ge=1, le=4096, description="in a .safetensors file")
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
 
     @field_validator("networks")
@@ -71,12 +62,10 @@ class MediaSection(Section):
         """The rules for accepted media."""
         return MediaRules(
             kinds=self.kinds,
-            image_types=self.image_types,
             parts_max=self.parts_max,
             part_bytes_max=self.part_bytes_max,
             request_bytes_max=self.request_bytes_max,
             pixels_max=self.pixels_max,
-            embeddings=EmbeddingLimits(header_bytes_max=self.header_bytes_max, tensors_max=self.tensors_max),
         )
 
     @property
@@ -137,7 +126,6 @@ class EmbeddingTransferSection(Section):
     )
     item_bytes_max: int = Field(256 << 20, ge=1, le=1 << 34, description="bytes of one item")
     store_bytes_max: int = Field(1 << 30, ge=1, le=1 << 40, description="bytes that wait to be fetched; then none more")
-    ttl_s: float = Field(60.0, gt=0, le=3600, description="how long they wait")
     fetch_s: float = Field(10.0, gt=0, le=600, description="how long fetching one may take")
 
     @field_validator("host")

@@ -28,6 +28,8 @@ from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
+REDIRECTS_MAX = 3
+"""As many as object stores and short links take; each is checked anew."""
 _OK = 200
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {hdrs.ACCEPT_ENCODING: "identity", hdrs.USER_AGENT: "kv-router"}
@@ -46,10 +48,8 @@ class Fetched(NamedTuple):
 class MediaFetch:
     """Fetches media for requests. `resolve` returns all addresses of a name; it raises OSError if it finds none."""
 
-    def __init__(
-        self, rules: FetchRules, *, redirects_max: int, fetch_s: float, resolve: Resolve | None = None
-    ) -> None:
-        self._rules, self._redirects_max, self._fetch_s = rules, redirects_max, fetch_s
+    def __init__(self, rules: FetchRules, *, fetch_s: float, resolve: Resolve | None = None) -> None:
+        self._rules, self._fetch_s = rules, fetch_s
         self._resolve = resolve or system_addresses
 
     async def get(self, url: str, field: str, bytes_max: int) -> Fetched:
@@ -57,7 +57,7 @@ class MediaFetch:
         target = http_target(url, field, self._rules)
         try:
             async with asyncio.timeout(self._fetch_s):
-                for _ in range(self._redirects_max + 1):
+                for _ in range(REDIRECTS_MAX + 1):
                     answer = await self._ask(target, field, bytes_max)
                     if isinstance(answer, Fetched):
                         return answer
@@ -65,7 +65,7 @@ class MediaFetch:
         except TimeoutError as error:
             found = f"{shown_url(target.url)} after {self._fetch_s} s"
             raise MediaRefused("timeout", field, found, "a whole answer within media.fetch_s") from error
-        raise MediaRefused("redirect_count", field, shown_url(url), f"at most {self._redirects_max} redirects")
+        raise MediaRefused("redirect_count", field, shown_url(url), f"at most {REDIRECTS_MAX} redirects")
 
     async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> Fetched | HttpTarget:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)

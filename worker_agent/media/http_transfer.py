@@ -25,7 +25,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, until
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import EmbeddingTransferSection
-from worker_agent.media.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.offers import TTL_S, NoRoom, Offers, OfferStatistics
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, HttpDescriptor
 
@@ -43,7 +43,7 @@ class HttpEmbeddingTransfer:
     def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
         self._section, self._clock = section, clock
         self._networks = parsed_networks(section.networks)
-        self._offers: Offers[bytes] = Offers(section.store_bytes_max, section.ttl_s)
+        self._offers: Offers[bytes] = Offers(section.store_bytes_max)
         app = web.Application(middlewares=[openai_errors, require_token("")])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
@@ -64,7 +64,7 @@ class HttpEmbeddingTransfer:
         return self._offers.statistics()
 
     async def offer(self, embeddings: bytes) -> HttpDescriptor:
-        """Offer `embeddings`, which must not change any more, for `ttl_s`; raise `NoRoom`."""
+        """Offer `embeddings`, which must not change any more, for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
         if len(embeddings) > self._section.item_bytes_max:
             raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
@@ -130,7 +130,7 @@ class HttpEmbeddingTransfer:
 
     async def _expire(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await until(stop, self._clock.sleep(self._section.ttl_s))
+            await until(stop, self._clock.sleep(TTL_S))
             self._offers.expire(self._clock.now())
 
 

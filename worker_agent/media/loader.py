@@ -24,6 +24,9 @@ from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import decoded_data, file_path, scheme_of
 from worker_agent.port.types import Media
 
+FETCHES_MAX = 8
+"""Loaded at a time, of all requests: each may have `part_bytes_max` in memory."""
+
 
 class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
@@ -31,10 +34,8 @@ class MediaLoader:
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None) -> None:
         self.rules = section.rules
         self._files = MediaFiles(section.directories)
-        self._fetch = MediaFetch(
-            section.fetch_rules, redirects_max=section.redirects_max, fetch_s=section.fetch_s, resolve=resolve
-        )
-        self._slots = asyncio.Semaphore(section.fetches_max)
+        self._fetch = MediaFetch(section.fetch_rules, fetch_s=section.fetch_s, resolve=resolve)
+        self._slots = asyncio.Semaphore(FETCHES_MAX)
         self.loaded_total: Counter[str] = Counter()
         self.loaded_bytes_total = 0
         self.refused_total: Counter[str] = Counter()

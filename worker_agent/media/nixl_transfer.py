@@ -70,7 +70,7 @@ class NixlEmbeddingTransfer:
 
     def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
         self._section, self._clock = section, clock
-        self._offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max, section.ttl_s)
+        self._offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
@@ -94,7 +94,7 @@ class NixlEmbeddingTransfer:
         return self._offers.statistics()
 
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
-        """Offer a copy of `embeddings` for `ttl_s`; raise `NoRoom`."""
+        """Offer a copy of `embeddings` for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
         if len(embeddings) > self._section.item_bytes_max:
             raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)

@@ -42,6 +42,9 @@ class OfferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 Data = TypeVar("Data", bound=Sized)
 
+TTL_S = 60.0
+"""How long embeddings wait to be fetched: the prompt that needs them is routed by then, or given up."""
+
 
 class _Offer(NamedTuple, Generic[Data]):
     data: Data
@@ -51,7 +54,7 @@ class _Offer(NamedTuple, Generic[Data]):
 class Offers(Generic[Data]):
     """At most `bytes_max` bytes of waiting offers, each for `ttl_s` seconds."""
 
-    def __init__(self, bytes_max: int, ttl_s: float) -> None:
+    def __init__(self, bytes_max: int, ttl_s: float = TTL_S) -> None:
         self._bytes_max, self._ttl_s = bytes_max, ttl_s
         self._waiting: dict[bytes, _Offer[Data]] = {}  # oldest first: all have the same time to live
         self._size_bytes = self._offered = self._taken = self._released = self._expired = self._refused = 0

@@ -16,8 +16,8 @@ from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
 from worker_agent.media.addresses import Address
 from worker_agent.media.config import MediaSection
-from worker_agent.media.fetch import checked_sockets, client_url
-from worker_agent.media.loader import MediaLoader
+from worker_agent.media.fetch import REDIRECTS_MAX, checked_sockets, client_url
+from worker_agent.media.loader import FETCHES_MAX, MediaLoader
 from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import FetchRules, http_target
@@ -237,8 +237,8 @@ async def test_a_name_without_addresses_is_refused(server: Server) -> None:
 
 async def test_redirects_are_bounded(server: Server) -> None:
     server.paths["/loop"] = lambda: web.Response(status=308, headers={"Location": "/loop"})
-    assert await reason_of(server.port, server.url("/loop"), redirects_max=2) == "redirect_count"
-    assert len(server.asked) == 3
+    assert await reason_of(server.port, server.url("/loop")) == "redirect_count"
+    assert len(server.asked) == 1 + REDIRECTS_MAX
 
 
 # ------------------------------------------------------------------------------------------------------ answers
@@ -322,9 +322,9 @@ async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
         running -= 1
         return [HERE]
 
-    loader = MediaLoader(section(server.port, fetches_max=2), resolve=resolve)
-    media = await loader.load([part(server.url("/a.png"))] * 6)
-    assert (len(media), peak) == (6, 2)
+    loader = MediaLoader(section(server.port), resolve=resolve)
+    media = await loader.load([part(server.url("/a.png"))] * 12)
+    assert (len(media), peak) == (12, FETCHES_MAX)
 
 
 async def test_where_one_is_refused_the_others_are_given_up() -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import pytest
@@ -284,6 +284,13 @@ def test_a_section_that_is_none_is_named(tmp_path: Path, text: str, path: str) -
 def test_a_shown_tree_loads_again(tmp_path: Path) -> None:
     settings = load_settings(Tree, assignments=["policy.names=[a]", "nats.url=nats://a:1", "policy.temperature=0.125"])
     assert load_settings(Tree, file=file_with(tmp_path, render(settings))) == settings
+
+
+def test_what_differs_from_its_default_is_shown_first() -> None:
+    shown: Any = load_yaml(render(load_settings(Tree, assignments=["control.host=::1", "policy.inner.level=3"])))
+    assert list(shown) == ["policy", "control", "nats"]
+    assert list(shown["policy"]) == ["inner", "temperature", "mode", "names"]
+    assert next(iter(shown["control"])) == "host"
 
 
 def test_a_shown_tree_masks_secrets() -> None:

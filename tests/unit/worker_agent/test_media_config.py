@@ -31,7 +31,6 @@ def test_by_default_embeddings_stay_on_the_machine() -> None:
         ("directories", ["/media/../etc"]),
         ("schemes", ["file"]),
         ("kinds", ["video"]),
-        ("image_types", ["image/svg+xml"]),
         ("ports", [0]),
     ],
 )
