@@ -8,7 +8,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-import click
 import msgspec
 from aiohttp import web
 
@@ -24,6 +23,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.acceptor import listening_at_path
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
+from kv_runtime.process import print_json
 from kv_runtime.supervise import until
 
 
@@ -59,4 +59,4 @@ async def _restored(log: EventLog, time_ns: int, fold: IndexFold) -> Moment:
 
 
 def _tell(progress: MomentProgress) -> None:
-    click.echo(msgspec.json.encode(progress))
+    print_json(msgspec.json.encode(progress))

@@ -48,7 +48,7 @@ _log = structlog.get_logger("indexer")
 class NotRetained(Exception):
     """The requested moment is not available; `oldest` is the oldest message whose moment is, if any."""
 
-    def __init__(self, field: str, found: object, oldest: "Available | None", last_seq: int) -> None:
+    def __init__(self, field: str, found: object, oldest: "AvailableMoment | None", last_seq: int) -> None:
         allowed, why = "none", "nothing is kept"
         if oldest is not None:
             oldest_time = wall_time.shown(oldest.time_ns)
@@ -62,7 +62,7 @@ class SnapshotUnknown(Exception):
     """The snapshot does not exist or cannot be read."""
 
 
-class Available(NamedTuple):
+class AvailableMoment(NamedTuple):
     """A message whose moment is available, and its time; the snapshot's time if the log has dropped the message."""
 
     stream_seq: int
@@ -164,21 +164,21 @@ class _Past:
                 return checkpoint
         return None
 
-    async def oldest(self) -> Available | None:
+    async def oldest(self) -> AvailableMoment | None:
         """Return the oldest message from which on every moment is available."""
         if not self._stream.last_seq:
             return None
         if self._stream.first_seq <= 1:
-            return Available(1, self._stream.first_time_ns)
+            return AvailableMoment(1, self._stream.first_time_ns)
         for name in await self._names():
             if self._log_continues_from(name) and await self._read(name) is not None:
                 return await self.available(name.stream_seq, name.wall_ns)
         return None
 
-    async def available(self, seq: int, wall_ns: int) -> Available:
+    async def available(self, seq: int, wall_ns: int) -> AvailableMoment:
         """Return the message with its time, or with `wall_ns` if the log has dropped it."""
         message = await self._event_log.message_from(subjects.EVENTS_STREAM, seq)
-        return Available(seq, wall_ns if message is None or message.stream_seq != seq else message.time_ns)
+        return AvailableMoment(seq, wall_ns if message is None or message.stream_seq != seq else message.time_ns)
 
     def _log_continues_from(self, name: SnapshotName) -> bool:
         return self._stream.first_seq - 1 <= name.stream_seq <= self._stream.last_seq

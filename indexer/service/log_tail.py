@@ -11,7 +11,7 @@ Each of the two streams is in order. Old messages of both come as fast as they c
 from collections.abc import Callable
 from typing import NamedTuple
 
-from indexer.service.history import Available, NotRetained
+from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import Line, beat_line, event_lines, fleet_line
 from kv_protocol import subjects
 from kv_runtime.clock import Clock
@@ -77,7 +77,7 @@ async def from_seq(log: EventLog, seq: int) -> TailStart:
     stream = await log.stream_state(_EVENTS)
     message = await log.message_from(_EVENTS, seq) if seq <= stream.last_seq else None
     if message is None or message.stream_seq != seq:
-        oldest = Available(stream.first_seq, stream.first_time_ns) if stream.first_time_ns else None
+        oldest = AvailableMoment(stream.first_seq, stream.first_time_ns) if stream.first_time_ns else None
         raise NotRetained("from-seq", seq, oldest, stream.last_seq)
     then = await since(log, message.time_ns)
     return then._replace(events=then.events._replace(seq=seq - 1))

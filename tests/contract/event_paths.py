@@ -20,7 +20,7 @@ from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.engine_events import EngineEvent, RankEvent
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.mirror import ENGINE
@@ -88,7 +88,7 @@ class PublishingEngine:
 
     def __init__(self, log: EventLog, context: zmq.asyncio.Context) -> None:
         self.publisher = CapturePublisher(context)
-        at = PublisherAt(Origin(ENGINE), self.publisher.endpoint, self.publisher.replay_endpoint)
+        at = PublisherAddress(Origin(ENGINE), self.publisher.endpoint, self.publisher.replay_endpoint)
         self.path = event_path({}, log, context, published=(at,))
         self._sequence = 0
 
@@ -111,7 +111,7 @@ def event_path(
     log: EventLog,
     context: zmq.asyncio.Context,
     *,
-    published: tuple[PublisherAt, ...] = (),
+    published: tuple[PublisherAddress, ...] = (),
     restarts: Restarts | None = None,
 ) -> EventPath:
     """Return the path of a worker of `DP_RANKS`; its epochs are 100, 101."""

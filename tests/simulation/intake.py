@@ -18,7 +18,7 @@ from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import engine_wire as hop_a
 from worker_agent.events.outbox import Outbox
 from worker_agent.events.poll_urgency import Drain
-from worker_agent.events.relearning import Drained, Relearning
+from worker_agent.events.relearning import DrainedMoment, Relearning
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
@@ -49,7 +49,7 @@ class Intake:
         self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
         self._drain = Drain(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
-        self._drained = Drained(0, {})
+        self._drained = DrainedMoment(0, {})
         self._relearning = Relearning()
         self._question = self._lost_in_a_row = 0
         self._is_asking = False
@@ -91,7 +91,7 @@ class Intake:
         self._publish(self._take())
         is_lossy = sum(self._engine.rules.events_lost.values()) > lost
         if self._drain.on_cycle(is_lossy=is_lossy):
-            self._drained = Drained(self._sequence, dict(self._engine.rules.events_lost))
+            self._drained = DrainedMoment(self._sequence, dict(self._engine.rules.events_lost))
 
     def _take(self) -> list[dict[str, Any]]:
         taken: list[dict[str, Any]] = []

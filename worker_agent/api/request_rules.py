@@ -4,7 +4,7 @@
     a phase that the role does not serve                 refused (`phase_of`)
     echo, suffix, beam search, and other options that    refused, unless it has its neutral value
     no engine supports
-    guides, logits_processors, prompt_logprobs           by `SKILLS` of the engine, which checks its own limits
+    guides, logits_processors, prompt_logprobs           by `skills` of the engine, which checks its own limits
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
     priority 0..1                                        passed to the engine: of waiting requests the highest is first
@@ -17,7 +17,7 @@ Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_
 
 import base64
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -29,15 +29,10 @@ from worker_agent.api.request_sampling import check_size, guide_field, sampling_
 from worker_agent.api.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
 from worker_agent.port.handoff import Handoff, handoff_of_request
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineDescription, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
 _TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16
-
-Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
-ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
-SKILLS: Mapping[str, frozenset[Skill]] = {"simulated": frozenset()}
-"""The optional features of an engine, by its event source; an engine that is not listed has all."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
@@ -105,7 +100,7 @@ class RequestRules:
         if len(processors) > _PROCESSORS_MAX:
             found = Verbatim(f"{len(processors)} names")
             raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
-        check_supported(request, sampling, processors, SKILLS.get(self._description.event_source, ALL_SKILLS))
+        check_supported(request, sampling, processors, self._description.skills)
         return RequestOptions(
             **msgspec.structs.asdict(phase),
             lora_name=request.model if request.model in self._loras else None,
@@ -176,7 +171,7 @@ class RequestRules:
 
 
 def check_supported(
-    request: Request, sampling: Sampling, processors: tuple[str, ...], skills: frozenset[Skill] = ALL_SKILLS
+    request: Request, sampling: Sampling, processors: tuple[str, ...], skills: frozenset[Skill]
 ) -> None:
     """Raise `RequestInvalid` if the request has an unsupported option."""
     for field, neutral in _NEUTRAL.items():

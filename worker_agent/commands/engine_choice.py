@@ -41,7 +41,7 @@ from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simu
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription
 
@@ -57,13 +57,13 @@ _OPTIONS = {
 _log = structlog.get_logger("serve")
 
 
-class Chosen(NamedTuple):
+class EngineChoice(NamedTuple):
     """The chosen engine's parameters; `args` are TensorRT-LLM's, None for the simulated engine."""
 
     args: EngineArgs | None
     model: str
     polls_events: bool
-    publishers: tuple[PublisherAt, ...]
+    publishers: tuple[PublisherAddress, ...]
     """Publishers of an engine that streams its events itself."""
     has_statistics: bool
     event_buffer: int
@@ -85,7 +85,7 @@ class BuiltEngine(NamedTuple):
     trtllm: TensorRTLLMEngine | None
 
 
-def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> Chosen:
+def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> EngineChoice:
     """Return the engine that the settings and the engine arguments choose.
 
     Raises:
@@ -96,7 +96,7 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
         return _trtllm_chosen(settings, sources, circumstances)
     _refuse_engine_args(sources, circumstances)
     engine = settings.engine
-    return Chosen(
+    return EngineChoice(
         None,
         engine.model or SIMULATED,
         polls_events=True,
@@ -108,7 +108,7 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
     )
 
 
-def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> Chosen:
+def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> EngineChoice:
     role, model = settings.worker.role, settings.engine.model
     around = msgspec.structs.replace(
         circumstances, role=role, has_logits_processors=bool(settings.trtllm.logits_processors)
@@ -118,7 +118,7 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
     check_files(args)
     _check_together(settings, args)
     has_events = circumstances.publishes_kv_events and role != "encode"
-    return Chosen(
+    return EngineChoice(
         args,
         model or str(args.value("model")),
         polls_events=has_events and not is_streaming(args),
@@ -142,12 +142,12 @@ def _named_backend(args: EngineArgs) -> str:
     return "" if backend in (None, "DEFAULT") else str(backend)
 
 
-def served_names(settings: AgentSettings, chosen: Chosen) -> tuple[str, ...]:
+def served_names(settings: AgentSettings, chosen: EngineChoice) -> tuple[str, ...]:
     """Return the model's names in requests; the first is its name in the fleet."""
     return settings.engine.served_names or (chosen.model,)
 
 
-def engine_text(settings: AgentSettings, chosen: Chosen) -> Text:
+def engine_text(settings: AgentSettings, chosen: EngineChoice) -> Text:
     """Return the model's tokenizer and chat template; raise `TextError`."""
     text = load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
     if isinstance(text, UnreadText):
@@ -155,7 +155,7 @@ def engine_text(settings: AgentSettings, chosen: Chosen) -> Text:
     return text
 
 
-def served_media(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock) -> ServedMedia:
+def served_media(settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock) -> ServedMedia:
     """Return the worker's media handling; raise `TextError` if the model's image settings are inconsistent."""
     return ServedMedia(
         settings,
@@ -167,12 +167,12 @@ def served_media(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clo
     )
 
 
-def _text_path(settings: AgentSettings, chosen: Chosen) -> str:
+def _text_path(settings: AgentSettings, chosen: EngineChoice) -> str:
     return settings.engine.text or (BYTE_MODEL if chosen.args is None else chosen.model)
 
 
 def build_engine(
-    settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
+    settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
 ) -> BuiltEngine:
     """Return the engine, which `call` loads and shuts down; raise `EngineError` for a bad logits processor."""
     name = served_names(settings, chosen)[0]
@@ -221,7 +221,7 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
     return SimulatedEngine(simulator, clock, speed=engine.speed, carrier=carrier)
 
 
-def _publishers(settings: AgentSettings, args: EngineArgs) -> tuple[PublisherAt, ...]:
+def _publishers(settings: AgentSettings, args: EngineArgs) -> tuple[PublisherAddress, ...]:
     nodelist = os.environ.get("SLURM_STEP_NODELIST", "")
     try:
         return engine_publishers(args, hosts=settings.trtllm.event_hosts, nodelist=nodelist)

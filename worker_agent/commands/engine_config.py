@@ -18,7 +18,7 @@ from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.slurm import (
     Gpu,
-    Placed,
+    PlacedWorker,
     Precision,
     Shape,
     ShapeRefused,
@@ -169,7 +169,7 @@ def _shape(role: Any, options: dict[str, Any]) -> Shape:  # noqa: ANN401 - one o
     )
 
 
-def _script(workers: list[Placed], output: Path, model: str, nats_url: str) -> str:
+def _script(workers: list[PlacedWorker], output: Path, model: str, nats_url: str) -> str:
     """Return the script. `trtllm-llmapi-launch` starts the engine's processes of all tasks behind the first one.
 
     Source: NVIDIA/TensorRT-LLM, `examples/llm-api/llm_mgmn_trtllm_serve.sh`.

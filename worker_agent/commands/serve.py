@@ -42,7 +42,7 @@ from worker_agent.api.served_media import ServedMedia
 from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
-    Chosen,
+    EngineChoice,
     build_engine,
     engine_text,
     served_media,
@@ -71,7 +71,7 @@ class _WorkerParts(NamedTuple):
     """The shared parts of the process, once the engine is loaded."""
 
     settings: AgentSettings
-    chosen: Chosen
+    chosen: EngineChoice
     built: BuiltEngine
     text: Text
     media: ServedMedia
@@ -86,7 +86,7 @@ class _WorkerParts(NamedTuple):
 
 async def run_served(
     settings: AgentSettings,
-    chosen: Chosen,
+    chosen: EngineChoice,
     stop: asyncio.Event,
     report: Callable[[str], None],
     call: ThreadCall = asyncio.to_thread,

@@ -17,7 +17,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.api.status import streams_status
-from worker_agent.commands.engine_choice import BuiltEngine, Chosen
+from worker_agent.commands.engine_choice import BuiltEngine, EngineChoice
 from worker_agent.config import HOST, AgentSettings
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -32,7 +32,7 @@ class ServedEvents:
     def __init__(
         self,
         settings: AgentSettings,
-        chosen: Chosen,
+        chosen: EngineChoice,
         built: BuiltEngine,
         model: str,
         instance: str,
@@ -75,7 +75,9 @@ class ServedEvents:
         """Return the streams' positions and the sources' status, for operators."""
         return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
 
-    def _sources(self, settings: AgentSettings, chosen: Chosen, built: BuiltEngine) -> Iterator[tuple[str, Source]]:
+    def _sources(
+        self, settings: AgentSettings, chosen: EngineChoice, built: BuiltEngine
+    ) -> Iterator[tuple[str, Source]]:
         if not chosen.polls_events:
             return
         yield (

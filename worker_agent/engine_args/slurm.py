@@ -48,7 +48,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker and its nodes; `gpus_per_node` GPUs of each."""
 
     role: Literal["prefill", "decode"]
@@ -70,7 +70,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     return tuple(tasks)
 
 
-def placed(nodes: Sequence[str], tasks: Sequence[int], shapes: Sequence[Shape]) -> list[Placed]:
+def placed(nodes: Sequence[str], tasks: Sequence[int], shapes: Sequence[Shape]) -> list[PlacedWorker]:
     """Return where each worker runs; no GPU has two workers.
 
     Raises:
@@ -78,7 +78,7 @@ def placed(nodes: Sequence[str], tasks: Sequence[int], shapes: Sequence[Shape]) 
     """
     if len(nodes) != len(tasks):
         raise ShapeRefused(f"{len(nodes)} nodes, but tasks of {len(tasks)}")
-    free, result = list(tasks), list[Placed]()
+    free, result = list(tasks), list[PlacedWorker]()
     for shape in shapes:
         for number in range(shape.workers):
             at = _room(free, tasks, shape.gpus)
@@ -92,7 +92,9 @@ def placed(nodes: Sequence[str], tasks: Sequence[int], shapes: Sequence[Shape]) 
             for index in at:
                 free[index] -= taken
             result.append(
-                Placed(role=shape.role, number=number, nodes=tuple(nodes[index] for index in at), gpus_per_node=taken)
+                PlacedWorker(
+                    role=shape.role, number=number, nodes=tuple(nodes[index] for index in at), gpus_per_node=taken
+                )
             )
     return result
 

@@ -53,7 +53,7 @@ Deliver = Callable[[Origin, Delivery], Awaitable[None]]
 _log = structlog.get_logger("hop_a")
 
 
-class PublisherAt(NamedTuple):
+class PublisherAddress(NamedTuple):
     """The addresses of a publisher; without a replay endpoint every hole is a loss."""
 
     origin: Origin
@@ -269,7 +269,7 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
     return socket
 
 
-def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
+def reader_at(publisher: PublisherAddress, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
     """Return a subscriber at the beginning of the publisher's stream."""
     return EngineEventSubscriber(
         publisher.origin,

@@ -1,8 +1,8 @@
 """The event path inside an agent: pollers, subscribers, and their consolidator.
 
     polled      a source that this process polls (`Source`): a thread hands its events to the event loop, no socket
-    published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager
-                of a host tier. This process subscribes to it over ZeroMQ
+    published   a source that publishes itself (`PublisherAddress`): an engine that streams its events, or the owner
+                of a host tier (a KV block manager). This process subscribes to it over ZeroMQ
 
 A worker has any number of both; a block's copies are counted by source (ADR 1).
 """
@@ -20,7 +20,7 @@ from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import PublisherAt, reader_at
+from worker_agent.events.engine_event_subscriber import PublisherAddress, reader_at
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
@@ -33,7 +33,7 @@ def new_epoch() -> int:
     return 1 + secrets.randbelow((1 << 64) - 1)
 
 
-def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
+def origins_of(sources: Iterable[str], published: Iterable[PublisherAddress] = ()) -> list[Origin]:
     """Return the origins of these sources and publishers, for the consolidation."""
     return [*map(Origin, sources), *(each.origin for each in published)]
 
@@ -62,7 +62,7 @@ class EventPath:
         model: str,
         worker_id: str,
         poll_s: float,
-        published: Sequence[PublisherAt] = (),
+        published: Sequence[PublisherAddress] = (),
         restarts: Restarts = RESTARTS,
         tracing: EventTracing | None = None,
         stale: str = "",

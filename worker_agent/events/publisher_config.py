@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from kv_protocol.ids import DP_RANK_MAX
 from kv_runtime.config.sections import Section
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import checked_endpoint
 
@@ -32,10 +32,10 @@ class PublisherSection(Section):
         return self
 
     @property
-    def at(self) -> PublisherAt:
+    def at(self) -> PublisherAddress:
         """Its addresses, for an `EventPath`."""
         replay = self.replay_endpoint
-        return PublisherAt(
+        return PublisherAddress(
             Origin(self.source, self.dp_rank),
             checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote),
             replay and checked_endpoint("replay_endpoint", replay, allow_remote=self.allow_remote),

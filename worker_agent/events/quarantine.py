@@ -38,7 +38,7 @@ class EventTooLarge(LimitExceeded):
     """An event is larger than one may be."""
 
 
-class Quarantined(NamedTuple):
+class QuarantinedEvent(NamedTuple):
     """One event: its number among all quarantined events, from 1, its rank if it has one, and its shortened text."""
 
     number: int
@@ -53,10 +53,10 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)
-        self._newest: tuple[Quarantined, ...] = ()
+        self._newest: tuple[QuarantinedEvent, ...] = ()
 
     @property
-    def kept(self) -> tuple[Quarantined, ...]:
+    def kept(self) -> tuple[QuarantinedEvent, ...]:
         """The newest events, oldest first."""
         return self._newest
 
@@ -68,7 +68,7 @@ class Quarantine:
         reason, problem = _reason(engine_event, error, dp_rank), problem_of(error)
         self.counts[reason] += 1
         number = sum(self.counts.values())
-        entry = Quarantined(number, reason, problem, dp_rank, _shown(engine_event))
+        entry = QuarantinedEvent(number, reason, problem, dp_rank, _shown(engine_event))
         self._newest = (*self._newest, entry)[-NEWEST_MAX:]  # replaced, not changed: other threads read it
         return problem
 

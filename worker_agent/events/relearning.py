@@ -7,14 +7,14 @@
     published   the log has it. The loss is over
 
 Counts of lost events only grow, so each stage stores the count at which it was reached. The source's thread counts and
-creates `Drained`, the event loop does the rest.
+creates `DrainedMoment`, the event loop does the rest.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Drained(NamedTuple):
+class DrainedMoment(NamedTuple):
     """A moment at which the source had no more events: the poller's next sequence, and the events lost so far."""
 
     sequence: int
@@ -36,7 +36,9 @@ class Relearning:
         self._read: dict[int, _Read] = {}
         self._over: dict[int, int] = {}
 
-    def on_progress(self, dp_rank: int, drained: Drained, delivered: int, last_seq: int, published_seq: int) -> None:
+    def on_progress(
+        self, dp_rank: int, drained: DrainedMoment, delivered: int, last_seq: int, published_seq: int
+    ) -> None:
         """Note the progress of the source, of the delivery and of the rank's stream."""
         lost = drained.lost.get(dp_rank, 0)
         if delivered >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:

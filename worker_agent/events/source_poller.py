@@ -30,7 +30,7 @@ from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEven
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_urgency import Drain
 from worker_agent.events.quarantine import Quarantine
-from worker_agent.events.relearning import Drained
+from worker_agent.events.relearning import DrainedMoment
 from worker_agent.port.types import EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
@@ -151,7 +151,7 @@ class SourcePoller:
         self._waiting: Handover[_Entry] = Handover(WAITING_NUMBERS_MAX)
         self._requested: deque[asyncio.Future[None]] = deque()
         self.drain = Drain(source.buffer_events)
-        self.drained = Drained(0, {})
+        self.drained = DrainedMoment(0, {})
         """The newest time at which the source had no more events."""
         self.poll_failures_total = 0
         self.failure = ""
@@ -212,7 +212,7 @@ class SourcePoller:
         self._hand_over(self._source.translate(self._take(timeout_s)))
         is_lossy = sum(self._source.events_lost.values()) > lost_before
         if self.drain.on_cycle(is_lossy=is_lossy):
-            self.drained = Drained(self._sequence, dict(self._source.events_lost))
+            self.drained = DrainedMoment(self._sequence, dict(self._source.events_lost))
         if not self.failure:
             for _ in range(requests):
                 self._waiting.put(self._requested.popleft())

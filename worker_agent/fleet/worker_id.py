@@ -26,7 +26,7 @@ from worker_agent.fleet.worker_id_rules import (
     SILENT_S,
     Action,
     Liveness,
-    Newest,
+    NewestMessage,
     action,
     action_on_another,
     drained_by_hand,
@@ -53,7 +53,7 @@ class _NewestMessage(NamedTuple):
 
     subject: str
     seq: int
-    newest: Newest
+    newest: NewestMessage
     refused: str = ""
 
 
@@ -181,7 +181,7 @@ class WorkerId:
             refused = str(error)
             if error.reason == "base_url":  # readers that started later may have accepted it
                 event = fleet.decode_fleet_event(message.data)
-        return _NewestMessage(message.subject, message.stream_seq, Newest(event, claim), refused)
+        return _NewestMessage(message.subject, message.stream_seq, NewestMessage(event, claim), refused)
 
     async def _settled(self, registration: WorkerRegistered) -> tuple[list[_NewestMessage], list[Action]]:
         """Return the id's newest messages and the action for each, once the liveness of all instances is known.
@@ -192,7 +192,7 @@ class WorkerId:
         while True:
             messages = await self._read_newest()
             if all(each.subject != subject for each in messages):
-                messages.append(_NewestMessage(subject, 0, Newest(None), "no event"))
+                messages.append(_NewestMessage(subject, 0, NewestMessage(None), "no event"))
             actions = [await self._action(each, registration) for each in messages]
             if "wait" not in actions:
                 self._note_drain(messages, actions)

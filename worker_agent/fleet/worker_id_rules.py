@@ -48,14 +48,14 @@ Liveness = Literal["alive", "silent", "unknown"]
 Action = Literal["keep", "register", "replace", "wait", "stop"]
 
 
-class Newest(NamedTuple):
+class NewestMessage(NamedTuple):
     """The newest message of a subject of the id. `event` is None if it was refused; `claim` is that of its instance."""
 
     event: FleetEvent | None
     claim: int = 0
 
 
-def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:
+def action(newest: NewestMessage | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:
     """Return the action of the instance that registers `own`, given the other instance's `liveness`."""
     event = None if newest is None else newest.event
     if newest is None or event is None:

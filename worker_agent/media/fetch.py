@@ -38,7 +38,7 @@ _LINE_BYTES_MAX = 8190
 _FOUND_CHARACTERS_MAX = 40
 
 
-class Fetched(NamedTuple):
+class FetchedBody(NamedTuple):
     """A body, and the content type that its server declares."""
 
     data: bytes
@@ -52,14 +52,14 @@ class MediaFetch:
         self._rules, self._fetch_s = rules, fetch_s
         self._resolve = resolve or system_addresses
 
-    async def get(self, url: str, field: str, bytes_max: int) -> Fetched:
+    async def get(self, url: str, field: str, bytes_max: int) -> FetchedBody:
         """Return the content of `url`, 1 to `bytes_max` bytes; raise `MediaRefused`."""
         target = http_target(url, field, self._rules)
         try:
             async with asyncio.timeout(self._fetch_s):
                 for _ in range(REDIRECTS_MAX + 1):
                     answer = await self._ask(target, field, bytes_max)
-                    if isinstance(answer, Fetched):
+                    if isinstance(answer, FetchedBody):
                         return answer
                     target = answer
         except TimeoutError as error:
@@ -67,7 +67,7 @@ class MediaFetch:
             raise MediaRefused("timeout", field, found, "a whole answer within media.fetch_s") from error
         raise MediaRefused("redirect_count", field, shown_url(url), f"at most {REDIRECTS_MAX} redirects")
 
-    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> Fetched | HttpTarget:
+    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> FetchedBody | HttpTarget:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
         try:
             async with (
@@ -100,7 +100,7 @@ async def system_addresses(host: str) -> list[Address]:
     return list(dict.fromkeys(ip_address(address[0]) for *_, address in found))
 
 
-async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int) -> Fetched:
+async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int) -> FetchedBody:
     if response.status != _OK:
         raise MediaRefused("status", field, f"{response.status} from {shown_url(target.url)}", f"{_OK}, or a redirect")
     encoding = response.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
@@ -117,7 +117,7 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
             raise MediaRefused("too_large", field, f"more than {bytes_max} bytes", allowed)
     if not data:
         raise MediaRefused("content", field, "0 bytes", f"1..{bytes_max} bytes")
-    return Fetched(bytes(data), response.headers.get(hdrs.CONTENT_TYPE))
+    return FetchedBody(bytes(data), response.headers.get(hdrs.CONTENT_TYPE))
 
 
 def _session(addresses: tuple[Address, ...], bytes_max: int) -> aiohttp.ClientSession:

@@ -11,6 +11,8 @@ from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprobs
 
 MediaKind = Literal["image", "embeddings"]
+Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
+ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
 FinishReason = Literal["length", "stop", "error"]
 PRIORITY_DEFAULT = 35
 PRIORITY_MAX = 100
@@ -53,7 +55,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     version: str
-    event_source: Literal["trtllm", "simulated"]
+    event_source: str
     block_size: int
     total_kv_blocks: int
     max_num_seqs: int
@@ -61,6 +63,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int
     max_prompt_tokens: int = 0
     dp_ranks: tuple[int, ...] = (0,)
+    skills: frozenset[Skill] = frozenset()
+    """The optional features that it has."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from tests.system.integration.event_path import MODEL, WORKER, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.engine_events import RankEvent
 from worker_agent.events.event_path import EventPath, origins_of
 from worker_agent.events.mirror import ENGINE
@@ -91,7 +91,7 @@ def made_agent(
     engine: RoughEngine,
     context: zmq.asyncio.Context,
     *,
-    published: Sequence[PublisherAt] = (),
+    published: Sequence[PublisherAddress] = (),
     is_polled: bool = True,
     restarts: Restarts = PATIENT,
 ) -> PolledAgent:
@@ -132,7 +132,7 @@ async def polled_agent(
     log: EventLog,
     engine: RoughEngine,
     *,
-    published: Sequence[PublisherAt] = (),
+    published: Sequence[PublisherAddress] = (),
     context: zmq.asyncio.Context | None = None,
     is_polled: bool = True,
     restarts: Restarts = PATIENT,

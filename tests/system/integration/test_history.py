@@ -18,7 +18,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshot_keeper as keeper
 from indexer.service import wall_time
-from indexer.service.history import Available, NotRetained, moment_at, seq_at
+from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_protocol.digest import TierDigest
@@ -188,7 +188,7 @@ async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: T
 # ---------------------------------------------------------------- what is not kept is said
 
 
-def shown(told: NotRetained) -> tuple[str, object, Available | None, int]:
+def shown(told: NotRetained) -> tuple[str, object, AvailableMoment | None, int]:
     return told.field, told.found, told.oldest, told.last_seq
 
 
@@ -199,7 +199,7 @@ async def test_what_never_was_is_refused_with_what_can_be_had(told: Told, seq: i
     assert first is not None
     with pytest.raises(NotRetained) as refused:
         await index_at(told.log, seq)
-    assert shown(refused.value) == ("seq", seq, Available(1, first.time_ns), MESSAGES)
+    assert shown(refused.value) == ("seq", seq, AvailableMoment(1, first.time_ns), MESSAGES)
     allowed = r"allowed .*Z and later: the oldest that is kept is message 1,"
     with pytest.raises(NotRetained, match=f"time: found 1970-.*, {allowed}"):
         await seq_at(told.log, 10**9)
@@ -213,7 +213,7 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
     await short.log.purge(subjects.EVENTS_STREAM, after.stream_seq - 1)
     oldest = await short.log.message_from(subjects.EVENTS_STREAM, after.stream_seq)
     assert oldest is not None
-    available = Available(after.stream_seq, oldest.time_ns)
+    available = AvailableMoment(after.stream_seq, oldest.time_ns)
     kept = [name.stream_seq for name in names]  # readable as they are; the first may be of message 1
     for seq in {1, before.stream_seq - 1, before.stream_seq + 1, after.stream_seq - 1}.difference(kept):
         with pytest.raises(NotRetained) as refused:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from indexer.service import log_tail
-from indexer.service.history import Available, NotRetained
+from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import EventLine, FleetLine, Line, UnreadableLine
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import fleet, subjects
@@ -71,7 +71,12 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
     with pytest.raises(NotRetained) as refused:
         await log_tail.from_seq(log, seq)
     told = refused.value
-    assert (told.field, told.found, told.oldest, told.last_seq) == ("from-seq", seq, Available(3, third.time_ns), 5)
+    assert (told.field, told.found, told.oldest, told.last_seq) == (
+        "from-seq",
+        seq,
+        AvailableMoment(3, third.time_ns),
+        5,
+    )
 
 
 @pytest.mark.parametrize(

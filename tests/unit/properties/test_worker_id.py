@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
 from tests.support.amount import examples
 from tests.unit.router.samples import registered
-from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Liveness, Newest, action
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Liveness, NewestMessage, action
 
 AGENTS = 4
 ROUNDS_MAX = 4 * AGENTS
@@ -32,7 +32,7 @@ class Log:
     """The id's subject."""
 
     last_seq: int = 0
-    newest: Newest | None = None
+    newest: NewestMessage | None = None
     newest_seq: int = 0
 
     def publish(self, event: FleetEvent, claim: int, after_seq: int | None = None) -> int | None:
@@ -40,7 +40,7 @@ class Log:
         if after_seq not in (None, self.newest_seq):
             return None
         self.last_seq += 1
-        self.newest_seq, self.newest = self.last_seq, Newest(event, claim or self.last_seq)
+        self.newest_seq, self.newest = self.last_seq, NewestMessage(event, claim or self.last_seq)
         return self.last_seq
 
     def purge(self) -> None:
@@ -149,7 +149,7 @@ def test_one_living_instance_keeps_the_id_and_it_is_the_earliest(steps: Any) -> 
     keepers = [agent for agent in world.agents if agent.is_alive]
     assert len(keepers) == min(1, len(alive))
     for keeper in keepers:
-        assert world.log.newest == Newest(keeper.own, keeper.claim)
+        assert world.log.newest == NewestMessage(keeper.own, keeper.claim)
         assert keeper is earliest or not has_claim
 
 

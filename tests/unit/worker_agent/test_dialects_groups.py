@@ -3,8 +3,7 @@
 import pytest
 
 from tests.unit.worker_agent.wire_words import GOOD_MAP, read, stored, stored_array, stored_map
-from worker_agent.events.dialects.attention_groups import MAIN_KINDS
-from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.dialects.batches import MAIN_KINDS, BatchDecoder
 from worker_agent.events.engine_events import EngineRemoved
 
 OTHER_KINDS = (

@@ -9,7 +9,7 @@ from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 
 ON = {"enable_kv_cache_events": True}
 
@@ -42,14 +42,14 @@ def test_an_engine_streams_when_it_is_told_to_publish(config: dict[str, Any] | N
 
 
 def test_one_rank_is_one_publisher_at_the_default_port_of_this_machine() -> None:
-    assert engine_publishers(streaming()) == (PublisherAt(Origin("engine"), "tcp://127.0.0.1:5557"),)
+    assert engine_publishers(streaming()) == (PublisherAddress(Origin("engine"), "tcp://127.0.0.1:5557"),)
 
 
 def test_each_attention_dp_rank_has_a_publisher_and_replays_of_its_own() -> None:
     args = streaming(2, endpoint="tcp://*:6000", replay_endpoint="tcp://0.0.0.0:7000", topic="kv")
     assert engine_publishers(args) == (
-        PublisherAt(Origin("engine", 0), "tcp://127.0.0.1:6000", "tcp://127.0.0.1:7000", "kv"),
-        PublisherAt(Origin("engine", 1), "tcp://127.0.0.1:6001", "tcp://127.0.0.1:7001", "kv"),
+        PublisherAddress(Origin("engine", 0), "tcp://127.0.0.1:6000", "tcp://127.0.0.1:7000", "kv"),
+        PublisherAddress(Origin("engine", 1), "tcp://127.0.0.1:6001", "tcp://127.0.0.1:7001", "kv"),
     )
 
 

@@ -1,17 +1,17 @@
 """When a rank is known again whose source lost events."""
 
-from worker_agent.events.relearning import Drained, Relearning
+from worker_agent.events.relearning import DrainedMoment, Relearning
 
 
 def missing(
-    relearning: Relearning, lost: int, drained: Drained, *, read: int, last_seq: int, published_seq: int
+    relearning: Relearning, lost: int, drained: DrainedMoment, *, read: int, last_seq: int, published_seq: int
 ) -> int:
     relearning.on_progress(0, drained, read, last_seq, published_seq)
     return relearning.missing(0, lost)
 
 
 def test_a_loss_lasts_until_the_source_was_dry_and_all_of_it_is_read_and_published() -> None:
-    relearning, before, dry = Relearning(), Drained(4, {}), Drained(9, {0: 3})
+    relearning, before, dry = Relearning(), DrainedMoment(4, {}), DrainedMoment(9, {0: 3})
     assert [
         missing(relearning, 3, before, read=9, last_seq=20, published_seq=20),
         missing(relearning, 3, dry, read=8, last_seq=20, published_seq=20),
@@ -22,28 +22,28 @@ def test_a_loss_lasts_until_the_source_was_dry_and_all_of_it_is_read_and_publish
 
 def test_what_comes_after_does_not_prolong_it() -> None:
     relearning = Relearning()
-    assert missing(relearning, 3, Drained(9, {0: 3}), read=9, last_seq=25, published_seq=20) == 3
-    assert missing(relearning, 3, Drained(50, {0: 3}), read=40, last_seq=99, published_seq=25) == 0
+    assert missing(relearning, 3, DrainedMoment(9, {0: 3}), read=9, last_seq=25, published_seq=20) == 3
+    assert missing(relearning, 3, DrainedMoment(50, {0: 3}), read=40, last_seq=99, published_seq=25) == 0
 
 
 def test_another_loss_before_the_end_counts_with_the_first() -> None:
     relearning = Relearning()
-    missing(relearning, 3, Drained(9, {0: 3}), read=9, last_seq=25, published_seq=20)
-    assert missing(relearning, 5, Drained(9, {0: 3}), read=12, last_seq=26, published_seq=24) == 5
-    assert missing(relearning, 5, Drained(12, {0: 5}), read=12, last_seq=26, published_seq=26) == 0
+    missing(relearning, 3, DrainedMoment(9, {0: 3}), read=9, last_seq=25, published_seq=20)
+    assert missing(relearning, 5, DrainedMoment(9, {0: 3}), read=12, last_seq=26, published_seq=24) == 5
+    assert missing(relearning, 5, DrainedMoment(12, {0: 5}), read=12, last_seq=26, published_seq=26) == 0
 
 
 def test_another_loss_after_the_end_counts_alone() -> None:
-    relearning, dry = Relearning(), Drained(9, {0: 3})
+    relearning, dry = Relearning(), DrainedMoment(9, {0: 3})
     assert missing(relearning, 3, dry, read=9, last_seq=25, published_seq=25) == 0
     assert missing(relearning, 5, dry, read=9, last_seq=25, published_seq=25) == 2
 
 
 def test_ranks_lose_each_for_themselves() -> None:
     relearning = Relearning()
-    relearning.on_progress(1, Drained(9, {0: 3}), 9, 5, 5)
+    relearning.on_progress(1, DrainedMoment(9, {0: 3}), 9, 5, 5)
     assert (relearning.missing(0, 3), relearning.missing(1, 0)) == (3, 0)
 
 
 def test_where_nothing_was_lost_nothing_is_missing() -> None:
-    assert missing(Relearning(), 0, Drained(0, {}), read=0, last_seq=5, published_seq=0) == 0
+    assert missing(Relearning(), 0, DrainedMoment(0, {}), read=0, last_seq=5, published_seq=0) == 0

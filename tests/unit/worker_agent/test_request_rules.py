@@ -21,7 +21,7 @@ from tests.support.engine_description import described
 from worker_agent.api.request_rules import RequestRules, prompt_ids
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineRequest
+from worker_agent.port.types import ALL_SKILLS, EngineRequest
 
 ENGINE = described(max_seq_len=100, dp_ranks=(0, 2))
 
@@ -89,8 +89,8 @@ def test_what_an_engine_cannot_do_is_refused_by_name_before_it_is_asked(request_
 
 @pytest.mark.parametrize(("request_", "field"), UNUSUAL)
 def test_one_that_can_is_asked(request_: Request, field: str) -> None:
-    wishes = rules(event_source="trtllm").wishes(request_)
-    assert wishes != rules(event_source="trtllm").wishes(chat()), field
+    wishes = rules(skills=ALL_SKILLS).wishes(request_)
+    assert wishes != rules(skills=ALL_SKILLS).wishes(chat()), field
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_one_that_can_is_asked(request_: Request, field: str) -> None:
 )
 def test_what_no_worker_does_is_refused_by_name(request_: Request, field: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        rules(event_source="trtllm").wishes(request_)
+        rules(skills=ALL_SKILLS).wishes(request_)
     assert refused.value.field == field
 
 
@@ -148,7 +148,7 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
         logit_bias={"9": 1},
         bad_words=msgspec.Raw(b'["a"]'),
     )
-    assert asked(request, of=rules(event_source="trtllm"), dp_rank=2, text="seven", conversation_id="c") == expected
+    assert asked(request, of=rules(skills=ALL_SKILLS), dp_rank=2, text="seven", conversation_id="c") == expected
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(None, None), (0, 0.0), (1.0, 1.0), (-1, None), (7, None)])
@@ -203,7 +203,7 @@ def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> No
         asked(chat(max_tokens=91))
 
 
-LONG = rules(max_seq_len=1 << 20, event_source="polled")
+LONG = rules(max_seq_len=1 << 20, skills=ALL_SKILLS)
 MANY = {"n": 64, "max_tokens": 195}  # times 21: 64 less than the bound, 262,144
 
 

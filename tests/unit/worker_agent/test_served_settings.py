@@ -10,7 +10,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import render
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
-from worker_agent.commands.engine_choice import Chosen, build_engine, chosen_engine, engine_text, served_names
+from worker_agent.commands.engine_choice import EngineChoice, build_engine, chosen_engine, engine_text, served_names
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
@@ -27,7 +27,7 @@ def loaded(*assignments: str) -> AgentSettings:
     return load_settings(AgentSettings, assignments=assignments)
 
 
-def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Chosen:
+def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> EngineChoice:
     return chosen_engine(loaded(*assignments), sources or EngineArgsSources(), Circumstances(**circumstances))
 
 
@@ -83,7 +83,7 @@ def test_a_stop_has_time_for_all_that_has_to_end() -> None:
 
 # ------------------------------------------------------------------------------------------------- the engine
 def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> None:
-    assert chosen() == Chosen(
+    assert chosen() == EngineChoice(
         None, "sim-8b", polls_events=True, publishers=(), has_statistics=True, event_buffer=100_000
     )
     cases: list[tuple[EngineArgsSources, dict[str, Any], str]] = [

@@ -22,7 +22,7 @@ from worker_agent.events.engine_events import (
     EngineStored,
     RankEvent,
 )
-from worker_agent.events.relearning import Drained
+from worker_agent.events.relearning import DrainedMoment
 from worker_agent.events.source_poller import Source, SourcePoller, batches_of
 from worker_agent.port.types import EngineError
 
@@ -234,7 +234,7 @@ async def test_when_the_source_ran_dry_it_is_said_up_to_which_message_and_after_
     async with running_poller(Source(polls.poll, translate, buffer_events=100, events_lost=lost)) as (poller, _):
         await poller.until_delivered()
         polls.say([RankEvent(0, REMOVAL)])
-        await eventually(lambda: poller.drained == Drained(1, {0: 0}))
+        await eventually(lambda: poller.drained == DrainedMoment(1, {0: 0}))
         polls.say([RankEvent(0, EngineCleared())], [RankEvent(0, REMOVAL), RankEvent(0, EngineCleared())])
-        await eventually(lambda: poller.drained == Drained(3, {0: 2}))
+        await eventually(lambda: poller.drained == DrainedMoment(3, {0: 2}))
         assert not poller.drain.is_pressed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.engines.trtllm.outputs import Outputs, Transferred, finish_reason
+from worker_agent.engines.trtllm.outputs import Outputs, TransferMeasure, finish_reason
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import FinishReason
 
@@ -140,12 +140,12 @@ def test_after_a_transfer_they_are_the_share_of_reused_blocks(reused: int, misse
 @pytest.mark.parametrize(
     ("moved", "handed_over", "told"),
     [
-        pytest.param(4096, True, [Transferred(4096, 0.25), None], id="measured"),
+        pytest.param(4096, True, [TransferMeasure(4096, 0.25), None], id="measured"),
         pytest.param(0, True, [None, None], id="nothing was moved"),
         pytest.param(4096, False, [None, None], id="a prompt of its own"),
     ],
 )
-def test_a_measured_transfer_is_told_once(moved: int, handed_over: bool, told: list[Transferred | None]) -> None:
+def test_a_measured_transfer_is_told_once(moved: int, handed_over: bool, told: list[TransferMeasure | None]) -> None:
     timing = SimpleNamespace(
         kv_cache_size=moved, kv_cache_transfer_start=timedelta(seconds=2), kv_cache_transfer_end=timedelta(seconds=2.25)
     )

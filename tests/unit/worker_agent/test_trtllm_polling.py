@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
+from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 
 ROW = {"iter": 1}
 
@@ -33,8 +33,8 @@ class Fetches:
         return self.answers.pop(0) if self.answers else []
 
 
-def polling(time: Time, pauses: Any = EVENT_PAUSES) -> Polling:
-    return Polling(pauses, now_s=lambda: time.now_s, sleep=time.sleep)
+def polling(time: Time, pauses: Any = EVENT_PAUSES) -> RowPoller:
+    return RowPoller(pauses, now_s=lambda: time.now_s, sleep=time.sleep)
 
 
 def test_what_is_there_comes_at_once() -> None:

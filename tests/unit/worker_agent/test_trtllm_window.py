@@ -20,8 +20,7 @@ from tests.unit.worker_agent.trtllm_json import (
     store,
     stored,
 )
-from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.dialects.trtllm_window import HELD_BACK_MAX
+from worker_agent.events.dialects.trtllm import HELD_BACK_MAX, TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
 
 

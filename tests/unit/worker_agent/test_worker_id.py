@@ -9,7 +9,7 @@ from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, Worke
 from kv_protocol.ids import checked_worker_id
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
-from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, liveness
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, NewestMessage, action, drained_by_hand, liveness
 
 OWN = registered(instance="own")
 OTHER = registered(instance="other", base_url="http://127.0.0.1:2")
@@ -24,22 +24,22 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
     ("newest", "expected"),
     [
         (None, "register"),
-        (Newest(None), "register"),
-        (Newest(OWN, 5), "keep"),
-        (Newest(FORGED, 5), "replace"),
-        (Newest(replace(OWN, ends_drain=True), 5), "keep"),
-        (Newest(replace(FORGED, ends_drain=True), 5), "replace"),
-        (Newest(replace(OWN, drained=True), 5), "keep"),
-        (Newest(WorkerDraining(worker_id="w0", instance="own", by_hand=True), 5), "keep"),
-        (Newest(WorkerDraining(worker_id="w0", instance="own"), 5), "replace"),
-        (Newest(left("own", REMOVED_BY_HAND), 5), "keep"),
-        (Newest(left("own"), 5), "register"),
-        (Newest(left("other"), 4), "register"),
-        (Newest(OTHER, 6), "register"),
-        (Newest(WorkerDraining(worker_id="w0", instance="other"), 6), "register"),
+        (NewestMessage(None), "register"),
+        (NewestMessage(OWN, 5), "keep"),
+        (NewestMessage(FORGED, 5), "replace"),
+        (NewestMessage(replace(OWN, ends_drain=True), 5), "keep"),
+        (NewestMessage(replace(FORGED, ends_drain=True), 5), "replace"),
+        (NewestMessage(replace(OWN, drained=True), 5), "keep"),
+        (NewestMessage(WorkerDraining(worker_id="w0", instance="own", by_hand=True), 5), "keep"),
+        (NewestMessage(WorkerDraining(worker_id="w0", instance="own"), 5), "replace"),
+        (NewestMessage(left("own", REMOVED_BY_HAND), 5), "keep"),
+        (NewestMessage(left("own"), 5), "register"),
+        (NewestMessage(left("other"), 4), "register"),
+        (NewestMessage(OTHER, 6), "register"),
+        (NewestMessage(WorkerDraining(worker_id="w0", instance="other"), 6), "register"),
     ],
 )
-def test_what_is_done_whatever_the_life_of_another_instance(newest: Newest | None, expected: str) -> None:
+def test_what_is_done_whatever_the_life_of_another_instance(newest: NewestMessage | None, expected: str) -> None:
     assert {action(newest, OWN, 5, life) for life in ("alive", "silent", "unknown")} == {expected}
 
 
@@ -56,7 +56,7 @@ def test_a_drain_by_hand_lasts_from_its_event_to_the_registration_that_ends_it(b
 @pytest.mark.parametrize("event", [OTHER, WorkerDraining(worker_id="w0", instance="other")])
 @pytest.mark.parametrize("own_claim", [5, NO_CLAIM])
 def test_an_earlier_instance_is_given_way_to_if_it_is_alive(event: FleetEvent, own_claim: int) -> None:
-    actions = {life: action(Newest(event, 4), OWN, own_claim, life) for life in ("alive", "silent", "unknown")}
+    actions = {life: action(NewestMessage(event, 4), OWN, own_claim, life) for life in ("alive", "silent", "unknown")}
     assert actions == {"alive": "stop", "silent": "register", "unknown": "wait"}
 
 

@@ -14,13 +14,13 @@ from sortedcontainers import SortedDict
 from worker_agent.port.types import PRIORITY_DEFAULT
 
 
-class Ranked(Protocol):
+class EvictableBlock(Protocol):
     """A block that can be evicted; its priority does not change meanwhile."""
 
     priority: int
 
 
-BlockT = TypeVar("BlockT", bound=Ranked)
+BlockT = TypeVar("BlockT", bound=EvictableBlock)
 
 
 class EvictionQueue(Generic[BlockT]):

@@ -2,14 +2,16 @@
 
 from itertools import chain, repeat
 
-from worker_agent.engines.simulated.sequences import Running
+from worker_agent.engines.simulated.sequences import RunningRequest
 from worker_agent.engines.simulated.transfer import Fetch
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput
 
 
-def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes) -> Handoff:
+def context_handoff(
+    running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes
+) -> Handoff:
     """Return the handoff of a computed prompt, held as context `name`, with the token after it."""
     top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
     return Handoff(
@@ -22,7 +24,7 @@ def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...]
     )
 
 
-def fetch_of(running: Running) -> Fetch:
+def fetch_of(running: RunningRequest) -> Fetch:
     """Return the fetch of an admitted request: the KV of all tokens that the engine has not cached."""
     request, handoff = running.request, running.request.handoff
     assert handoff is not None
@@ -35,7 +37,7 @@ def fetch_of(running: Running) -> Fetch:
     )
 
 
-def resume_after_first_tokens(running: Running) -> None:
+def resume_after_first_tokens(running: RunningRequest) -> None:
     """Continue a request from the handoff's first tokens, which are not reported yet."""
     handoff = running.request.handoff
     running.unreported = (handoff and handoff.first_gen_tokens) or ()
@@ -43,12 +45,12 @@ def resume_after_first_tokens(running: Running) -> None:
     running.prefix_state = running.source.fold(running.unreported, running.prefix_state)
 
 
-def failed_output(running: Running) -> EngineOutput:
+def failed_output(running: RunningRequest) -> EngineOutput:
     """Return the only output of a request whose KV did not come."""
     return EngineOutput(token_ids=(), cached_tokens=running.cached_tokens, finish_reason="error")
 
 
-def first_logprobs(running: Running) -> tuple[TokenLogprobs | None, ...]:
+def first_logprobs(running: RunningRequest) -> tuple[TokenLogprobs | None, ...]:
     """Return the log probabilities of the handoff's first tokens, which are not reported yet."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None or not running.unreported:

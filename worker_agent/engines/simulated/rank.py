@@ -26,7 +26,7 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.fetching import Fetching
+from worker_agent.engines.simulated.fetching import FetchingRequests
 from worker_agent.engines.simulated.handovers import (
     context_handoff,
     failed_output,
@@ -37,7 +37,7 @@ from worker_agent.engines.simulated.held_contexts import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
-from worker_agent.engines.simulated.sequences import Chunk, Running, Waiting, ending, work_of
+from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
 from worker_agent.engines.simulated.statistics import RankIteration
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
@@ -82,11 +82,11 @@ class Rank:
         self.cache = RankCache(engine, layout, attention_dp_rank, block_hash)
         self.pool = self.cache.pool
         self._moved_blocks = 0
-        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
         self._waiting_tokens = 0
-        self._context: dict[str, Running] = {}
-        self._decoding: dict[str, Running] = {}
-        self._fetching = Fetching()
+        self._context: dict[str, RunningRequest] = {}
+        self._decoding: dict[str, RunningRequest] = {}
+        self._fetching = FetchingRequests()
         self._is_blocked = False
 
     @property
@@ -112,7 +112,7 @@ class Rank:
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request, which the rank can serve and whose id is not in use."""
-        self._waiting[request.request_id] = Waiting(request, now_s, self._token_source.of_choice(choice))
+        self._waiting[request.request_id] = WaitingRequest(request, now_s, self._token_source.of_choice(choice))
         self._waiting_tokens += len(request.prompt)
         self._is_blocked = False
 
@@ -146,7 +146,7 @@ class Rank:
         """Let a request fail because its KV does not come; return False, and forget it, if it was cancelled."""
         return self._keep_unless_cancelled(self._fetching.end(request_id, has_come=False))
 
-    def _keep_unless_cancelled(self, running: Running) -> bool:
+    def _keep_unless_cancelled(self, running: RunningRequest) -> bool:
         self._is_blocked = False
         if running.is_cancelled:
             self._release(running)
@@ -184,7 +184,7 @@ class Rank:
             return 0
         return min((self._quiet_iterations(each) for each in self._decoding.values()), default=iterations_max)
 
-    def _quiet_iterations(self, running: Running) -> int:
+    def _quiet_iterations(self, running: RunningRequest) -> int:
         if running.request.stop_token_ids:
             return 0
         until_end = computed_tokens_max(running.request) - len(running.tokens)
@@ -224,11 +224,11 @@ class Rank:
                 phase = self._context or self._decoding
                 self._put_back(phase.popitem()[1])
 
-    def _put_back(self, running: Running) -> None:
+    def _put_back(self, running: RunningRequest) -> None:
         """Free a request's blocks and let it wait before all others."""
         self._release(running)
         request_id = running.request.request_id
-        self._waiting[request_id] = Waiting(running.request, running.arrived_s, running.source, running)
+        self._waiting[request_id] = WaitingRequest(running.request, running.arrived_s, running.source, running)
         self._waiting.move_to_end(request_id, last=False)
         self._waiting_tokens += len(running.tokens)
 
@@ -256,7 +256,7 @@ class Rank:
                 ended.append(self._output(running, first_logprobs(running)))
         return ended
 
-    def _admit(self) -> Running | None:
+    def _admit(self) -> RunningRequest | None:
         """Return the next request with a prompt to compute; requests before it that need KV begin to wait."""
         while (running := self._admit_next()) is not None:
             request = running.request
@@ -266,7 +266,7 @@ class Rank:
             self._fetching.begin(running)
         return None
 
-    def _admit_next(self) -> Running | None:
+    def _admit_next(self) -> RunningRequest | None:
         if not self._waiting or self._running_count >= self._engine.max_num_seqs:
             self._is_blocked = True
             return None
@@ -283,11 +283,11 @@ class Rank:
         self._waiting_tokens -= len(tokens)
         cached_tokens = table.reused_blocks * self._engine.block_size
         if waiting.preempted is None:
-            return Running(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
+            return RunningRequest(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
         waiting.preempted.begin_context(table, cached_tokens)
         return waiting.preempted
 
-    def _decode(self, running: Running) -> tuple[str, EngineOutput]:
+    def _decode(self, running: RunningRequest) -> tuple[str, EngineOutput]:
         running.computed_tokens += 1
         self.pool.extend(running.table, running.computed_tokens)
         return self._emit(running)
@@ -302,7 +302,7 @@ class Rank:
         self._decoding[request_id] = self._context.pop(request_id)
         return self._emit(running)
 
-    def _emit(self, running: Running) -> tuple[str, EngineOutput]:
+    def _emit(self, running: RunningRequest) -> tuple[str, EngineOutput]:
         top = running.request.sampling.logprobs
         if top is None:
             logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -311,7 +311,7 @@ class Rank:
         running.unreported += (self._generate_token(running),)
         return self._output(running, logprobs)
 
-    def _output(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
+    def _output(self, running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
         request_id, finish_reason = running.request.request_id, ending(running)
         tokens, cached_tokens = running.unreported, running.cached_tokens
         if finish_reason is None:
@@ -332,7 +332,7 @@ class Rank:
             handoff=handoff,
         )
 
-    def _hold(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> Handoff:
+    def _hold(self, running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...]) -> Handoff:
         """Hold the blocks of a computed prompt for a fetch; return the handoff."""
         request = running.request
         name, state = self._contexts.hold(
@@ -342,12 +342,12 @@ class Rank:
         dp_rank = None if self.attention_dp_rank is msgspec.UNSET else self.attention_dp_rank
         return msgspec.structs.replace(handoff, ctx_dp_rank=dp_rank, ctx_info_endpoint=self._contexts.endpoint)
 
-    def _release(self, running: Running) -> None:
+    def _release(self, running: RunningRequest) -> None:
         """Free a request's blocks; its computed tokens stay cached, and waiting requests may get blocks."""
         self._is_blocked = False
         self.pool.release(running.table, running.tokens[: running.computed_tokens])
 
-    def _generate_token(self, running: Running) -> int:
+    def _generate_token(self, running: RunningRequest) -> int:
         token = running.source.next_token(running.prefix_state)
         running.prefix_state = running.source.fold((token,), running.prefix_state)
         running.tokens.append(token)
@@ -358,7 +358,7 @@ class Rank:
         work: IterationWork,
         chunks: list[Chunk],
         outputs: tuple[tuple[str, EngineOutput], ...],
-        new: list[Running],
+        new: list[RunningRequest],
     ) -> RankIteration:
         return RankIteration(
             context_requests=len(chunks),

@@ -12,13 +12,13 @@ from worker_agent.port.rules import computed_tokens_max
 from worker_agent.port.types import EngineRequest, FinishReason
 
 
-class Waiting:
+class WaitingRequest:
     """A request that is not admitted yet, or that was `preempted`."""
 
     __slots__ = ("arrived_s", "is_cancelled", "namespace", "preempted", "request", "source")
 
     def __init__(
-        self, request: EngineRequest, arrived_s: float, source: TokenSource, preempted: "Running | None" = None
+        self, request: EngineRequest, arrived_s: float, source: TokenSource, preempted: "RunningRequest | None" = None
     ) -> None:
         self.request = request
         self.namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
@@ -33,7 +33,7 @@ class Waiting:
         return self.preempted.tokens if self.preempted else self.request.prompt
 
 
-class Running:
+class RunningRequest:
     """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet.
 
     `context_tokens` are computed in its context phase, beginning after `reused_tokens`; both are of the last admission,
@@ -45,7 +45,7 @@ class Running:
         "reused_tokens", "source", "table", "tokens", "unreported",
     )  # fmt: skip
 
-    def __init__(self, waiting: Waiting, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
+    def __init__(self, waiting: WaitingRequest, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
         self.request = waiting.request
         self.arrived_s = waiting.arrived_s
         self.source = waiting.source
@@ -66,7 +66,7 @@ class Running:
 class Chunk(msgspec.Struct, frozen=True):
     """Part of a prompt, computed in one iteration after `past_tokens` others."""
 
-    running: Running
+    running: RunningRequest
     past_tokens: int
     new_tokens: int
 
@@ -81,7 +81,7 @@ class Chunk(msgspec.Struct, frozen=True):
         return self.past_tokens == self.running.reused_tokens
 
 
-def work_of(decoding: Sequence[Running], chunks: Sequence[Chunk]) -> IterationWork:
+def work_of(decoding: Sequence[RunningRequest], chunks: Sequence[Chunk]) -> IterationWork:
     """Return what an iteration computes: a token of each decoding sequence, and the chunks."""
     return IterationWork(
         context_tokens=sum(chunk.new_tokens for chunk in chunks),
@@ -91,7 +91,7 @@ def work_of(decoding: Sequence[Running], chunks: Sequence[Chunk]) -> IterationWo
     )
 
 
-def ending(running: Running) -> FinishReason | None:
+def ending(running: RunningRequest) -> FinishReason | None:
     """Return why the last token is the last; None where it is not."""
     if running.tokens[-1] in running.request.stop_token_ids:
         return "stop"

@@ -32,10 +32,10 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull, until
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
-from worker_agent.engines.trtllm.loading import Loading, described
+from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
-from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
+from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media, with_digests
@@ -138,7 +138,7 @@ class TensorRTLLMEngine:
         self._stopped_because = "the engine takes no requests"
         self._is_accepting = False
         self._fault: BaseException | None = None
-        self._event_polling, self._statistics_polling = Polling(EVENT_PAUSES), Polling(STATISTICS_PAUSES)
+        self._event_polling, self._statistics_polling = RowPoller(EVENT_PAUSES), RowPoller(STATISTICS_PAUSES)
         self._has_submitted = False
         self._busy: dict[int, int] = {}  # by rank, requests in the engine's newest statistics; threads write it
         self._last_handoff_s: float | None = None
@@ -168,7 +168,7 @@ class TensorRTLLMEngine:
         Raises:
             EngineError: the library is missing, refuses the arguments, or cannot load the model.
         """
-        began_s, loading = self._clock.now(), Loading(self._args, self._settings)
+        began_s, loading = self._clock.now(), EngineLoader(self._args, self._settings)
         try:
             loaded = await self._on_its_thread(loading.run)
         except asyncio.CancelledError:

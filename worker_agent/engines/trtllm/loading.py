@@ -12,7 +12,7 @@ from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, e
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
 from worker_agent.media.models import model_config
-from worker_agent.port.types import EngineDescription, EngineError
+from worker_agent.port.types import ALL_SKILLS, EngineDescription, EngineError
 
 _BLOCK_SIZE = 32
 """An encoder has no blocks, and registers this."""
@@ -21,7 +21,7 @@ _YES = ("1", "true", "yes", "y")
 """The engine's own variable and what it takes for yes. Source: `_torch/pyexecutor/model_engine.py`."""
 
 
-class Loaded(NamedTuple):
+class LoadedEngine(NamedTuple):
     """The bindings, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
 
     bindings: Bindings
@@ -30,14 +30,14 @@ class Loaded(NamedTuple):
     max_seq_len: int | None
 
 
-class Loading:
+class EngineLoader:
     """Loads an engine on a thread; the load can be abandoned meanwhile."""
 
     def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
         self._args, self._settings = args, settings
         self._lock, self._is_wanted = threading.Lock(), True
 
-    def run(self) -> Loaded:
+    def run(self) -> LoadedEngine:
         """Load and return the engine; block this thread. Early checks come before the load.
 
         Raises:
@@ -53,7 +53,7 @@ class Loading:
             if not self._is_wanted:
                 llm.shutdown()
                 raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
-        return Loaded(bindings, llm, capacity, longest)
+        return LoadedEngine(bindings, llm, capacity, longest)
 
     def abandon(self) -> None:
         """Shut the engine down as soon as it is loaded."""
@@ -95,7 +95,7 @@ def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
         raise EngineError(str(error)) from error
 
 
-def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription:
+def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescription:
     """Return the loaded engine's description; `model` is its name in requests.
 
     Raises:
@@ -116,6 +116,7 @@ def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription
         max_seq_len=longest,
         max_prompt_tokens=_max_prompt_tokens(args, own, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
+        skills=ALL_SKILLS,
     )
 
 

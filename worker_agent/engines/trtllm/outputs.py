@@ -31,7 +31,7 @@ _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length
 CANCELLED = "cancelled"
 
 
-class Transferred(NamedTuple):
+class TransferMeasure(NamedTuple):
     """What the engine measured of one transfer of KV to it."""
 
     transferred_bytes: int
@@ -45,7 +45,7 @@ class MeasuredTransfers:
         self.count = self.transferred_bytes = 0
         self.seconds = 0.0
 
-    def add(self, moved: Transferred) -> None:
+    def add(self, moved: TransferMeasure) -> None:
         """Count one."""
         self.count += 1
         self.transferred_bytes += moved.transferred_bytes
@@ -105,7 +105,7 @@ class Outputs:
         self._open = set(range(choices))
         self._cached_tokens = 0
         self.is_cancelled = False
-        self._transferred: Transferred | None = None
+        self._transferred: TransferMeasure | None = None
         self._has_told_transfer = False
 
     @property
@@ -126,7 +126,7 @@ class Outputs:
         new = [self._of(each, result) for each in result.outputs if each.index in self._open]
         return [each for each in new if each is not None]
 
-    def take_transferred(self) -> Transferred | None:
+    def take_transferred(self) -> TransferMeasure | None:
         """Return the engine's measure of the transfer to it, once: when it came."""
         found = None if self._has_told_transfer else self._transferred
         self._has_told_transfer = self._has_told_transfer or found is not None
@@ -176,13 +176,13 @@ class Outputs:
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
 
-    def _measured_transfer(self, choice: SequenceOutput) -> Transferred | None:
+    def _measured_transfer(self, choice: SequenceOutput) -> TransferMeasure | None:
         timing = getattr(choice.request_perf_metrics, "timing_metrics", None)
         moved = getattr(timing, "kv_cache_size", 0)
         if not self._handed_over or timing is None or not moved:
             return None
         took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
-        return Transferred(int(moved), max(0.0, took.total_seconds()))
+        return TransferMeasure(int(moved), max(0.0, took.total_seconds()))
 
     def _reused(self, choice: SequenceOutput, result: Result) -> int:
         measured = getattr(choice.request_perf_metrics, "kv_cache_metrics", None)

@@ -30,7 +30,7 @@ EVENT_PAUSES = Pauses(0.005, 0.020, 1.5)
 STATISTICS_PAUSES = Pauses(0.010, 0.100, 2.0)
 
 
-class Polling:
+class RowPoller:
     """One kind of rows, polled by one thread. The pause that was reached lasts from call to call."""
 
     def __init__(

@@ -26,7 +26,7 @@ from kv_protocol.errors import LimitExceeded
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.slurm_nodes import expanded
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import PORT_MAX, checked_endpoint, rank_endpoint
 
@@ -45,7 +45,7 @@ def is_streaming(args: EngineArgs) -> bool:
 
 def engine_publishers(
     args: EngineArgs, *, gpus_per_node: int = 0, hosts: Sequence[str] = (), nodelist: str = ""
-) -> tuple[PublisherAt, ...]:
+) -> tuple[PublisherAddress, ...]:
     """Return the publishers of an engine that streams, in the order of its ranks; () of one that does not.
 
     `gpus_per_node` 0: as the arguments say, else one node has all. `nodelist` is `SLURM_STEP_NODELIST`.
@@ -62,7 +62,7 @@ def engine_publishers(
     topic = args.value(*_CONFIG, "topic") or ""
     _check_apart(publish, replay, ranks)
     return tuple(
-        PublisherAt(
+        PublisherAddress(
             Origin(ENGINE, dp_rank if ranks > 1 else None),
             _address("endpoint", publish, host, dp_rank, len(set(nodes))),
             replay and _address("replay_endpoint", replay, host, dp_rank, len(set(nodes))),

@@ -7,7 +7,7 @@ For every event, the first line that applies:
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
     an owner is named              ignored: the owner of another storage tier reports its own blocks
     medium beyond our tiers        ignored (`MEDIA_BEYOND`)
-    attention group not a main one ignored (`attention_groups.py`)
+    attention group not a main one ignored (`AttentionGroups`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
                                    is two copies (vLLM's offload of several groups names none)
@@ -29,7 +29,6 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.splitmix import U64_MASK
-from worker_agent.events.dialects.attention_groups import AttentionGroups
 from worker_agent.events.dialects.block_keys import block_keys
 from worker_agent.events.dialects.wire_events import (
     EngineHash,
@@ -89,6 +88,37 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
+
+
+MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+
+class AttentionGroups:
+    """Which attention groups of a model count for prefixes: the kinds of one publisher's groups, from its stores.
+
+    kind on the event      a main kind counts, every other one does not; a store with a group sets the group's kind
+    none, group known      as the group's last kind
+    none, group unknown    group 0, or no group: counts; any other does not
+
+    Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts,
+    which do not make a prefix reusable by themselves. The caller bounds `group_idx`, and so the memory.
+    Source: `docs/SOURCES.md` E3.3, cache groups.
+    """
+
+    def __init__(self) -> None:
+        self._is_main: dict[int, bool] = {}
+
+    def on_stored(self, group_idx: int | None, kind: str | None) -> bool:
+        """Learn from a store; return whether it counts."""
+        if group_idx is not None and kind is not None:
+            self._is_main[group_idx] = kind in MAIN_KINDS
+        return self.counts(group_idx, kind)
+
+    def counts(self, group_idx: int | None, kind: str | None) -> bool:
+        """Return whether an event of this group counts, without learning from it."""
+        if kind is not None:
+            return kind in MAIN_KINDS
+        return group_idx is None or self._is_main.get(group_idx, group_idx == 0)
 
 
 class BatchDecoder:

@@ -10,7 +10,7 @@
                 mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
                 events are counted
     window      events of narrower windows than the widest are dropped; until it is known they are held back; if it
-                turns out to be another, the rank is cleared: `trtllm_window.py`
+                turns out to be another, the rank is cleared: `WidestWindow`
     blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
 
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2.
@@ -22,8 +22,14 @@ from typing import NamedTuple
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import checked_block_size
 from worker_agent.events.dialects.trtllm_blocks import WITHHELD_MAX, PublisherCounts, RankBlocks
-from worker_agent.events.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
-from worker_agent.events.dialects.trtllm_wire import BlockChange, TrtllmEvent, TrtllmHead, read_event, read_head
+from worker_agent.events.dialects.trtllm_wire import (
+    UNBOUNDED,
+    BlockChange,
+    TrtllmEvent,
+    TrtllmHead,
+    read_event,
+    read_head,
+)
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, RankEvent
 from worker_agent.events.quarantine import Quarantine
 
@@ -32,6 +38,49 @@ class _HeldBack(NamedTuple):
     window: int
     group_idx: int
     change: BlockChange
+
+
+class WidestWindow:
+    """Which attention window of a rank counts: the widest, in tokens; blocks of sliding windows are no prefix.
+
+    known by                    the widest window is
+    nothing yet                 not known: events are held back, their order kept
+    configuration               the configured one; the first `created` takes its place, unless an event confirmed it
+    `created`                   the widest of those created
+    an event without a window   unbounded: the engine is older than windows, or this pool has none
+    `HELD_BACK_MAX` events      the widest among them: `created` was lost before the first poll, and every window stores
+                                what a request computed
+    an event of a wider window  that one: the earlier value was wrong
+
+    If the window that counts changes after events of the former one were published, these events were not of prefixes:
+    the rank is cleared. So a wrong guess lasts until the next event of the widest window. The first event has no
+    special rule. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
+    """
+
+    def __init__(self, configured: int | None) -> None:
+        self._widest = configured
+        self._is_seen = False
+
+    @property
+    def widest(self) -> int | None:
+        """The window that counts; None if unknown."""
+        return self._widest
+
+    def on_created(self, window: int) -> None:
+        """Note that a pool of this window exists."""
+        self._widest = max(window, self._widest or 0) if self._is_seen else window
+        self._is_seen = True
+
+    def on_event(self, window: int) -> None:
+        """Note an event of this window."""
+        if window == UNBOUNDED or (self._widest is not None and window >= self._widest):
+            self._widest = window
+            self._is_seen = True
+
+    def assume(self, windows: Iterable[int]) -> None:
+        """Assume the widest of these windows."""
+        self._widest = max(windows)
+        self._is_seen = True
 
 
 class _RankRules:
@@ -160,3 +209,6 @@ class TrtllmRules:
                 yield from rank.blocks.apply(change, group_idx)
             else:
                 self.counts.window_filtered += 1
+
+
+HELD_BACK_MAX = 64
