@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ _IMPORTED = (
 )
 _REQUEST_BYTES_MAX = 1 << 17
 _NUMBER = struct.Struct("<i")
+_STARTING = threading.Lock()
 
 
 class Ended(NamedTuple):
@@ -123,7 +125,9 @@ def _fork(arguments: Any, environment: Mapping[str, str], out: int, err: int) ->
     request = json.dumps([list(map(str, arguments)), dict(environment), str(Path.cwd())]).encode()
     assert len(request) < _REQUEST_BYTES_MAX
     status, theirs = os.pipe()
-    socket.send_fds(_parent()[0], [request], [theirs, out, err])
+    with _STARTING:  # threads may fork first at once, and `cache` calls for each
+        parent = _parent()[0]
+    socket.send_fds(parent, [request], [theirs, out, err])
     os.close(theirs)
     return _number(status), status
 
