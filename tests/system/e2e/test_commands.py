@@ -68,7 +68,7 @@ def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
         (("at",), "found none of --seq and --time, allowed one of them"),
         (("at", "--seq", "1", "--time", "1"), "found both of --seq and --time, allowed one of them"),
         (("tail", "--all", "--since", "1"), "found several of --from-seq, --since and --all, allowed one of them"),
-        (("dump", "--set", "nats.port=x"), "nats.port: found 'x'"),
+        (("dump", "--set", "control.port=x"), "control.port: found 'x'"),
         (("at", "--seq", "1", "--nats-url", "nats://127.0.0.1:1"), "nats://127.0.0.1:1"),
     ],
 )

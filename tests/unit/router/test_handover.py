@@ -40,7 +40,7 @@ class Draining:
     def __init__(self, plane: Plane, warmers: int) -> None:
         self.plane, self.recent = plane, RecentPrompts(1 << 20)
         warming = Warming(plane.serving, plane.server.upstreams)
-        self.handover = Handover(plane.serving, self.recent, warming, 1000, warmers=warmers)
+        self.handover = Handover(plane.serving, self.recent, warming, 200_000, warmers=warmers)
         Projection(plane.registry, self.handover.families)
         self.upstreams: dict[str, Upstream] = {}
 
