@@ -211,7 +211,7 @@ def test_a_data_parallel_rank_out_of_range_is_refused(dp_rank: int) -> None:
     ("field", "value"),
     [
         ("role", "router"),
-        ("event_source", ""),
+        ("event_source", 5),
         ("block_size", "32"),
         ("block_size", 32.5),
         ("canary", None),
