@@ -215,7 +215,7 @@ WATCHED = Row(
         ),
         Panel(
             title="Memory of the fleet's past",
-            description="kvrouter_live_history_bytes: kept moments of GET /v1/fleet?at=; at most 32 MiB, then the oldest go.",
+            description="kvrouter_live_history_bytes: kept moments of GET /v1/fleet?at=; beyond 32 MiB the oldest go.",
             queries=(Query(f"sum({selected('live_history_bytes')})", "bytes"),),
             width=12,
         ),
