@@ -1,4 +1,4 @@
-"""What gets all that is applied to a router's state, in order: its journal, its replicas, its shadows."""
+"""Recorders get all that is applied to a router's state, in order: the journal, the replicas, the shadows."""
 
 from typing import NamedTuple, Protocol
 

@@ -1,1 +1,1 @@
-"""What a router hears of its fleet: the log's feeds, silence, trust, and rates that were learnt before."""
+"""The feeds of a router: events and heartbeats of its fleet, trust that moves, rates that were learnt before."""

@@ -1,7 +1,7 @@
 """The interface between connections and the service that decides: one request and its answer.
 
     service(exchange)  ->  exchange.answer(...)                     our own answer
-                       ->  exchange.forward(call, watcher)          a worker's answer, spliced
+                       ->  exchange.forward(call, watcher)          a worker's answer, relayed
                                on_head -> None, on_dropped          not passed on: forward again, or answer
                                on_failed(begun=False)               nothing was passed on: forward again, or answer
                                on_cut -> b"", then forward          the event stream goes on with another call's
@@ -316,14 +316,10 @@ class Exchange:
         """Whether chunks of the worker can be passed on unchanged."""
         return self._is_chunked
 
-    def write(self, payload: bytes) -> None:
+    def write(self, payload: bytes, *, is_last: bool = False) -> None:
         """Send the next part of the body; it may be empty."""
-        self.write_framed(chunk(payload) if self._is_chunked and payload else payload)
-
-    def write_last(self, payload: bytes) -> None:
-        """Send the last part of the body; it may be empty."""
-        last = chunk(payload) if self._is_chunked and payload else payload
-        self.write_framed(last + LAST_CHUNK if self._is_chunked else last)
+        framed = chunk(payload) if self._is_chunked and payload else payload
+        self.write_framed(framed + LAST_CHUNK if is_last and self._is_chunked else framed)
 
     def write_framed(self, data: bytes) -> None:
         """Send bytes that are framed as the client gets them, after the head if that was not sent.

@@ -270,7 +270,7 @@ class ResponseRelay:
         if self._state == _GATHER:
             self._exchange.send_whole(_OK, self._lines, rest)
         else:
-            self._exchange.write_last(self._shown_of(rest))
+            self._exchange.write(self._shown_of(rest), is_last=True)
         self._remember(rest)
         self._over(extra=extra, tail=self._tail)
 
@@ -339,7 +339,7 @@ class ResponseRelay:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
         exchange = self._exchange
         if self._state == _EVENTS and self._is_complete():
-            exchange.write_last(b"")
+            exchange.write(b"", is_last=True)
             self._over(extra=True, tail=self._tail)
             return
         self._detach(reusable=False)

@@ -1,4 +1,4 @@
-// What is counted of decisions that were taken, for people. Knows nothing of Python.
+// Counts and histograms of the decisions that were taken, for metrics. Knows nothing of Python.
 #pragma once
 
 #include <algorithm>
