@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from kv_runtime.config.rendering import without_user
-from kv_runtime.config.sections import Settings
+from kv_runtime.config.sections import Section, Settings
 from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
 
 ENV_PREFIX = "KVROUTER_"
@@ -33,6 +33,7 @@ class ConfigurationError(Exception):
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 def load_settings(
@@ -62,6 +63,22 @@ def load_settings(
     if problems:
         raise ConfigurationError(problems)
     return settings
+
+
+def load_section(kind: type[SectionT], file: Path) -> SectionT:
+    """Return what a file of its own, of YAML, states.
+
+    Raises:
+        ConfigurationError: with every problem found, each with the file's name.
+    """
+    problems: list[str] = []
+    tree = _from_file(file, problems)
+    try:
+        if not problems:
+            return kind.model_validate(tree)
+    except ValidationError as error:
+        problems += [f"{file}: {_problem(kind, found)}" for found in error.errors()]
+    raise ConfigurationError(problems)
 
 
 def given_paths(

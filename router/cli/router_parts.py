@@ -159,7 +159,8 @@ class RouterParts:
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
-        self.data = HttpPlane(replies, settings.data.limits(), sites=settings.data.sites())
+        data = settings.data
+        self.data = HttpPlane(replies, data.limits(), sites=data.sites(), credentials=data.credentials(self._clock))
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
@@ -332,13 +333,15 @@ class RouterParts:
         if not self._is_shown:
             self._is_shown = True
             body = json.dumps({"model": model, "max_tokens": 16, "messages": [{"role": "user", "content": _TRIED}]})
-            url = f"http://{self._settings.data.host}:{self.data.port}/v1/chat/completions"
-            print_lines(f"try it twice   curl -i {url} -d '{body}'")
+            url = f"{self.data.scheme}://{self._settings.data.host}:{self.data.port}/v1/chat/completions"
+            key = "" if self.data.credentials.accounts is None else " -H 'authorization: Bearer KEY'"
+            print_lines(f"try it twice   curl -i{key} {url} -d '{body}'")
 
     def parts(self) -> list[Part]:
         """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("data-plane", self.data.run, 0, self.data.in_progress),
+            Part("credentials", self.data.credentials.run, 1),
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
             Part("live", self._live.run, 0),

@@ -97,7 +97,7 @@ async def opened(
     router = RouterParts(settings, text, policies, log, place, nats_server=embedded, directory=directory)
     await router.start(stop)
     return OpenedRouter(
-        data_url=f"http://{settings.data.host}:{router.data.port}",
+        data_url=f"{router.data.scheme}://{settings.data.host}:{router.data.port}",
         control_url=f"http://{settings.control.host}:{router.control.port}",
         log_url=url,
         mode=policies.initial.mode,

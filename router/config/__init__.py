@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.openai.endpoints import ENGINE_PATHS
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import (
     BodyBoundsSection,
     ControlSection,
@@ -23,6 +24,7 @@ from router.config.picker import PickerSection
 from router.config.worker_address import WORKERS_MAX, WorkerText, check_place, worker_address
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
+from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.journal.config import JournalSection
@@ -81,6 +83,14 @@ class DataSection(BodyBoundsSection):
     cors_origins: tuple[WebOrigin, ...] = Field(
         (), max_length=64, description="sites of which browsers may send requests (Origin), else 403; *: any"
     )
+    accounts_file: str = Field(
+        "", description="file of accounts: API keys that clients need, rates, budgets (`SECURITY.md`); empty: none"
+    )
+    tls_certificate: str = Field("", description="file of the certificate chain, PEM; empty: plain text")
+    tls_key: str = Field("", description="file of its private key, PEM")
+    tls_client_ca: str = Field(
+        "", description="file of authorities, PEM, one of which must have signed a client's certificate; empty: none"
+    )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
 
@@ -90,6 +100,18 @@ class DataSection(BodyBoundsSection):
         le=1_000_000,
         description="clients' connections; beyond it 503; lowered at the start to what the limit of open files allows",
     )
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> "DataSection":
+        if bool(self.tls_certificate) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_certificate):
+            names = [name for name in ("tls_certificate", "tls_key", "tls_client_ca") if getattr(self, name)]
+            raise ValueError(f"found {' with '.join(names)}, allowed tls_certificate with tls_key, or neither")
+        return self
+
+    def credentials(self, clock: Clock) -> Credentials:
+        """Return what clients are asked for, and the certificate; raise `ConfigurationError`."""
+        files = CredentialFiles(self.accounts_file, self.tls_certificate, self.tls_key, self.tls_client_ca)
+        return Credentials(files, clock)
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on a body's contents."""

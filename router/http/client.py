@@ -6,6 +6,7 @@
 
 | the client | what happens |
 |---|---|
+| has no API key of an account (`accounts.py`), where those are asked for | 401 |
 | calls us by a name that is not ours, or is a foreign page's browser | 421, 403 (`sites.py`) |
 | sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
 | expects `100-continue` | it gets `100 Continue`, or the refusal |
@@ -31,6 +32,7 @@ from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_em
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
+    from router.http.accounts import Account
     from router.http.plane import HttpPlane
     from router.http.worker import Upstreams
 
@@ -39,7 +41,16 @@ _TURN_BYTES = 64 << 10
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
-_CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
+_KINDS = {401: "authentication_error", 503: "server_error"}
+_MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
+_CODES = {
+    401: "invalid_api_key",
+    403: "foreign_origin",
+    408: "timeout",
+    413: "body_too_large",
+    421: "unknown_host",
+    431: "head_too_large",
+}
 
 _log = structlog.get_logger("http")
 
@@ -62,6 +73,7 @@ class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
+        "_account",
         "_advancing",
         "_began_s",
         "_buffer",
@@ -90,6 +102,8 @@ class ClientConnection:
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
+        self._account: Account | None = None
+        """Of the request that is read or served; None: no keys are asked for."""
         self._keep_alive = self.http_1_1 = True
         self._writing_paused = self._reading_paused = self._advancing = self._half_closed = False
         self._served = 0
@@ -118,7 +132,8 @@ class ClientConnection:
     def eof_received(self) -> bool:
         """The client sends no more. Return whether it may still get answers."""
         state = self._state
-        if state != _SERVING and not (state <= _HEAD and self._writing_paused):
+        is_waiting = state == _SERVING or (state <= _HEAD and self._writing_paused)
+        if not (is_waiting and self._transport.can_write_eof()):
             self._leave()
             return False
         self._half_closed = True
@@ -226,6 +241,8 @@ class ClientConnection:
             return False
         head = self._plane.heads.request(buffer[:end])
         self._site_lines = self._plane.sites.checked(head.headers)
+        if self._plane.credentials.accounts is not None:
+            self._account = self._plane.account(head)
         self.http_1_1, self._keep_alive = head.http_1_1, head.keep_alive
         body_bytes, body_bytes_max = head.body_bytes, self._plane.limits.body_bytes_max
         if body_bytes > body_bytes_max:
@@ -266,7 +283,7 @@ class ClientConnection:
             gathered.release()
 
     def _serve(self, head: RequestHead, body: Bytes) -> None:
-        exchange = self._exchange = Exchange(self, head, body, self._began_s)
+        exchange = self._exchange = Exchange(self, head, body, self._began_s, self._account)
         self._state = _SERVING
         try:
             self._plane.serve(exchange)
@@ -356,10 +373,11 @@ class ClientConnection:
     def _refuse(self, status: int, message: str) -> None:
         """Answer a malformed request and end the connection: the next request's beginning is unknown."""
         self._plane.refused(status)
-        kind = "server_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
+        kind = _KINDS.get(status, "invalid_request_error")
         body = error_body(message, kind, code=_CODES.get(status))
-        retry = [(b"retry-after", b"1")] if status == 503 else ()  # noqa: PLR2004
-        self._transport.write(own_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
+        self._transport.write(
+            own_answer(status, body, b"application/json", _MORE.get(status, ()), b"connection: close\r\n")
+        )
         self._send_away(request_consumed=False)
 
     def _send_away(self, *, request_consumed: bool) -> None:
@@ -375,7 +393,7 @@ class ClientConnection:
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
-        if not self._transport.is_closing():
+        if self._transport.can_write_eof() and not self._transport.is_closing():  # TLS has no half-closed connections
             self._transport.write_eof()
 
     # ------------------------------------------------------------ time

@@ -22,6 +22,7 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
+from router.http.accounts import Account
 from router.http.framing import LAST_CHUNK, chunk
 from router.http.heads import CHUNKED, Headers, RequestHead
 from router.http.stream_replay import StreamReplayBuffer
@@ -111,8 +112,8 @@ class ResponseHandler(Protocol):
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer, which was ended; else it still waits."""
 
-    def on_gone(self) -> None:
-        """The client left; the worker's connection was closed."""
+    def on_gone(self, later_events: int) -> None:
+        """The client left; the worker's connection was closed. `later_events`: as in `on_end`, so far."""
 
 
 class ClientEnd(Protocol):
@@ -184,17 +185,21 @@ class Exchange:
     """
 
     __slots__ = (
-        "_client", "_framing", "_is_chunked", "_lines", "_on_gone", "began_s", "body", "has_begun", "headers",
-        "is_mid_event", "is_stream", "method", "path", "query", "relay",
+        "_client", "_framing", "_is_chunked", "_lines", "_on_gone", "account", "began_s", "body", "has_begun",
+        "headers", "is_mid_event", "is_stream", "method", "path", "query", "relay",
     )  # fmt: skip
 
-    def __init__(self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float) -> None:
+    def __init__(
+        self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float, account: Account | None = None
+    ) -> None:
         self._client: ClientEnd | None = client
         self.method, self.path, self.query = head.method, head.path, head.query
         self.headers: Headers = head.headers
         self.body = body
         self.began_s = began_s
         """`perf_counter` at its first byte."""
+        self.account = account
+        """Whose request it is; None: no keys are asked for."""
         self.relay: ResponseRelay | None = None
         """Of the forwarded call; None: nothing is forwarded."""
         self._on_gone: Callable[[], None] | None = None
@@ -285,7 +290,7 @@ class Exchange:
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
         if self._client is None:
-            watcher.on_gone()
+            watcher.on_gone(0)
         else:
             assert self.relay is None, "a call is being forwarded"
             self._client.forward(self, call, watcher)

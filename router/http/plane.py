@@ -19,13 +19,15 @@ import structlog
 
 from kv_runtime.http.acceptor import BACKLOG, Acceptor
 from kv_runtime.http.answers import error_body
-from kv_runtime.http.hosts import HostNames
+from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
+from router.http.accounts import Account
 from router.http.capacity import Capacity, capacity, lowered
 from router.http.client import ClientConnection, ClientStatistics
+from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
-from router.http.heads import HeadReader
+from router.http.heads import HeadReader, RequestHead
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
@@ -33,6 +35,9 @@ from router.http.worker import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
+
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+"""Asked by probes, which have no key."""
 
 _log = structlog.get_logger("http")
 
@@ -53,6 +58,10 @@ class HttpStatistics(NamedTuple):
     capacity: Capacity
     accept_failures: dict[str, int]
     """Failed accepts by the error's name."""
+    credentials_read: dict[str, int]
+    """Changed files of accounts and certificates, by how reading them went."""
+    handshakes_failed: int
+    """Of TLS: clients that left, spoke another protocol, or had no certificate that they need."""
     upstream: UpstreamStatistics
 
 
@@ -65,11 +74,13 @@ class HttpPlane:
         limits: HttpLimits | None = None,
         *,
         sites: Sites | None = None,
+        credentials: Credentials | None = None,
         not_passed_on: frozenset[bytes] = OURS,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
         """`sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 
+        `credentials` are what clients are asked for, and the certificate; without, nothing and none.
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
         """
         self._service = service
@@ -78,6 +89,7 @@ class HttpPlane:
         self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
         self.heads = HeadReader()
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
+        self.credentials = credentials or Credentials()
         self.draining = False
         self.draining_since_s = 0.0
         """Start of the drain, by the loop's clock."""
@@ -91,6 +103,7 @@ class HttpPlane:
         self._quiet = asyncio.Event()
         self._is_over = False
         self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
+        self._handshakes_failed = 0
         self._refused: dict[int, int] = {}
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
@@ -101,6 +114,8 @@ class HttpPlane:
             TooFewFiles: the limit of open files leaves no room for clients.
         """
         self.loop = asyncio.get_running_loop()
+        if self.credentials.asks_for_nothing and not is_loopback(host):
+            _log.warning("data_plane_open", host=host, advice="set data.accounts_file, or data.tls_client_ca")
         files = self._files()
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
@@ -112,6 +127,11 @@ class HttpPlane:
     def port(self) -> int:
         """The bound port, also where 0 was configured."""
         return self._acceptor.port
+
+    @property
+    def scheme(self) -> str:
+        """How clients address it: http or https."""
+        return "http" if self.credentials.tls is None else "https"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. Afterwards no connection is open."""
@@ -139,6 +159,8 @@ class HttpPlane:
             refused=dict(self._refused),
             capacity=self.capacity,
             accept_failures=dict(self._acceptor.failures),
+            handshakes_failed=self._handshakes_failed,
+            credentials_read=dict(self.credentials.loads),
             upstream=self.upstreams.statistics(),
         )
 
@@ -178,6 +200,18 @@ class HttpPlane:
         """Account for `more` bytes of request bodies in memory; return whether they fit."""
         self._bodies_bytes += more
         return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
+
+    def account(self, head: RequestHead) -> Account | None:
+        """Return whose request it is; None: it needs no key.
+
+        Raises:
+            Malformed: 401.
+        """
+        accounts = self.credentials.accounts
+        is_preflight = head.method == "OPTIONS" and self.sites.preflight(head.headers)
+        if accounts is None or head.path in _OPEN_PATHS or is_preflight:
+            return None
+        return accounts.of(head.headers)
 
     def serve(self, exchange: Exchange) -> None:
         """Serve a complete request."""
@@ -222,8 +256,14 @@ class HttpPlane:
     async def _adopt(self, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""
         try:
-            await self.loop.connect_accepted_socket(lambda: cast("asyncio.Protocol", ClientConnection(self)), accepted)
+            await self.loop.connect_accepted_socket(
+                lambda: cast("asyncio.Protocol", ClientConnection(self)),
+                accepted,
+                ssl=self.credentials.tls,
+                ssl_handshake_timeout=None if self.credentials.tls is None else self.limits.head_s,
+            )
         except OSError:
+            self._handshakes_failed += self.credentials.tls is not None
             accepted.close()
             self._adopting -= 1
             self._note_quiet()

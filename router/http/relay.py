@@ -333,7 +333,7 @@ class ResponseRelay:
         else:
             exchange.answer(500, error_body("our fault; see the log", "server_error"))
         if not known:
-            self._watcher.on_gone()
+            self._watcher.on_gone(self._later_events)
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
@@ -376,14 +376,14 @@ class ResponseRelay:
             self._is_deserted = True
         else:
             self._detach(reusable=False)
-        self._watcher.on_gone()
+        self._watcher.on_gone(self._later_events)
 
     def expire(self) -> None:
         """The plane stops and ends this answer; the watcher is called as if the client left."""
         exchange = self._exchange
         self._detach(reusable=False)
         exchange.relay = None
-        self._watcher.on_gone()
+        self._watcher.on_gone(self._later_events)
         message = "the router stops; the answer was not complete in time"
         if exchange.has_begun:
             self._cut_short(message, "shutting_down")

@@ -14,13 +14,14 @@ from kv_runtime.telemetry import Count, Distribution, Family, Projection, counte
 from router.decision.plan import STREAM_LOSSES, StreamLoss
 from router.decision.policies import MODES
 from router.decision.routing import Routing
+from router.http.accounts import LIMITS
 from router.metrics.decision import DecisionMetrics
 from router.metrics.prediction import PHASES, WorkerMetrics
 from router.queue.waiting import REFUSAL_REASONS
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
-REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
-"""Too many requests in flight; no rank is predicted to meet the targets; refused by the queue."""
+REJECTIONS = ("inflight_requests_max", "unmet_target", *LIMITS, *REFUSAL_REASONS)
+"""Too many requests in flight; no rank is predicted to meet the targets; an account's limits; refused by the queue."""
 UNKNOWN_MODEL = "unknown"
 _WAITING_MAX = 512
 """Observations that wait to be sorted into buckets."""

@@ -6,8 +6,8 @@ from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, counter, gauge
 from router.http.plane import HttpStatistics
 
-REFUSED_STATUSES = (400, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
-"""Statuses with which the data plane refuses a malformed, too large or too slow request before routing."""
+REFUSED_STATUSES = (400, 401, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
+"""Statuses with which the data plane refuses a request before routing: malformed, too large, too slow, no key."""
 
 
 def http_families(statistics: HttpStatistics) -> Iterator[Family]:
@@ -31,12 +31,16 @@ def http_families(statistics: HttpStatistics) -> Iterator[Family]:
     by_status = [((str(status),), float(count)) for status, count in refused.items()]
     yield counter(
         "http_refused",
-        "Requests refused before routing: malformed, too large or too slow, by status",
+        "Requests refused before routing: malformed, too large, too slow or without a key, by status",
         ("status",),
         by_status,
     )
+    read = [((outcome,), float(count)) for outcome, count in statistics.credentials_read.items()]
+    meaning = "Changed files of accounts and certificates that were read, by outcome; failed: the former stay in force"
+    yield counter("http_credentials_read", meaning, ("outcome",), read)
     for name, meaning, count in (
         ("http_clients_gone", "Clients that left before the end of their answer", statistics.gone),
+        ("http_handshakes_failed", "Connections of clients whose TLS handshake failed", statistics.handshakes_failed),
         ("http_client_connections", "Connections that clients opened", statistics.accepted),
         ("http_worker_connections", "Connections that the router opened to workers", upstream.opened),
     ):

@@ -115,6 +115,7 @@ class PoolsProcess:
             self._serve,
             settings.data.limits(),
             sites=settings.data.sites(),
+            credentials=settings.data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
         )
         new_id = Names(uuid.uuid4().hex).new
@@ -146,6 +147,7 @@ class PoolsProcess:
         """Return the parts to run; a part stops before those that it depends on."""
         return [
             Part("pools-data-plane", self.data.run, 0, self.data.in_progress),
+            Part("credentials", self.data.credentials.run, 1),
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self._watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),

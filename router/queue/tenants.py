@@ -1,7 +1,8 @@
 """Names tenants for fair shares, without revealing a secret.
 
     none       all requests have the same tenant
-    api_key    a keyed hash of `authorization`, else of `x-api-key`; without both `anonymous`
+    api_key    the account of the key (`router/http/accounts.py`); where there are none, a keyed hash of
+               `authorization`, else of `x-api-key`; without both `anonymous`
     a header   its value; without it `anonymous`. A value that is too long, or not printable
                ASCII, is replaced by its hash
 
@@ -26,15 +27,17 @@ class TenantNames:
     def __init__(self, by: str, secret: bytes) -> None:
         self._by, self._secret = by, secret
 
-    def name(self, header: Callable[[bytes], bytes | None]) -> str:
+    def name(self, header: Callable[[bytes], bytes | None], account: str | None = None) -> str:
         """Return the tenant of a request, at most `NAME_CHARACTERS_MAX` printable characters; empty for `none`.
 
-        `header(lower-case name)` returns a header's value, or None.
+        `header(lower-case name)` returns a header's value, or None. `account` is the name of the key's account.
         """
         match self._by:
             case "none":
                 return ""
             case "api_key":
+                if account is not None:
+                    return account
                 key = header(b"authorization") or header(b"x-api-key")
                 return f"key-{self._hash(key)}" if key else ANONYMOUS
             case name:

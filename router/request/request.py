@@ -163,7 +163,7 @@ class Request(Generic[A]):
     __slots__ = (
         "_aside", "_awaited", "_early", "_failed", "_is_resumed", "_is_running", "_life", "_stays", "attempt",
         "attempts", "body", "destination", "exchange", "first_route", "gateway", "handoff", "inbound", "is_over",
-        "is_read", "mode", "model", "plan", "prefilled_by", "progress", "prompt", "replay_buffer", "route",
+        "is_read", "left_at", "mode", "model", "plan", "prefilled_by", "progress", "prompt", "replay_buffer", "route",
         "stream_loss", "ticket", "trace",
     )  # fmt: skip
 
@@ -191,6 +191,8 @@ class Request(Generic[A]):
         self.model = ""
         self.is_read = False
         self.is_over = False
+        self.left_at = 0
+        """How many events of the answer behind the first had come when the client left."""
         self.attempt: A | None = None
         """The present attempt; None while no worker has the request."""
         self.attempts: tuple[A, ...] = ()
@@ -542,11 +544,12 @@ class Request(Generic[A]):
             return None
         return progress_of(buffer.events(), buffer.before or self.progress) if attempt.has_begun else self.progress
 
-    def on_gone(self) -> None:
+    def on_gone(self, later_events: int) -> None:
         """The client left and the worker's connection was closed; or a prefill worker's answer is too long."""
         if self.attempt is not None and self.plan.is_aside:
             self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
         else:
+            self.left_at = later_events
             self._left()
 
     def served_elsewhere(self, worker_id: str) -> bool:

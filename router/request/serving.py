@@ -122,7 +122,7 @@ class Serving(Destination[RankAttempt]):
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
-        """Serve a request; return it, None if it is refused for want of capacity.
+        """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
 
         `mode` is that of its metrics, that in force without it.
         """
@@ -130,6 +130,11 @@ class Serving(Destination[RankAttempt]):
             self.metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
+            return None
+        account = exchange.account
+        if account is not None and (refusal := account.refusal(self.routing.clock.now())) is not None:
+            self.metrics.rejected(refusal.code or "")
+            self.refuse(exchange, refusal)
             return None
         self.inflight += 1
         self.metrics.begin()
@@ -177,7 +182,8 @@ class Serving(Destination[RankAttempt]):
     def planned(self, request: FleetRequest, prompt_s: float) -> RequestPlan:
         """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, headers, prompt = request.inbound, request.exchange.headers, request.prompt
-        model, tenant = self._model(inbound.model), self._tenants.name(headers.get)
+        model, account = self._model(inbound.model), request.exchange.account
+        tenant = self._tenants.name(headers.get, None if account is None else account.name)
         hashing = model.hashing
         if prompt is not None:
             hashing = prompt.hashing
@@ -542,6 +548,7 @@ class Serving(Destination[RankAttempt]):
             request.ticket.cancel()
         e2e_s, trace = perf_counter() - request.exchange.began_s, request.trace
         self.inflight -= 1
+        _charge(request)
         metrics.end(request.model, request.mode, outcome, e2e_s)
         for attempt in attempts[:-1]:
             if attempt.is_retried:
@@ -562,6 +569,17 @@ class Serving(Destination[RankAttempt]):
             trace.send(_request_end(request, outcome, refusal, status))
             decision_id = request.route.decision_id if request.is_read else ""
             metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+
+
+def _charge(request: FleetRequest) -> None:
+    """Charge the tokens of a request to its account; of an answer that its client left, those that had come."""
+    account = request.exchange.account
+    if account is None or not request.attempts:
+        return
+    last = request.attempts[-1]
+    later = request.left_at if last.later_tokens is None else last.later_tokens
+    prompt_tokens = request.route.known_tokens or last.usage.input_tokens or 0
+    account.charge(prompt_tokens + (last.usage.output_tokens or later + last.has_begun))
 
 
 def _request_end(request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:

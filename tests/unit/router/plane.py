@@ -135,7 +135,8 @@ class Plane:
             lambda: f"id-{next(number)}",
             tracer=tracer,
         )
-        self.server = HttpPlane(endpoints(self.serving, passed_paths=settings.data.passed_paths), limits)
+        service = endpoints(self.serving, passed_paths=settings.data.passed_paths)
+        self.server = HttpPlane(service, limits, credentials=settings.data.credentials(self.clock))
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 

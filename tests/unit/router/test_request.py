@@ -337,5 +337,5 @@ def test_a_client_may_leave_before_anything_is_sent_and_within_the_answer() -> N
     assert life.facts == ["over cancelled"]
     life = Life("w0")
     life.begins()
-    life.request.on_gone()
+    life.request.on_gone(0)
     assert life.facts[1:] == ["w0 cancelled", "over cancelled"]

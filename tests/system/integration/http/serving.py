@@ -9,6 +9,7 @@ import msgspec
 
 from kv_runtime.open_files import OpenFiles
 from router.http.client import ClientStatistics
+from router.http.credentials import Credentials
 from router.http.exchange import Exchange, OutboundCall, UpstreamStage
 from router.http.heads import Headers
 from router.http.limits import HttpLimits
@@ -78,16 +79,24 @@ class Recorded:
         else:
             self.exchange.answer(502, b"{}")
 
-    def on_gone(self) -> None:
+    def on_gone(self, later_events: int) -> None:  # noqa: ARG002 - of no interest here
         self.heard.append("gone")
 
 
 class Http:
     """The plane, and what its service did. `GET` is answered with what was asked for; all else is forwarded."""
 
-    def __init__(self, files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        files: OpenFiles = MANY_FILES,
+        sites: Sites | None = None,
+        credentials: Credentials | None = None,
+        **limits: Any,
+    ) -> None:
         limits = {"sweep_s": 0.02, "drain_s": 5.0, "drain_idle_s": 0.0} | limits
-        self.plane = HttpPlane(self.serve, HttpLimits(**limits), sites=sites, files=lambda: files)
+        self.plane = HttpPlane(
+            self.serve, HttpLimits(**limits), sites=sites, credentials=credentials, files=lambda: files
+        )
         self.stop = asyncio.Event()
         self.worker = ""
         self.timeouts = Timeouts()
@@ -218,9 +227,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> AsyncIterator[Http]:
+async def running(
+    files: OpenFiles = MANY_FILES, sites: Sites | None = None, credentials: Credentials | None = None, **limits: Any
+) -> AsyncIterator[Http]:
     """Run a plane; when it is over nothing of it may be left."""
-    http = Http(files, sites, **limits)
+    http = Http(files, sites, credentials, **limits)
     await http.plane.start("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(http.plane.run(http.stop))

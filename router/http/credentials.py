@@ -1,0 +1,125 @@
+"""What the data plane asks its clients for, and its certificate: files that are read again when they change.
+
+| file | changed | unreadable or wrong, after the start |
+|---|---|---|
+| `data.accounts_file` | counts for the next request | the former accounts stay; logged and counted |
+| `data.tls_certificate`, `data.tls_key`, `data.tls_client_ca` | count for the next connection | the former stay |
+
+Connections that stand, and what they serve, go on. Without `tls_client_ca` no certificate of a client is asked for;
+with it a client without one that this authority signed gets no connection.
+"""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.supervise import until
+from router.http.accounts import Accounts
+
+CHECK_S = 2.0
+"""How soon a changed file counts."""
+
+_log = structlog.get_logger("http")
+
+
+class CredentialFiles(NamedTuple):
+    """Paths of the files; empty: there is none. A certificate comes with its key."""
+
+    accounts: str = ""
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+
+
+NO_FILES = CredentialFiles()
+
+
+class Credentials:
+    """Accounts and TLS of one data plane; a part of its process: `run` watches the files."""
+
+    def __init__(self, files: CredentialFiles = NO_FILES, clock: Clock | None = None) -> None:
+        """Read the files. `clock` is that by which requests are counted.
+
+        Raises:
+            ConfigurationError: one cannot be read, or is wrong.
+        """
+        self._files, self._clock = files, clock or SystemClock()
+        self.accounts = Accounts(Path(files.accounts), self._clock.now()) if files.accounts else None
+        self.tls = _server_context(files) if files.certificate else None
+        self._stamps = self._found()
+        self.loads = {"ok": 0, "failed": 0}
+        """Files that were read again since the start."""
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether anybody who reaches the address is served."""
+        return self.accounts is None and not self._files.client_ca
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch the files until `stop` is set."""
+        if any(self._files):
+            await until(stop, self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """Read what has changed."""
+        stamps = await asyncio.to_thread(self._found)
+        accounts, tls = stamps[0] != self._stamps[0], stamps[1:] != self._stamps[1:]
+        self._stamps = stamps
+        if accounts and self.accounts is not None:
+            self._read_again("accounts_file")
+        if tls and self.tls is not None:
+            self._read_again("tls_certificate")
+
+    def _read_again(self, name: str) -> None:
+        try:
+            if name == "accounts_file" and self.accounts is not None:
+                self.accounts.load(self._clock.now())
+            else:
+                self.tls = _server_context(self._files)
+        except ConfigurationError as error:
+            self.loads["failed"] += 1
+            _log.error("credentials_unreadable", setting=f"data.{name}", reason="; ".join(error.problems))
+        else:
+            self.loads["ok"] += 1
+            _log.info("credentials_read", setting=f"data.{name}")
+
+    def _found(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(each) for each in self._files]
+
+
+def _stamp(file: str) -> tuple[int, int, int] | None:
+    """Return what changes when the file, or the link to it, is replaced or written; None: there is none."""
+    try:
+        found = Path(file).stat() if file else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _server_context(files: CredentialFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+    except OSError as error:  # `ssl.SSLError` is one
+        reason = f"data.tls_certificate: found {files.certificate} with {files.key}: {error.strerror or error}"
+        raise ConfigurationError([f"{reason}; allowed a chain and its key, PEM, without a password"]) from error
+    if files.client_ca:
+        try:
+            context.load_verify_locations(files.client_ca)
+        except OSError as error:
+            reason = f"data.tls_client_ca: found {files.client_ca}: {error.strerror or error}"
+            raise ConfigurationError([f"{reason}; allowed certificates of authorities, PEM"]) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
