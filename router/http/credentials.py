@@ -62,13 +62,13 @@ class Credentials:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the files until `stop` is set."""
-        if any(self._files):
-            await until(stop, self._watch())
+        await until(stop, self._watch())
 
     async def _watch(self) -> None:
-        while True:
+        while any(self._files):
             await asyncio.sleep(CHECK_S)
             await self.check()
+        await asyncio.Event().wait()
 
     async def check(self) -> None:
         """Read what has changed."""
