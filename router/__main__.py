@@ -110,7 +110,7 @@ for _command in (
         "Explain a decision: why that worker, what every other would have cost, and whether the prediction held.",
     ),
     LazyCommand("journal", "router.cli.journal:journal", "Look into routers' journals."),
-    LazyCommand("key", "router.cli.key:key", "Make an API key for an account of data.accounts_file."),
+    LazyCommand("key", "router.cli.key:key", "Print a new API key, and its account's entry for data.accounts_file."),
     LazyCommand(
         "pools",
         "router.cli.serve:pools",

@@ -11,9 +11,10 @@ from router.http.accounts import NAME_PATTERN, new_key
 @click.command()
 @click.argument("account")
 def key(account: str) -> None:
-    """Print a new key, and the entry for the accounts file, which has only the key's digest.
+    """Print a new API key, and its account's entry for data.accounts_file.
 
-    The key is written nowhere else: give it to the client, who sends it as `Authorization: Bearer KEY`.
+    The entry has only the key's digest. The key is written nowhere else: give it to the client, who sends it as
+    `Authorization: Bearer KEY`.
     """
     if not re.fullmatch(NAME_PATTERN, account):
         raise click.BadParameter(f"found {account!r}, allowed letters, digits, '.', '_' and '-', at most 64")

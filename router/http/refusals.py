@@ -75,9 +75,9 @@ def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome:
     return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
 
 
-def beyond_limit(message: str, code: str, retry_after_s: float) -> Refusal:
-    """Return a refusal: the client has used what it may for now."""
-    return Refusal(429, message, "rate_limit_error", code=code, retry_after_s=retry_after_s)
+def beyond_limit(message: str, limit: str, retry_after_s: float) -> Refusal:
+    """Return a refusal: the client has used what it may for now, by the limit of this name."""
+    return Refusal(429, message, "rate_limit_error", limit, code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:

@@ -133,7 +133,7 @@ class Serving(Destination[RankAttempt]):
             return None
         account = exchange.account
         if account is not None and (refusal := account.refusal(self.routing.clock.now())) is not None:
-            self.metrics.rejected(refusal.code or "")
+            self.metrics.rejected(refusal.param or "")
             self.refuse(exchange, refusal)
             return None
         self.inflight += 1

@@ -21,7 +21,7 @@ def data(tmp_path: Path, **limits: int) -> dict[str, Any]:
 
 async def refusal_of(plane: Plane) -> tuple[int, str, str]:
     answered = await plane.post(**KEY)
-    return answered.status, answered.error["code"], answered.headers["retry-after"]
+    return answered.status, answered.error["param"], answered.headers["retry-after"]
 
 
 async def test_requests_beyond_a_rate_are_refused_until_there_is_room(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_requests_beyond_the_rate_wait_for_their_turn() -> None:
     assert [account.refusal(START_S) is None for _ in range(3)] == [True, True, False]
     refusal = account.refusal(START_S)
     assert refusal is not None
-    assert (refusal.status, refusal.code, refusal.headers) == (429, "requests_per_minute", ((b"retry-after", b"30"),))
+    assert (refusal.status, refusal.param, refusal.headers) == (429, "requests_per_minute", ((b"retry-after", b"30"),))
     assert account.refusal(START_S + 30.0) is None
 
 
@@ -102,7 +102,7 @@ def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
     account.charge(3000)
     refusal = account.refusal(START_S)
     assert refusal is not None
-    assert refusal.code == "tokens_per_minute"
+    assert refusal.param == "tokens_per_minute"
     assert refusal.retry_after_s == pytest.approx(120.06)
     assert account.refusal(START_S + 121.0) is None
 
