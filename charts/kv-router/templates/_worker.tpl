@@ -96,7 +96,7 @@
 {{- $root := index . 0 }}{{ $worker := index . 1 }}
 {{- $gpus := ternary (dict "limits" (dict "nvidia.com/gpu" $worker.gpus)) (dict) (gt (int $worker.gpus) 0) -}}
 resources: {{ mergeOverwrite $gpus (deepCopy $worker.resources) | toJson }}
-securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+securityContext: {{ toJson $worker.securityContext }}
 volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   {{- if $root.Values.model.path }}

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import kubernetes_validate
@@ -23,12 +23,22 @@ from kv_runtime.config.loading import load_settings
 from router.config import RouterSettings
 from tests.support.metric_families import COMMANDS
 from tests.support.paths import ROOT
+from tests.system.deploy.chart import (
+    CHART,
+    HELM,
+    Manifest,
+    Release,
+    containers,
+    helm,
+    named,
+    needs_helm,
+    pod_specs,
+    rendered,
+)
 from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings
 
-HELM = ROOT / "build" / "deploy" / "helm" / "helm"
 KUBECTL = ROOT / "build" / "deploy" / "kubectl" / "kubectl"
-CHART = ROOT / "charts" / "kv-router"
 SWEEP = ROOT / "configs" / "kubernetes" / "sweep.yaml"
 KUBERNETES = ("1.29", "1.33", "1.37")
 """The oldest release that the chart allows, one between, and the newest that kubernetes-validate has."""
@@ -45,19 +55,8 @@ EVERYTHING = (
     "monitoring.enabled=true,indexer.enabled=true,gateway.name=inference,workerDefaults.replicasMax=8,"
     "models.download.repository=Qwen/Qwen3-0.6B,models.download.revision=c1899de,models.download.tokenSecret=hub"
 )
-Manifest = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(not HELM.exists(), reason="helm is not installed: make deploy-tools")
-
-
-class Release(NamedTuple):
-    """What is installed: files of values, and values on the command line."""
-
-    files: tuple[str, ...] = ()
-    values: str = ""
-
-    def __str__(self) -> str:
-        return f"{' '.join(self.files) or 'values'}{self.values and ' ' + self.values[:40]}"
+pytestmark = needs_helm
 
 
 VALUES = [Release(), Release(("vllm",)), Release(("sglang",)), Release(("trtllm",))]
@@ -75,38 +74,6 @@ VARIANTS = [
 ]
 RELEASES = [*VALUES, *MODELS, *VARIANTS]
 of_release = pytest.mark.parametrize("release", RELEASES, ids=str)
-
-
-def helm(verb: str, release: Release) -> subprocess.CompletedProcess[str]:
-    files = [word for file in release.files for word in ("-f", f"{CHART}/values-{file}.yaml")]
-    values = ["--set", release.values] if release.values else []
-    name = ["kv"] if verb == "template" else []
-    command = [str(HELM), verb, *name, str(CHART), *files, *values]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-
-
-@cache
-def rendered(release: Release) -> list[Manifest]:
-    ran = helm("template", release)
-    assert ran.returncode == 0, ran.stderr
-    return [each for each in yaml.safe_load_all(ran.stdout) if each is not None]
-
-
-def pod_specs(manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the specifications of an object's pods."""
-    spec = manifest.get("spec", {})
-    group = spec.get("leaderWorkerTemplate", {})
-    for template in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")):
-        if template is not None:
-            yield template["spec"]
-
-
-def containers(release: Release) -> list[Manifest]:
-    return [one for each in rendered(release) for spec in pod_specs(each) for one in spec["containers"]]
-
-
-def named(release: Release, kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in rendered(release) if each["kind"] == kind}
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
