@@ -82,7 +82,9 @@
   {{- end }}
   env:
     {{- include "agent-env" $root | nindent 4 }}
+    {{- if gt (int $worker.nodes) 1 }}
     - {name: GPUS_PER_NODE, value: {{ $worker.gpus | quote }}}
+    {{- end }}
     {{- with $worker.env }}{{ toYaml . | nindent 4 }}{{ end }}
   ports: [{name: metrics, containerPort: 9000}]
   startupProbe: {tcpSocket: {port: 9000}, periodSeconds: 10, failureThreshold: {{ mul 180 $worker.nodes }}}  # the port opens once the engine is loaded

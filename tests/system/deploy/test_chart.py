@@ -40,8 +40,8 @@ from worker_agent.config import AgentSettings
 
 KUBECTL = ROOT / "build" / "deploy" / "kubectl" / "kubectl"
 SWEEP = ROOT / "configs" / "kubernetes" / "sweep.yaml"
-KUBERNETES = ("1.29", "1.33", "1.37")
-"""The oldest release that the chart allows, one between, and the newest that kubernetes-validate has."""
+KUBERNETES = ("1.29", "1.37")
+"""The oldest release that the chart allows, and the newest that kubernetes-validate has."""
 CUSTOM = {
     "DataLoad", "Dataset", "HTTPRoute", "InferencePool", "JindoRuntime", "LeaderWorkerSet", "PodMonitor",
     "PrometheusRule", "ScaledObject", "ServiceMonitor",
