@@ -1,17 +1,18 @@
-{{/* Variables of a container with the agent: root. */}}
+{{/* Variables of a container with the agent: (list root worker). */}}
 {{- define "agent-env" -}}
 - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: KVROUTER_WORKER__HOST, value: 0.0.0.0}
 - {name: KVROUTER_WORKER__ADVERTISE_HOST, value: $(POD_IP)}
-- {{ include "secret" (list . "KVROUTER_WORKER__TOKEN" "worker-token") }}
-{{ include "nats-env" (list . "agent") }}
+- {name: KVROUTER_WORKER__ROLE, value: {{ (index . 1).role }}}
+- {{ include "secret" (list (index . 0) "KVROUTER_WORKER__TOKEN" "worker-token") }}
+{{ include "nats-env" (list (index . 0) "agent") }}
 {{- end }}
 
 {{/* Arguments of `worker-agent` for an engine in its process: (list root worker). */}}
 {{- define "serve-args" -}}
 {{- $root := index . 0 }}{{ $worker := index . 1 }}
-{{- $args := list "serve" "--engine" $worker.engine "--role" $worker.role "--worker-id" "$(POD_NAME)" "--port" "9000" "--nats-url" (include "nats-url" $root) }}
+{{- $args := list "serve" "--engine" $worker.engine "--worker-id" "$(POD_NAME)" "--port" "9000" "--nats-url" (include "nats-url" $root) }}
 {{- if eq $worker.engine "trtllm" }}
 {{- $args = concat $args (list "--model" $root.Values.model.path "--served-name" $root.Values.model.name "--publish-kv-events" "--publish-metrics") }}
 {{- with $worker.engineFile }}{{ $args = concat $args (list "--extra-engine-args" (printf "/etc/engine/%s" (base .))) }}{{ end }}
@@ -61,7 +62,7 @@
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   args: {{ list "attach" "--engine" $worker.engine "--url" "http://$(POD_IP):8000" "--kv-events" "tcp://127.0.0.1:5557" "--replay-endpoint" "tcp://127.0.0.1:5657" "--text" $root.Values.model.path "--worker-id" "$(POD_NAME)" "--nats-url" (include "nats-url" $root) "--port" "9001" "--forward-port" "9000" | toJson }}
   env:
-    {{- include "agent-env" $root | nindent 4 }}
+    {{- include "agent-env" . | nindent 4 }}
     - {{ include "secret" (list $root "KVROUTER_ENGINE__API_KEY" "worker-token") }}
     - {{ include "secret" (list $root "KVROUTER_CONTROL__TOKEN" "control-token") }}
     - {name: KVROUTER_CONTROL__HOST, value: 0.0.0.0}
@@ -81,7 +82,7 @@
   args: {{ include "serve-args" . }}
   {{- end }}
   env:
-    {{- include "agent-env" $root | nindent 4 }}
+    {{- include "agent-env" . | nindent 4 }}
     {{- if gt (int $worker.nodes) 1 }}
     - {name: GPUS_PER_NODE, value: {{ $worker.gpus | quote }}}
     {{- end }}

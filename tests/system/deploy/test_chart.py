@@ -46,7 +46,7 @@ CUSTOM = {
     "DataLoad", "Dataset", "HTTPRoute", "InferencePool", "JindoRuntime", "LeaderWorkerSet", "PodMonitor",
     "PrometheusRule", "ScaledObject", "ServiceMonitor",
 }  # fmt: skip
-"""Kinds of others, whose schemas no package has."""
+"""Kinds of others, whose schemas kubernetes-validate does not have."""
 FOREIGN_VARIABLES = {
     *("POD_NAME", "POD_IP", "GPUS_PER_NODE"),
     *("TRTLLM_ENABLE_PDL", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL"),  # docs/SOURCES.md, D13
