@@ -67,7 +67,10 @@ MODELS = [
 ]
 VARIANTS = [
     Release(("vllm",), "attach=router"),
-    Release(("sglang",), "attach=router,nats.url=nats://nats.example:4222,nats.roles=true,networkPolicy.enabled=false"),
+    Release(
+        ("sglang",),
+        "router.credentials=clients,router.config.data.accounts_file=/etc/credentials/accounts.yaml,attach=router,nats.url=nats://nats.example:4222,nats.roles=true,networkPolicy.enabled=false",
+    ),
     Release(("vllm",), EVERYTHING),
     Release(("trtllm",), f"{EVERYTHING},monitoring.operator=true,autoscaling.by=hpa,nats.replicas=1,router.replicas=8"),
     Release(("gpt-oss-120b",), "models.fluid.mountPoint=s3://models/gpt-oss-120b"),
